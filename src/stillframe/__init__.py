@@ -1,0 +1,63 @@
+"""Stateful stream jobs on PySpark that can be photographed while they move.
+
+    still = stillframe.on(spark)
+
+Importing this package does not import pyspark: executors import it too, on every start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stillframe.errors import (
+    BuildError,
+    DataError,
+    Fenced,
+    JobFailed,
+    SnapshotDamaged,
+    StartRefused,
+    StillframeError,
+    StorageError,
+    UnknownOption,
+    UserCodeError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from stillframe.coordinator.query import Query
+    from stillframe.spark.session import Still
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BuildError",
+    "DataError",
+    "Fenced",
+    "JobFailed",
+    "Query",
+    "SnapshotDamaged",
+    "StartRefused",
+    "StillframeError",
+    "StorageError",
+    "UnknownOption",
+    "UserCodeError",
+    "__version__",
+    "on",
+]
+
+
+def on(spark: SparkSession) -> Still:
+    """Stillframe on this Spark session: where streams are read and jobs are started."""
+    from stillframe.spark.session import Still
+
+    return Still(spark)
+
+
+def __getattr__(name: str) -> Any:
+    # Only the driver has use for a query handle, so executors do not pay for importing it.
+    if name == "Query":
+        from stillframe.coordinator.query import Query
+
+        return Query
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,97 @@
+"""The sink contract: write during the epoch, prepare at the barrier, commit when it is complete.
+
+A sink is a frozen description that travels to the executors inside the plan. Its writers run in
+the slots. What a writer has prepared is described by *committables*: small JSON objects that
+travel in the acknowledgement, are kept in the checkpoint's metadata, and are all that is needed to
+make the prepared records visible, from any machine, also after everything else has died.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from stillframe.json_values import JsonObject
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+
+Committable = JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Who a writer is; every name it gives to something outside carries all of it."""
+
+    job: str
+    attempt: Attempt
+    uid: OperatorUid
+    subtask: SubtaskIndex
+
+
+class SinkWriter(ABC):
+    """Takes the records of one sink subtask, in one attempt. Called by the loop thread only."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take these records into the current epoch. Nobody outside may see them yet."""
+
+    @abstractmethod
+    def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
+        """End the epoch at this barrier and begin the next one; called between two writes.
+
+        Must be quick: a swap of buffers. The function it returns does the slow part (close,
+        fsync, prepare) on a background thread, once, and answers the committables of the ended
+        epoch, possibly none; the acknowledgement waits for it. `write` is called meanwhile.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop what was not rotated and give everything back. Called once, also after a failure."""
+
+
+class Committer(ABC):
+    """Makes prepared records visible. Every call may be repeated, from anywhere, after a crash."""
+
+    @abstractmethod
+    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+        """Make these visible; those that already are, are left alone.
+
+        Called only when the checkpoint that holds them is complete. Where the sink commits in
+        the slots, `committables` are those of one subtask; where it commits at the coordinator,
+        those of all subtasks, once per epoch, in the order of epochs.
+        """
+
+    @abstractmethod
+    def sweep(self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]) -> None:
+        """Remove what attempts before `older_than` left behind, but not what `keep` still needs.
+
+        Called on the driver: at start, after the first completed checkpoint and at the end of
+        the job. Finding nothing is normal.
+        """
+
+    def close(self) -> None:
+        """Give everything back. Called once."""
+
+
+class Sink(ABC):
+    """A frozen, picklable description of where records go."""
+
+    commits_at_coordinator: ClassVar[bool] = False
+    """Whether one committer on the driver gets all subtasks' committables of an epoch at once."""
+
+    guarantee: ClassVar[str] = "exactly-once"
+
+    @abstractmethod
+    def open_writer(self, context: SinkContext) -> SinkWriter:
+        """A writer for one subtask. Called on an executor, per attempt."""
+
+    @abstractmethod
+    def open_committer(self) -> Committer:
+        """A committer. Called on the driver, and on executors unless `commits_at_coordinator`."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words for `explain()`: the kind and where it writes to."""

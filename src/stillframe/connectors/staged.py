@@ -1,0 +1,89 @@
+"""Whole epochs handed to a function on the driver: what `foreachBatch` and the memory sink use.
+
+The slots stage each epoch as Parquet files in a directory they share with the driver. When the
+checkpoint is complete, the driver calls the handler with the epoch's number and its files, and
+removes the files when it returns.
+
+The files are also the memory of what has been handled: they are removed from the last to the
+first, and only after the handler has returned. So a repeated commit that finds the list cut off
+at its end knows that the epoch was handled, and one that finds a hole knows that a file was lost.
+A crash between the handler and the first removal calls the handler once more with the same
+number: exactly-once needs a handler that ignores a number it has seen, as with Spark's own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.connectors.file_sink import StagingWriter, sweep_staging, sync_directories
+from stillframe.connectors.files import local_path
+from stillframe.errors import StorageError
+from stillframe.ids import Attempt, Epoch, OperatorUid
+
+Handler = Callable[[Epoch, list[str]], None]
+"""Gets an epoch's number and its Parquet files, by absolute path; on the driver, in order."""
+
+
+@dataclass(frozen=True)
+class StagedSink(Sink):
+    """Stages epochs for a handler on the driver. The handler does not travel to executors."""
+
+    commits_at_coordinator: ClassVar[bool] = True
+    guarantee: ClassVar[str] = "at-least-once"
+
+    directory: str
+    handler: Handler | None = field(compare=False, repr=False)
+    schema: pa.Schema
+    description: str = "staged"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "handler": None}
+
+    def open_writer(self, context: SinkContext) -> SinkWriter:
+        root = local_path(self.directory)
+        return StagingWriter(root, "parquet", self.schema, context, publishes=False)
+
+    def open_committer(self) -> Committer:
+        assert self.handler is not None, "the handler stayed on the driver: commit there"
+        return _HandingCommitter(local_path(self.directory), self.handler)
+
+    def describe(self) -> str:
+        return self.description
+
+
+class _HandingCommitter(Committer):
+    def __init__(self, root: str, handler: Handler) -> None:
+        self._root = root
+        self._handler = handler
+
+    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+        files = [os.path.join(self._root, str(each["staged"])) for each in committables]
+        present = [file for file in files if os.path.exists(file)]
+        if present == files:
+            self._handler(epoch, files)
+        elif present != files[: len(present)]:
+            lost = next(file for file in files if file not in present)
+            raise StorageError(
+                f"epoch {epoch} was staged in {len(files)} files, of which {lost} is gone:"
+                " somebody removed it; bring it back, or restore an earlier checkpoint"
+            )
+        self._remove(present)
+
+    def _remove(self, files: list[str]) -> None:
+        for file in reversed(files):
+            with suppress(FileNotFoundError):
+                os.unlink(file)
+        if files:
+            sync_directories(self._root)
+
+    def sweep(
+        self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
+    ) -> None:
+        sweep_staging(self._root, job, uid, older_than, keep)

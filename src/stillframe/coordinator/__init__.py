@@ -1,0 +1,1 @@
+"""The driver's side: carries out what protocol/ decides."""

@@ -1,0 +1,238 @@
+"""What happened to a job, for people and for monitoring: events as they come, figures kept bounded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
+from stillframe.json_values import JsonObject
+from stillframe.protocol.manifests import SubtaskTimings
+
+_KEPT_MAX = 100
+log = logging.getLogger("stillframe")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    attempt: Attempt
+    restored_from: CheckpointId | None
+    positions: tuple[str, ...]
+    """Where the sources begin, in words."""
+
+    def __str__(self) -> str:
+        if self.restored_from is None:
+            return f"attempt {self.attempt} starts from the beginning"
+        where = ", ".join(self.positions[:4]) + (", …" if len(self.positions) > 4 else "")
+        return f"restored checkpoint {self.restored_from}, replaying from {where or 'its end'}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRunning:
+    attempt: Attempt
+    pids: tuple[int, ...]
+    """By slot."""
+
+    def __str__(self) -> str:
+        slots = ", ".join(f"{slot} (pid {pid})" for slot, pid in enumerate(self.pids))
+        return f"slots running: {slots}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    checkpoint_id: CheckpointId
+    epoch: Epoch
+    attempt: Attempt
+    triggered_at_ms: int
+    duration_ms: float
+    state_bytes: int
+    """Of all files it needs, its metadata included."""
+    timings: tuple[SubtaskTimings, ...]
+    records_in: int
+    """Read from the sources in this attempt so far, as last reported."""
+    records_out: int
+
+    def __str__(self) -> str:
+        size = format_bytes(self.state_bytes)
+        return f"checkpoint {self.checkpoint_id} complete, {self.duration_ms:.0f} ms, {size}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    checkpoint_id: CheckpointId
+    reason: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.checkpoint_id} failed: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDamaged:
+    checkpoint_id: CheckpointId
+    reason: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.checkpoint_id} is damaged: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    attempt: Attempt
+    reason: str
+    restart_seconds: float | None
+    """None: there will be no other attempt."""
+
+    def __str__(self) -> str:
+        if self.restart_seconds is None:
+            return f"attempt {self.attempt} failed: {self.reason}"
+        return (
+            f"attempt {self.attempt} failed: {self.reason};"
+            f" restarting in {self.restart_seconds:g} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    outcome: str
+    """finished, stopped or failed"""
+
+    def __str__(self) -> str:
+        return f"job {self.outcome}"
+
+
+Event = (
+    AttemptStarted
+    | SlotsRunning
+    | CheckpointCompleted
+    | CheckpointFailed
+    | CheckpointDamaged
+    | AttemptFailed
+    | JobEnded
+)
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A job in a few figures."""
+
+    outcome: str
+    attempts: int
+    restarts: int
+    checkpoints_completed: int
+    checkpoints_failed: int
+    last_checkpoint: CheckpointId | None
+    records_in: int
+    """Read from the sources in this process, replayed ones included."""
+    records_out: int
+
+    def to_json(self) -> JsonObject:
+        return {
+            "outcome": self.outcome,
+            "attempts": self.attempts,
+            "restarts": self.restarts,
+            "checkpoints_completed": self.checkpoints_completed,
+            "checkpoints_failed": self.checkpoints_failed,
+            "last_checkpoint": self.last_checkpoint,
+            "records_in": self.records_in,
+            "records_out": self.records_out,
+        }
+
+
+class History:
+    """Collects events and figures on the job's thread; may be read from any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._events: deque[Event] = deque(maxlen=_KEPT_MAX)
+        self._completed: deque[CheckpointCompleted] = deque(maxlen=_KEPT_MAX)
+        self._attempts = 0
+        self._checkpoints_completed = 0
+        self._checkpoints_failed = 0
+        self._outcome = "running"
+        self._past_attempts = (0, 0)
+        self._this_attempt: dict[SlotIndex, tuple[int, int]] = {}
+
+    def add_listener(self, listener: Listener) -> None:
+        """Called with every event from now on, on the job's thread; it must not block."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def tell(self, event: Event) -> None:
+        log.info("%s", event)
+        with self._lock:
+            self._note(event)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            try:
+                listener(event)
+            except Exception:  # a curious listener must not harm the job
+                log.exception("a listener failed on %s", event)
+
+    def report_progress(self, slot: SlotIndex, records_in: int, records_out: int) -> None:
+        with self._lock:
+            self._this_attempt[slot] = (records_in, records_out)
+
+    def events(self) -> list[Event]:
+        with self._lock:
+            return list(self._events)
+
+    def completed(self) -> list[CheckpointCompleted]:
+        """The last completed checkpoints, oldest first."""
+        with self._lock:
+            return list(self._completed)
+
+    def records_of_attempt(self) -> tuple[int, int]:
+        with self._lock:
+            return self._sum_of_attempt()
+
+    def summary(self) -> Summary:
+        with self._lock:
+            records_in, records_out = self._sum_of_attempt()
+            return Summary(
+                outcome=self._outcome,
+                attempts=self._attempts,
+                restarts=max(0, self._attempts - 1),
+                checkpoints_completed=self._checkpoints_completed,
+                checkpoints_failed=self._checkpoints_failed,
+                last_checkpoint=self._completed[-1].checkpoint_id if self._completed else None,
+                records_in=self._past_attempts[0] + records_in,
+                records_out=self._past_attempts[1] + records_out,
+            )
+
+    def _sum_of_attempt(self) -> tuple[int, int]:
+        counts = self._this_attempt.values()
+        return sum(read for read, _ in counts), sum(written for _, written in counts)
+
+    def _note(self, event: Event) -> None:
+        self._events.append(event)
+        match event:
+            case AttemptStarted():
+                self._attempts += 1
+                read, written = self._sum_of_attempt()
+                self._past_attempts = (
+                    self._past_attempts[0] + read,
+                    self._past_attempts[1] + written,
+                )
+                self._this_attempt = {}
+            case CheckpointCompleted():
+                self._checkpoints_completed += 1
+                self._completed.append(event)
+            case CheckpointFailed():
+                self._checkpoints_failed += 1
+            case JobEnded(outcome):
+                self._outcome = outcome
+
+
+def format_bytes(count: int) -> str:
+    """`21 KB`: as people say it."""
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")

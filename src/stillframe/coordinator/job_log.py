@@ -1,0 +1,176 @@
+"""The job log on a store: reads the newest record, appends the next one, fences off the past.
+
+Theory of operation
+-------------------
+Entry n+1 is created with `create_if_absent`, so of two drivers that both stand at n exactly one
+writes on; the other is fenced and must stop before it announces anything.
+
+The log is compacted: with every append, all entries but the newest 32 are deleted. That opens one
+door, which is closed again here. A driver that stood at n and slept, while its successor wrote
+n+1 … n+100 and compacted, finds the name n+1 free when it wakes. So a created entry counts only if
+a listing made *afterwards* shows no higher one. The sleeper's listing does show one: n+1 can only
+be free because at least 32 higher entries existed, and the newest 32 of any moment are never
+deleted. The directory holds little more than these, so a listing is one request to the file
+system; all 32 would have to be replaced within it to be missed. The entry the sleeper has created
+harms nobody: readers look at the highest number only, and the next compaction sweeps it away.
+
+Seen from the other side: when an entry counted and a successor takes over later, the successor
+found that entry, because it was the highest; so what was announced after it holds.
+
+Rules of this file
+------------------
+1. `StorageError` from `append`: the entry is certainly not in the log, and the log may be used on.
+   `Fenced`: stop, announce nothing and delete nothing, because the files belong to somebody else
+   now (or, after a broken disk, nobody can tell whether the entry was kept).
+2. Only the driver that began an attempt writes entries for it.
+3. One `JobLog` is used by one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+
+from stillframe.clock import Clock
+from stillframe.errors import Fenced, SnapshotDamaged, StorageError
+from stillframe.ids import Attempt
+from stillframe.protocol.joblog import JobRecord, decode_record, encode_record
+from stillframe.storage.paths import LOG_DIRECTORY, log_path, sequence_of
+from stillframe.storage.store import Store
+
+ENTRIES_KEPT = 32
+_READ_TRIES_MAX = 5
+
+
+class JobLog:
+    """One driver's view of a job's log."""
+
+    def __init__(self, store: Store, job: str, clock: Clock, written_by: str | None = None) -> None:
+        """`store` is rooted at the job's own directory; `written_by` names this driver."""
+        self._store = store
+        self._job = job
+        self._clock = clock
+        self._written_by = written_by or _this_process()
+        self._last: JobRecord | None = None
+        self._own_attempt: Attempt | None = None
+        self._fenced: str | None = None
+
+    @property
+    def last(self) -> JobRecord | None:
+        """What the last `read` or `append` answered."""
+        return self._last
+
+    def read(self) -> JobRecord | None:
+        """The newest record; None if the job has never run. A damaged one is `SnapshotDamaged`.
+
+        Reading after `Fenced` opens the log again: the next entry may begin a new attempt.
+        """
+        self._last = self._newest()
+        self._fenced = None
+        return self._last
+
+    def append(self, record: JobRecord) -> JobRecord:
+        """Write the record that was made of `last`; answers it as it was written."""
+        if self._fenced:
+            raise Fenced(self._fenced)
+        self._check_ours(record)
+        record = replace(record, written_at_ms=self._clock.wall_ms(), written_by=self._written_by)
+        sequences = self._create(record)
+        if sequences[-1:] != [record.sequence]:
+            raise self._fence(self._overtaken(record))
+        self._last = record
+        self._own_attempt = record.attempt
+        self._compact(sequences)
+        return record
+
+    def _check_ours(self, record: JobRecord) -> None:
+        expected = self._last.sequence + 1 if self._last else 1
+        assert record.sequence == expected, "a record is made of the last one read or appended"
+        if record.event != "attempt-started" and record.attempt != self._own_attempt:
+            raise self._fence(self._overtaken(record))
+
+    def _create(self, record: JobRecord) -> list[int]:
+        """Create the entry; the sequence numbers there are afterwards."""
+        entry = encode_record(record)
+        try:
+            if not self._store.create_if_absent(log_path(record.sequence), entry):
+                raise self._fence(self._overtaken(record))
+            return self._sequences()
+        except StorageError as error:
+            if self._certainly_absent(record.sequence):
+                raise
+            raise self._fence(
+                f"job {self._job!r}: it is unknown whether entry {record.sequence} of the job log"
+                f" was kept ({error}), so attempt {record.attempt} stops; start the job again, and"
+                " it goes on from what the log then says"
+            ) from error
+
+    def _certainly_absent(self, sequence: int) -> bool:
+        try:
+            return sequence not in self._sequences()
+        except StorageError:
+            return False
+
+    def _fence(self, sentence: str) -> Fenced:
+        self._fenced = sentence
+        return Fenced(sentence)
+
+    def _overtaken(self, record: JobRecord) -> str:
+        """One sentence about who wrote instead of us."""
+        return (
+            f"job {self._job!r}: attempt {record.attempt} of this driver ({self._written_by})"
+            f" must stop, because {self._who_overtook()}; run only one driver per job"
+        )
+
+    def _who_overtook(self) -> str:
+        try:
+            newest = self._newest()
+        except StorageError as error:
+            return f"another driver has written to the job log ({error})"
+        if newest is None:
+            return "somebody has deleted the job log"
+        return f"attempt {newest.attempt} ({newest.written_by}) has written entry {newest.sequence}"
+
+    def _newest(self) -> JobRecord | None:
+        """The entry with the highest number."""
+        for _ in range(_READ_TRIES_MAX):
+            sequences = self._sequences()
+            if not sequences:
+                return None
+            try:
+                return self._entry(sequences[-1])
+            except SnapshotDamaged:
+                # Not damage if the entry was compacted away between the listing and the reading.
+                if self._sequences()[-1:] == sequences[-1:]:
+                    raise
+        raise StorageError(
+            f"the log of job {self._job!r} grows faster than it can be read: another driver is"
+            " running the job; stop it, or leave the job to it"
+        )
+
+    def _entry(self, sequence: int) -> JobRecord:
+        path = log_path(sequence)
+        where = f"entry {sequence} of the log of job {self._job!r} ({self._store.address}/{path})"
+        record = decode_record(self._store.read(path), where)
+        if record.sequence != sequence:
+            raise SnapshotDamaged(f"{where} is damaged: it holds entry {record.sequence}")
+        return record
+
+    def _sequences(self) -> list[int]:
+        """The numbers of all entries, ascending."""
+        found = (sequence_of(name) for name in self._store.list(LOG_DIRECTORY))
+        return sorted(sequence for sequence in found if sequence is not None)
+
+    def _compact(self, sequences: list[int]) -> None:
+        for sequence in sequences[:-ENTRIES_KEPT]:
+            # The append itself has succeeded; what stays now goes with the next one.
+            with suppress(StorageError):
+                self._store.delete(log_path(sequence))
+
+
+def _this_process() -> str:
+    # The last part tells two processes apart that share a name, as in containers.
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"

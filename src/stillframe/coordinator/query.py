@@ -1,0 +1,209 @@
+"""The handle of a running job, with the members of PySpark's StreamingQuery and a few of our own."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from stillframe.coordinator.history import (
+    CheckpointCompleted,
+    Event,
+    JobEnded,
+    Listener,
+    SlotsRunning,
+    Summary,
+)
+from stillframe.coordinator.job import Job
+from stillframe.errors import JobFailed, StillframeError
+from stillframe.ids import CheckpointId
+
+_STOP_SECONDS_MAX = 120.0
+
+
+class Query:
+    """A job that was started. Every member may be used from any thread."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._changed = threading.Condition()
+        self._pids: tuple[int, ...] = ()
+        self._ended = False
+        self._run_id = str(uuid.uuid4())
+        job.history.add_listener(self._on_event)
+
+    # --- StreamingQuery's members ---
+
+    @property
+    def id(self) -> str:
+        """The same whenever this job is started again from the same place."""
+        place = f"{self._job.config.checkpoint_location}/{self._job.plan.job}"
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, place))
+
+    @property
+    def runId(self) -> str:
+        """Another one for every start."""
+        return self._run_id
+
+    @property
+    def name(self) -> str:
+        return self._job.plan.job
+
+    @property
+    def isActive(self) -> bool:
+        return self._job.is_alive()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        summary = self.summary
+        message = str(self._job.history.events()[-1]) if self._job.history.events() else "starting"
+        return {
+            "message": message if summary.outcome == "running" else summary.outcome,
+            "isDataAvailable": self.isActive,
+            "isTriggerActive": self.isActive,
+        }
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:
+        """Of the last completed checkpoint; None before the first."""
+        recent = self.recentProgress
+        return recent[-1] if recent else None
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:
+        """One entry per completed checkpoint, oldest first, the last hundred."""
+        completed = self._job.history.completed()
+        earlier: list[CheckpointCompleted | None] = [None, *completed]
+        return [
+            self._progress(before, this)
+            for before, this in zip(earlier, completed, strict=False)
+        ]
+
+    def exception(self) -> JobFailed | None:
+        """Why the job failed; None if it has not."""
+        return self._job.failure
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        """Wait for the end. Raises if the job failed.
+
+        Without a timeout it returns nothing; with one, whether the job has ended.
+        """
+        self._job.join(timeout)
+        if self._job.is_alive():
+            return False
+        if self._job.failure is not None:
+            raise self._job.failure
+        return None if timeout is None else True
+
+    def processAllAvailable(self) -> None:
+        """Wait until what had been read when this was called is processed and committed.
+
+        A bounded job is waited for to its end. Meant for tests.
+        """
+        self.checkpoint()
+
+    def stop(self) -> None:
+        """End the job; started again, it goes on from its last completed checkpoint."""
+        self._job.request_stop()
+        self._job.join(_STOP_SECONDS_MAX)
+        if self._job.is_alive():
+            raise StillframeError(
+                f"job {self.name!r} did not stop within {_STOP_SECONDS_MAX:g} s: look at the"
+                " Spark job it runs in"
+            )
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the physical plan."""
+        print(self._job.plan.explain())
+
+    # --- ours ---
+
+    @property
+    def checkpoints(self) -> list[CheckpointCompleted]:
+        """The last completed checkpoints, oldest first, with all their timings."""
+        return self._job.history.completed()
+
+    @property
+    def events(self) -> list[Event]:
+        """What happened lately, oldest first."""
+        return self._job.history.events()
+
+    @property
+    def summary(self) -> Summary:
+        """The job so far in a few figures."""
+        return self._job.history.summary()
+
+    @property
+    def slot_pids(self) -> tuple[int, ...]:
+        """The process of each slot of the running attempt; empty while none runs."""
+        with self._changed:
+            return self._pids
+
+    def add_listener(self, listener: Listener) -> None:
+        """Have every event from now on told; called on the job's thread, must not block."""
+        self._job.history.add_listener(listener)
+
+    def checkpoint(self, timeout: float = 600.0) -> CheckpointId | None:
+        """Take a checkpoint now and wait until it is complete; None if the job ended instead.
+
+        Raises if the job failed, or after `timeout` seconds.
+        """
+        before = len_completed = self.summary.checkpoints_completed
+        if self._job.config.checkpoint_location is None:
+            raise StillframeError(
+                f"job {self.name!r} has no checkpointLocation, so it can take no checkpoint"
+            )
+        with self._changed:
+            self._job.request_checkpoint()
+            done = self._changed.wait_for(
+                lambda: self._ended or self.summary.checkpoints_completed > before, timeout
+            )
+        if self._job.failure is not None:
+            raise self._job.failure
+        if not done:
+            raise StillframeError(
+                f"job {self.name!r} completed no checkpoint within {timeout:g} s"
+                f" ({len_completed} before)"
+            )
+        return self.summary.last_checkpoint if not self._ended else None
+
+    def _on_event(self, event: Event) -> None:
+        with self._changed:
+            match event:
+                case SlotsRunning(pids=pids):
+                    self._pids = pids
+                case JobEnded():
+                    self._pids = ()
+                    self._ended = True
+            self._changed.notify_all()
+
+    def _progress(
+        self, before: CheckpointCompleted | None, this: CheckpointCompleted
+    ) -> dict[str, Any]:
+        same_attempt = before is not None and before.attempt == this.attempt
+        rows = this.records_in - (before.records_in if before and same_attempt else 0)
+        elapsed_ms = this.triggered_at_ms - before.triggered_at_ms if before else None
+        rate = rows / elapsed_ms * 1000 if elapsed_ms else None
+        return {
+            "id": self.id,
+            "runId": self.runId,
+            "name": self.name,
+            "timestamp": this.triggered_at_ms,
+            "batchId": this.epoch,
+            "numInputRows": rows,
+            "inputRowsPerSecond": rate,
+            "processedRowsPerSecond": rate,
+            "durationMs": {"checkpoint": this.duration_ms},
+            "checkpoint": _checkpoint_progress(this),
+        }
+
+
+def _checkpoint_progress(this: CheckpointCompleted) -> Mapping[str, Any]:
+    return {
+        "id": this.checkpoint_id,
+        "attempt": this.attempt,
+        "end_to_end_duration": this.duration_ms,
+        "state_size": this.state_bytes,
+        "subtasks": [timings.to_json() for timings in this.timings],
+    }

@@ -1,0 +1,59 @@
+"""The job's directory, seen from the driver: metadata written last, read back checked, swept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+
+from stillframe.errors import StorageError
+from stillframe.ids import CheckpointId
+from stillframe.protocol.joblog import CompletedCheckpoint
+from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
+from stillframe.storage.paths import checkpoint_directory, checkpoint_id_of, metadata_path
+from stillframe.storage.store import Store
+
+
+class Snapshots:
+    """The checkpoints of one job on its store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write_manifest(self, manifest: Manifest) -> CompletedCheckpoint:
+        """The last file of a checkpoint; it still is not complete before the log says so."""
+        written = self._store.write(
+            metadata_path(manifest.checkpoint_id), [encode_manifest(manifest)]
+        )
+        return CompletedCheckpoint(
+            checkpoint_id=manifest.checkpoint_id,
+            epoch=manifest.epoch,
+            attempt=manifest.attempt,
+            manifest_crc32=written.crc32,
+            manifest_length_bytes=written.length_bytes,
+        )
+
+    def read_manifest(self, completed: CompletedCheckpoint) -> Manifest:
+        """Raises `SnapshotDamaged` if it is not what the log says it was."""
+        path = metadata_path(completed.checkpoint_id)
+        data = self._store.read_verified(
+            path, completed.manifest_length_bytes, completed.manifest_crc32
+        )
+        return decode_manifest(data.to_pybytes(), f"{self._store.address}/{path}")
+
+    def highest_id(self) -> CheckpointId:
+        """The highest checkpoint number that ever left something here."""
+        found = (checkpoint_id_of(name) for name in self._store.list(""))
+        return max((number for number in found if number is not None), default=CheckpointId(0))
+
+    def sweep(self, keep: Collection[CheckpointId], up_to: CheckpointId) -> None:
+        """Delete what belongs to no kept checkpoint, as far as the storage lets us now."""
+        with contextlib.suppress(StorageError):
+            for name in self._store.list(""):
+                number = checkpoint_id_of(name)
+                if number is not None and number <= up_to and number not in keep:
+                    self.delete(number)
+
+    def delete(self, checkpoint_id: CheckpointId) -> None:
+        """What cannot be deleted now is left for the next sweep."""
+        with contextlib.suppress(StorageError):
+            self._store.delete_directory(checkpoint_directory(checkpoint_id))

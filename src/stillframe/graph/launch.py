@@ -1,0 +1,44 @@
+"""What crosses to an executor, and the contract of whoever brings it there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stillframe.graph.plan import Plan
+from stillframe.ids import Attempt
+from stillframe.wire import Address
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLaunch:
+    """Everything a slot needs to find its coordinator and to know its part. Picklable."""
+
+    plan: Plan
+    attempt: Attempt
+    coordinator: Address
+    secret: bytes
+    store_address: str | None
+    """Of the job's own directory; None where checkpointing is off."""
+    channel_buffer_bytes: int
+
+
+class RunningSlots(ABC):
+    """The slots of one attempt, wherever they run."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End them by force. May be called more than once, and after they have ended."""
+
+
+class Deployment(ABC):
+    """Starts the slots of an attempt, all at once."""
+
+    @abstractmethod
+    def launch(self, launch: SlotLaunch, on_ended: Callable[[str | None], None]) -> RunningSlots:
+        """Start `launch.plan.slots` slots and return at once.
+
+        `on_ended` is called exactly once, on any thread, when none of them runs any more: with
+        None if all returned, otherwise with what is known about why they did not.
+        """

@@ -1,0 +1,55 @@
+"""Two-phase commit, the subtask's half: what is prepared, and when it may be made visible.
+
+Rules of this file
+------------------
+1. A committable is kept, and is in every snapshot, until its commit has been carried out.
+2. A checkpoint commits its own committables and those of every older checkpoint, because an
+   aborted checkpoint's records must still come out with the next one that completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stillframe.ids import CheckpointId
+from stillframe.json_values import JsonObject
+from stillframe.protocol.manifests import PendingCommit
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Make these visible now; call `on_committed` when it is done."""
+
+    checkpoint_id: CheckpointId
+    committables: tuple[JsonObject, ...]
+
+
+class PendingCommits:
+    """What one sink subtask has prepared and not yet committed, oldest first."""
+
+    def __init__(self, restored: Iterable[PendingCommit] = ()) -> None:
+        self._pending: list[PendingCommit] = list(restored)
+
+    def on_prepared(
+        self, checkpoint_id: CheckpointId, committables: Iterable[JsonObject]
+    ) -> tuple[PendingCommit, ...]:
+        """The epoch of this checkpoint is prepared; answers what its snapshot must hold.
+
+        Preparing happens in the background and may finish out of order, so the snapshot of n
+        takes nothing that was prepared for a later checkpoint.
+        """
+        self._pending += [PendingCommit(checkpoint_id, made) for made in committables]
+        return self._up_to(checkpoint_id)
+
+    def on_complete(self, checkpoint_id: CheckpointId) -> Commit:
+        """The checkpoint is complete: all it holds may be seen. Twice answers the rest, if any."""
+        ready = self._up_to(checkpoint_id)
+        return Commit(checkpoint_id, tuple(pending.committable for pending in ready))
+
+    def on_committed(self, checkpoint_id: CheckpointId) -> None:
+        """The commit was carried out; nothing up to this checkpoint has to be kept."""
+        self._pending = [kept for kept in self._pending if kept.checkpoint_id > checkpoint_id]
+
+    def _up_to(self, checkpoint_id: CheckpointId) -> tuple[PendingCommit, ...]:
+        return tuple(kept for kept in self._pending if kept.checkpoint_id <= checkpoint_id)

@@ -1,0 +1,245 @@
+"""The job log's entries: what is complete, and which attempt is alive.
+
+Theory of operation
+-------------------
+A job's life is a numbered sequence of entries. Each entry holds the *whole* record as it stands
+after its event, so the entry with the highest number alone tells everything: nothing is replayed,
+and older entries may be thrown away. An entry comes into being by creating its number, which only
+one driver can do; so the log is also the fence between two drivers of one job.
+
+Rules of this file
+------------------
+1. Pure: record and event in, next record out. `coordinator/job_log.py` writes them.
+2. A checkpoint is complete when an entry says so, not when its metadata file is there.
+3. Checkpoint ids are never used twice, not even those of checkpoints that failed; epochs are dense
+   and rewind when an older checkpoint is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast, get_args
+
+from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.json_values import JsonObject
+from stillframe.protocol.manifests import (
+    JsonFields,
+    decode_document,
+    decode_fields,
+    encode_document,
+)
+
+RECORD_VERSION = 1
+
+Event = Literal["attempt-started", "checkpoint-completed", "epoch-committed", "ended"]
+FinalOutcome = Literal["finished", "cancelled", "failed"]
+Outcome = Literal["running", "finished", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A complete checkpoint, and what its metadata file must look like."""
+
+    checkpoint_id: CheckpointId
+    epoch: Epoch
+    attempt: Attempt
+    manifest_crc32: int
+    manifest_length_bytes: int
+
+    def to_json(self) -> JsonObject:
+        return {
+            "checkpoint_id": self.checkpoint_id,
+            "epoch": self.epoch,
+            "attempt": self.attempt,
+            "manifest_crc32": self.manifest_crc32,
+            "manifest_length_bytes": self.manifest_length_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> CompletedCheckpoint:
+        fields = JsonFields(value)
+        return cls(
+            checkpoint_id=CheckpointId(fields.integer("checkpoint_id")),
+            epoch=Epoch(fields.integer("epoch")),
+            attempt=Attempt(fields.integer("attempt")),
+            manifest_crc32=fields.integer("manifest_crc32"),
+            manifest_length_bytes=fields.integer("manifest_length_bytes"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """Where a job stands after one entry of its log."""
+
+    sequence: int
+    event: Event
+    attempt: Attempt
+    checkpoints: tuple[CompletedCheckpoint, ...] = ()
+    """The retained ones, oldest first."""
+    last_checkpoint_id: CheckpointId = NO_CHECKPOINT
+    """The highest id known to have been used, failed checkpoints included; go on above it."""
+    next_epoch: Epoch = Epoch(0)  # noqa: RUF009 - a NewType call is an int, immutable
+    committed_epoch_by_sink: Mapping[OperatorUid, Epoch] = field(default_factory=dict)
+    """The newest committed epoch of each sink that commits at the coordinator."""
+    outcome: Outcome = "running"
+    restored_from: CheckpointId | None = None
+    """What this attempt started from; None: from the beginning."""
+    written_at_ms: int = 0
+    written_by: str = ""
+    """The driver, for people and for telling two drivers apart; filled in when it is written."""
+
+    @property
+    def newest(self) -> CompletedCheckpoint | None:
+        """The newest completed checkpoint."""
+        return self.checkpoints[-1] if self.checkpoints else None
+
+    def checkpoint(self, checkpoint_id: CheckpointId) -> CompletedCheckpoint | None:
+        """The retained checkpoint of this id."""
+        found = (kept for kept in self.checkpoints if kept.checkpoint_id == checkpoint_id)
+        return next(found, None)
+
+
+def attempt_started(
+    record: JobRecord | None,
+    restored_from: CheckpointId | None,
+    last_checkpoint_id: CheckpointId = NO_CHECKPOINT,
+) -> JobRecord:
+    """A new attempt begins, from a retained checkpoint or (None) from the beginning.
+
+    Checkpoints newer than the one restored leave the record: they are not part of this attempt's
+    past. `last_checkpoint_id` is the highest id the caller ever triggered or saw on disk.
+    """
+    if record is None:
+        assert restored_from is None, "a job without a log has no checkpoint"
+        return JobRecord(1, "attempt-started", Attempt(1), last_checkpoint_id=last_checkpoint_id)
+    kept = _up_to(record, restored_from)
+    next_epoch = Epoch(kept[-1].epoch + 1 if kept else 0)
+    return replace(
+        record,
+        sequence=record.sequence + 1,
+        event="attempt-started",
+        attempt=Attempt(record.attempt + 1),
+        checkpoints=kept,
+        last_checkpoint_id=max(record.last_checkpoint_id, last_checkpoint_id),
+        next_epoch=next_epoch,
+        committed_epoch_by_sink=_rewound(record.committed_epoch_by_sink, next_epoch),
+        outcome="running",
+        restored_from=restored_from,
+    )
+
+
+def checkpoint_completed(
+    record: JobRecord, completed: CompletedCheckpoint, retained_max: int
+) -> tuple[JobRecord, tuple[CompletedCheckpoint, ...]]:
+    """A checkpoint is complete; the second answer are those no longer retained, to be deleted.
+
+    Delete them only when the new record has been written.
+    """
+    assert retained_max >= 1
+    assert record.outcome == "running", f"the job has {record.outcome}"
+    assert completed.attempt == record.attempt, "a checkpoint of another attempt"
+    assert completed.epoch == record.next_epoch, "epochs are dense"
+    newest = record.newest
+    assert newest is None or completed.checkpoint_id > newest.checkpoint_id
+    checkpoints = (*record.checkpoints, completed)
+    after = replace(
+        record,
+        sequence=record.sequence + 1,
+        event="checkpoint-completed",
+        checkpoints=checkpoints[-retained_max:],
+        last_checkpoint_id=max(record.last_checkpoint_id, completed.checkpoint_id),
+        next_epoch=Epoch(completed.epoch + 1),
+    )
+    return after, checkpoints[:-retained_max]
+
+
+def epoch_committed(record: JobRecord, uid: OperatorUid, epoch: Epoch) -> JobRecord:
+    """A sink has made this epoch, and with it all before, visible.
+
+    Told a second time, or of an older epoch, the answer is the same record: nothing to write.
+    """
+    assert epoch < record.next_epoch, "an epoch is committed after its checkpoint is complete"
+    committed = record.committed_epoch_by_sink.get(uid)
+    if committed is not None and epoch <= committed:
+        return record
+    return replace(
+        record,
+        sequence=record.sequence + 1,
+        event="epoch-committed",
+        committed_epoch_by_sink={**record.committed_epoch_by_sink, uid: epoch},
+    )
+
+
+def ended(record: JobRecord, outcome: FinalOutcome) -> JobRecord:
+    """The job is over; told the same a second time, the answer is the same record."""
+    if record.outcome == outcome:
+        return record
+    assert record.outcome == "running", f"the job has {record.outcome} already"
+    return replace(record, sequence=record.sequence + 1, event="ended", outcome=outcome)
+
+
+def _up_to(
+    record: JobRecord, restored_from: CheckpointId | None
+) -> tuple[CompletedCheckpoint, ...]:
+    if restored_from is None:
+        return ()
+    assert record.checkpoint(restored_from), f"checkpoint {restored_from} is not retained"
+    return tuple(kept for kept in record.checkpoints if kept.checkpoint_id <= restored_from)
+
+
+def _rewound(
+    committed: Mapping[OperatorUid, Epoch], next_epoch: Epoch
+) -> Mapping[OperatorUid, Epoch]:
+    """Epochs from `next_epoch` on will hold other records, so they do not count as committed."""
+    if next_epoch == 0:
+        return {}
+    return {uid: Epoch(min(epoch, next_epoch - 1)) for uid, epoch in committed.items()}
+
+
+def encode_record(record: JobRecord) -> bytes:
+    """The bytes of one entry."""
+    body: JsonObject = {
+        "sequence": record.sequence,
+        "event": record.event,
+        "attempt": record.attempt,
+        "checkpoints": [kept.to_json() for kept in record.checkpoints],
+        "last_checkpoint_id": record.last_checkpoint_id,
+        "next_epoch": record.next_epoch,
+        "committed_epoch_by_sink": {
+            str(uid): int(epoch) for uid, epoch in record.committed_epoch_by_sink.items()
+        },
+        "outcome": record.outcome,
+        "restored_from": record.restored_from,
+        "written_at_ms": record.written_at_ms,
+        "written_by": record.written_by,
+    }
+    return encode_document(body, RECORD_VERSION, f"entry {record.sequence} of the job log")
+
+
+def decode_record(data: bytes, where: str = "a job log entry") -> JobRecord:
+    """The record in these bytes; damage and newer versions are told as for a manifest."""
+    _, body = decode_document(data, RECORD_VERSION, where)
+    return decode_fields(lambda: _record(JsonFields(body)), where)
+
+
+def _record(fields: JsonFields) -> JobRecord:
+    event, outcome = fields.text("event"), fields.text("outcome")
+    if event not in get_args(Event) or outcome not in get_args(Outcome):
+        raise ValueError(f"event {event!r} with outcome {outcome!r}")
+    restored_from = fields.integer_or_none("restored_from")
+    uids = fields.object("committed_epoch_by_sink")
+    committed = JsonFields(uids)
+    return JobRecord(
+        sequence=fields.integer("sequence"),
+        event=cast(Event, event),
+        attempt=Attempt(fields.integer("attempt")),
+        checkpoints=fields.parts("checkpoints", CompletedCheckpoint.from_json),
+        last_checkpoint_id=CheckpointId(fields.integer("last_checkpoint_id")),
+        next_epoch=Epoch(fields.integer("next_epoch")),
+        committed_epoch_by_sink={OperatorUid(uid): Epoch(committed.integer(uid)) for uid in uids},
+        outcome=cast(Outcome, outcome),
+        restored_from=None if restored_from is None else CheckpointId(restored_from),
+        written_at_ms=fields.integer("written_at_ms"),
+        written_by=fields.text("written_by"),
+    )

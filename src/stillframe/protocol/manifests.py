@@ -1,0 +1,412 @@
+"""What a checkpoint consists of: the metadata file, as types and as JSON.
+
+A snapshot's parts (`OperatorSnapshot`, `SubtaskTimings`) travel in a slot's acknowledgement in the
+same JSON form in which the metadata file keeps them.
+
+Rules of this file
+------------------
+1. Pure: types and text. Who writes the bytes, and where, is the coordinator's business.
+2. A document carries its format version and a checksum of itself, so that an altered one is seen.
+3. A change of the JSON form raises the version; older versions stay readable, newer are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast, get_args
+
+from stillframe.errors import DataError, SnapshotDamaged, StorageError
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.json_values import JsonObject, JsonValue
+
+MANIFEST_VERSION = 1
+
+SnapshotKind = Literal["checkpoint", "savepoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileHandle:
+    """A file of a snapshot and what it held when it was written."""
+
+    path: str
+    """Relative to the job's directory."""
+    length_bytes: int
+    crc32: int
+
+    def to_json(self) -> JsonObject:
+        return {"path": self.path, "length_bytes": self.length_bytes, "crc32": self.crc32}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> FileHandle:
+        fields = JsonFields(value)
+        return cls(fields.text("path"), fields.integer("length_bytes"), fields.integer("crc32"))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedState:
+    """One keyed state of one subtask: a file with one record batch per listed key group."""
+
+    name: str
+    file: FileHandle
+    key_groups: tuple[int, ...]
+    """In the order of the file's record batches."""
+    rows: int
+    schema: str
+    """For people; the file knows its own."""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "name": self.name,
+            "file": self.file.to_json(),
+            "key_groups": list(self.key_groups),
+            "rows": self.rows,
+            "schema": self.schema,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> KeyedState:
+        fields = JsonFields(value)
+        return cls(
+            name=fields.text("name"),
+            file=FileHandle.from_json(fields.object("file")),
+            key_groups=fields.integers("key_groups"),
+            rows=fields.integer("rows"),
+            schema=fields.text("schema"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCommit:
+    """Something a sink prepared for this checkpoint and must still make visible."""
+
+    checkpoint_id: CheckpointId
+    committable: JsonObject
+
+    def to_json(self) -> JsonObject:
+        return {"checkpoint_id": self.checkpoint_id, "committable": self.committable}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> PendingCommit:
+        fields = JsonFields(value)
+        return cls(CheckpointId(fields.integer("checkpoint_id")), fields.object("committable"))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSnapshot:
+    """One operator's part of a checkpoint in one subtask."""
+
+    uid: OperatorUid
+    subtask: SubtaskIndex
+    keyed: tuple[KeyedState, ...] = ()
+    items: tuple[JsonObject, ...] = ()
+    """Operator list state: redistributed item by item; a source's splits."""
+    commits: tuple[PendingCommit, ...] = ()
+    finished: bool = False
+    """Whether the subtask has seen the end of its data; a restore does not run it again."""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "uid": self.uid,
+            "subtask": self.subtask,
+            "keyed": [state.to_json() for state in self.keyed],
+            "items": list(self.items),
+            "commits": [commit.to_json() for commit in self.commits],
+            "finished": self.finished,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> OperatorSnapshot:
+        fields = JsonFields(value)
+        return cls(
+            uid=OperatorUid(fields.text("uid")),
+            subtask=SubtaskIndex(fields.integer("subtask")),
+            keyed=fields.parts("keyed", KeyedState.from_json),
+            items=fields.objects("items"),
+            commits=fields.parts("commits", PendingCommit.from_json),
+            finished=fields.flag("finished"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskTimings:
+    """What one subtask's part of a checkpoint cost."""
+
+    task: str
+    subtask: SubtaskIndex
+    start_delay_ms: float
+    alignment_ms: float
+    sync_ms: float
+    async_ms: float
+    bytes_written: int
+    state_bytes: int
+    in_flight_bytes: int
+
+    def to_json(self) -> JsonObject:
+        return {
+            "task": self.task,
+            "subtask": self.subtask,
+            "start_delay_ms": self.start_delay_ms,
+            "alignment_ms": self.alignment_ms,
+            "sync_ms": self.sync_ms,
+            "async_ms": self.async_ms,
+            "bytes_written": self.bytes_written,
+            "state_bytes": self.state_bytes,
+            "in_flight_bytes": self.in_flight_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> SubtaskTimings:
+        fields = JsonFields(value)
+        return cls(
+            task=fields.text("task"),
+            subtask=SubtaskIndex(fields.integer("subtask")),
+            start_delay_ms=fields.number("start_delay_ms"),
+            alignment_ms=fields.number("alignment_ms"),
+            sync_ms=fields.number("sync_ms"),
+            async_ms=fields.number("async_ms"),
+            bytes_written=fields.integer("bytes_written"),
+            state_bytes=fields.integer("state_bytes"),
+            in_flight_bytes=fields.integer("in_flight_bytes"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDescription:
+    """An operator of the plan that was photographed."""
+
+    uid: OperatorUid
+    kind: str
+    name: str
+    parallelism: int
+
+    def to_json(self) -> JsonObject:
+        return {
+            "uid": self.uid,
+            "kind": self.kind,
+            "name": self.name,
+            "parallelism": self.parallelism,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> OperatorDescription:
+        fields = JsonFields(value)
+        return cls(
+            uid=OperatorUid(fields.text("uid")),
+            kind=fields.text("kind"),
+            name=fields.text("name"),
+            parallelism=fields.integer("parallelism"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All there is to know about one checkpoint; the contents of its `_metadata`."""
+
+    job: str
+    attempt: Attempt
+    checkpoint_id: CheckpointId
+    epoch: Epoch
+    kind: SnapshotKind
+    triggered_at_ms: int
+    completed_at_ms: int
+    max_parallelism: int
+    operators: tuple[OperatorDescription, ...]
+    snapshots: tuple[OperatorSnapshot, ...]
+    timings: tuple[SubtaskTimings, ...] = ()
+    format_version: int = MANIFEST_VERSION
+
+    def snapshots_of(self, uid: OperatorUid) -> tuple[OperatorSnapshot, ...]:
+        return tuple(snapshot for snapshot in self.snapshots if snapshot.uid == uid)
+
+    def files(self) -> tuple[FileHandle, ...]:
+        """Every file the checkpoint needs besides its metadata."""
+        return tuple(state.file for snapshot in self.snapshots for state in snapshot.keyed)
+
+    def state_bytes(self) -> int:
+        return sum(file.length_bytes for file in self.files())
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a `_metadata` file; the same manifest always gives the same bytes."""
+    body: JsonObject = {
+        "job": manifest.job,
+        "attempt": manifest.attempt,
+        "checkpoint_id": manifest.checkpoint_id,
+        "epoch": manifest.epoch,
+        "kind": manifest.kind,
+        "triggered_at_ms": manifest.triggered_at_ms,
+        "completed_at_ms": manifest.completed_at_ms,
+        "max_parallelism": manifest.max_parallelism,
+        "operators": [operator.to_json() for operator in manifest.operators],
+        "snapshots": [snapshot.to_json() for snapshot in manifest.snapshots],
+        "timings": [timings.to_json() for timings in manifest.timings],
+    }
+    where = f"the metadata of checkpoint {manifest.checkpoint_id} of job {manifest.job!r}"
+    return encode_document(body, MANIFEST_VERSION, where)
+
+
+def decode_manifest(data: bytes, where: str = "checkpoint metadata") -> Manifest:
+    """The manifest in these bytes; `where` names their origin in an error.
+
+    Torn or altered bytes are `SnapshotDamaged`; a newer format is a plain `StorageError`, because
+    the file is whole and falling back to an older checkpoint would be the wrong answer.
+    """
+    version, body = decode_document(data, MANIFEST_VERSION, where)
+    return decode_fields(lambda: _manifest(version, JsonFields(body)), where)
+
+
+def _manifest(version: int, fields: JsonFields) -> Manifest:
+    kind = fields.text("kind")
+    if kind not in get_args(SnapshotKind):
+        raise ValueError(f"kind {kind!r}")
+    return Manifest(
+        format_version=version,
+        job=fields.text("job"),
+        attempt=Attempt(fields.integer("attempt")),
+        checkpoint_id=CheckpointId(fields.integer("checkpoint_id")),
+        epoch=Epoch(fields.integer("epoch")),
+        kind=cast(SnapshotKind, kind),
+        triggered_at_ms=fields.integer("triggered_at_ms"),
+        completed_at_ms=fields.integer("completed_at_ms"),
+        max_parallelism=fields.integer("max_parallelism"),
+        operators=fields.parts("operators", OperatorDescription.from_json),
+        snapshots=fields.parts("snapshots", OperatorSnapshot.from_json),
+        timings=fields.parts("timings", SubtaskTimings.from_json),
+    )
+
+
+Part = TypeVar("Part")
+
+
+def _expect(name: str, value: JsonValue, good: bool) -> None:
+    if not good:
+        raise ValueError(f"field {name!r} is {value!r}")
+
+
+class JsonFields:
+    """Reads typed fields of a JSON object; a missing or mistyped one raises `ValueError`."""
+
+    def __init__(self, value: JsonObject) -> None:
+        self._value = value
+
+    def _get(self, name: str) -> JsonValue:
+        if name not in self._value:
+            raise ValueError(f"field {name!r} is missing")
+        return self._value[name]
+
+    def integer(self, name: str) -> int:
+        value = self._get(name)
+        _expect(name, value, isinstance(value, int) and not isinstance(value, bool))
+        return cast(int, value)
+
+    def integer_or_none(self, name: str) -> int | None:
+        return None if self._get(name) is None else self.integer(name)
+
+    def number(self, name: str) -> float:
+        value = self._get(name)
+        _expect(name, value, isinstance(value, int | float) and not isinstance(value, bool))
+        return float(cast(float, value))
+
+    def text(self, name: str) -> str:
+        value = self._get(name)
+        _expect(name, value, isinstance(value, str))
+        return cast(str, value)
+
+    def flag(self, name: str) -> bool:
+        value = self._get(name)
+        _expect(name, value, isinstance(value, bool))
+        return cast(bool, value)
+
+    def object(self, name: str) -> JsonObject:
+        value = self._get(name)
+        _expect(name, value, isinstance(value, Mapping))
+        return cast(JsonObject, value)
+
+    def _list(self, name: str) -> Sequence[JsonValue]:
+        value = self._get(name)
+        _expect(name, value, isinstance(value, list | tuple))
+        return cast(Sequence[JsonValue], value)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        values = self._list(name)
+        _expect(name, values, all(type(value) is int for value in values))
+        return tuple(cast(Sequence[int], values))
+
+    def objects(self, name: str) -> tuple[JsonObject, ...]:
+        values = self._list(name)
+        _expect(name, values, all(isinstance(value, Mapping) for value in values))
+        return tuple(cast(Sequence[JsonObject], values))
+
+    def parts(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
+        return tuple(from_json(value) for value in self.objects(name))
+
+
+def encode_document(body: JsonObject, version: int, where: str) -> bytes:
+    """One JSON object with its format version and a checksum of itself, made to be read."""
+    try:
+        checksum = _checksum(version, body)
+        document = {"format_version": version, "crc32": checksum, "body": body}
+        text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return text.encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where} cannot be written, because something in it is not JSON ({error}): positions"
+            " and committables are made of text, finite numbers, booleans, lists and objects"
+        ) from error
+
+
+def decode_document(data: bytes, version_max: int, where: str) -> tuple[int, JsonObject]:
+    """The format version and the body of what `encode_document` made."""
+    try:
+        fields = JsonFields(_parsed(data))
+        version = fields.integer("format_version")
+    except ValueError as error:
+        raise SnapshotDamaged(f"{where} is damaged: {_briefly(error)}") from error
+    if version > version_max:
+        raise StorageError(
+            f"{where} has format version {version}, but this Stillframe reads versions up to"
+            f" {version_max}: use the newer Stillframe that wrote it"
+        )
+    body, recorded = decode_fields(lambda: (fields.object("body"), fields.integer("crc32")), where)
+    seen = decode_fields(lambda: _checksum(version, body), where)
+    if seen != recorded:
+        raise SnapshotDamaged(
+            f"{where} is damaged: its contents have checksum {seen:08x} where {recorded:08x} was"
+            " recorded"
+        )
+    return version, body
+
+
+def decode_fields(decode: Callable[[], Part], where: str) -> Part:
+    """What `decode` answers; a field that does not fit means that the document is damaged."""
+    try:
+        return decode()
+    except ValueError as error:
+        raise SnapshotDamaged(f"{where} is damaged: {_briefly(error)}") from error
+
+
+def _parsed(data: bytes) -> JsonObject:
+    try:
+        value = json.loads(data.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {type(value).__name__} and not an object")
+    return value
+
+
+def _checksum(version: int, body: JsonObject) -> int:
+    # Of a canonical text and not of the file's bytes, so that people may re-indent a file.
+    document = {"format_version": version, "body": body}
+    canonical = json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return zlib.crc32(canonical.encode())
+
+
+def _briefly(error: ValueError) -> str:
+    text = str(error)
+    return text if len(text) <= 200 else text[:200] + "…"

@@ -1,0 +1,266 @@
+"""What coordinator and slots tell each other over the control connection, as types and as JSON.
+
+Orders go from the coordinator to a slot, reports from a slot to the coordinator. A connection
+belongs to one job and one attempt, proved when it was made, so messages need not repeat them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast, get_args
+
+from stillframe.errors import StillframeError
+from stillframe.ids import CheckpointId, Epoch, OperatorUid, SlotIndex, SubtaskIndex
+from stillframe.json_values import JsonObject
+from stillframe.protocol.manifests import JsonFields, OperatorSnapshot, SubtaskTimings
+from stillframe.protocol.restore import StartingState, SubtaskState
+
+# --- orders ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartSlot:
+    """Connect to the peers (host and port by slot) and begin, from this state."""
+
+    peers: Mapping[SlotIndex, tuple[str, int]]
+    state: StartingState
+    restored_checkpoint: CheckpointId | None = None
+    restored_epoch: Epoch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Sources: snapshot, and send this checkpoint's barrier."""
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """The checkpoint is complete: sinks may commit."""
+
+    checkpoint_id: CheckpointId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCheckpoint:
+    """The checkpoint was given up."""
+
+    checkpoint_id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class EndSlot:
+    """The job is over: give everything back and return."""
+
+
+@dataclass(frozen=True, slots=True)
+class StillThere:
+    """The coordinator is alive."""
+
+
+Order = StartSlot | TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint | EndSlot | StillThere
+
+
+# --- reports ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The slot is connected to its peers and has its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A subtask's part of a checkpoint is durable."""
+
+    task: int
+    subtask: SubtaskIndex
+    checkpoint_id: CheckpointId
+    operators: tuple[OperatorSnapshot, ...]
+    timings: SubtaskTimings
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A subtask could not do its part of a checkpoint."""
+
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All sinks of a subtask have committed everything up to this checkpoint."""
+
+    task: int
+    subtask: SubtaskIndex
+    checkpoint_id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """A subtask has processed the last record it will ever get."""
+
+    task: int
+    subtask: SubtaskIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How many records the slot has read from sources and handed to sinks in this attempt."""
+
+    records_in: int
+    records_out: int
+
+
+FailureCause = Literal["permanent", "damaged snapshot", "bystander", "other"]
+"""Permanent: trying again would fail the same way. Bystander: it only lost somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The slot ends itself."""
+
+    reason: str
+    cause: FailureCause
+
+
+Report = Running | Acknowledged | Declined | Committed | Drained | Progress | Failed
+
+
+# --- as JSON ---------------------------------------------------------------------------------
+
+Message = TypeVar("Message")
+
+
+def message_to_json(message: Order | Report) -> JsonObject:
+    return {"type": type(message).__name__, **_fields_of(message)}
+
+
+def _fields_of(message: Order | Report) -> JsonObject:
+    match message:
+        case StartSlot(peers, state, checkpoint_id, epoch):
+            return {
+                "peers": [
+                    {"slot": slot, "host": host, "port": port}
+                    for slot, (host, port) in peers.items()
+                ],
+                "state": [
+                    {"uid": uid, "subtask": subtask, "state": part.to_json()}
+                    for (uid, subtask), part in state.items()
+                ],
+                "checkpoint": checkpoint_id,
+                "epoch": epoch,
+            }
+        case TriggerCheckpoint(checkpoint_id, triggered_at_ms):
+            return {"checkpoint": checkpoint_id, "triggered_at_ms": triggered_at_ms}
+        case CompleteCheckpoint(checkpoint_id, epoch):
+            return {"checkpoint": checkpoint_id, "epoch": epoch}
+        case AbortCheckpoint(checkpoint_id):
+            return {"checkpoint": checkpoint_id}
+        case Acknowledged(task, subtask, checkpoint_id, operators, timings):
+            return {
+                "task": task,
+                "subtask": subtask,
+                "checkpoint": checkpoint_id,
+                "operators": [operator.to_json() for operator in operators],
+                "timings": timings.to_json(),
+            }
+        case Declined(checkpoint_id, reason):
+            return {"checkpoint": checkpoint_id, "reason": reason}
+        case Committed(task, subtask, checkpoint_id):
+            return {"task": task, "subtask": subtask, "checkpoint": checkpoint_id}
+        case Drained(task, subtask):
+            return {"task": task, "subtask": subtask}
+        case Progress(records_in, records_out):
+            return {"records_in": records_in, "records_out": records_out}
+        case Failed(reason, cause):
+            return {"reason": reason, "cause": cause}
+        case EndSlot() | StillThere() | Running():
+            return {}
+
+
+def order_from_json(value: JsonObject) -> Order:
+    return _from_json(value, _ORDERS)
+
+
+def report_from_json(value: JsonObject) -> Report:
+    return _from_json(value, _REPORTS)
+
+
+def _from_json(value: JsonObject, known: Mapping[str, Callable[[JsonFields], Message]]) -> Message:
+    fields = JsonFields(value)
+    try:
+        return known[fields.text("type")](fields)
+    except (KeyError, ValueError) as error:
+        raise StillframeError(
+            f"a control message cannot be understood ({error}): do driver and executors have the"
+            " same version of stillframe?"
+        ) from error
+
+
+def _start_slot(fields: JsonFields) -> StartSlot:
+    peers = [JsonFields(peer) for peer in fields.objects("peers")]
+    parts = [JsonFields(part) for part in fields.objects("state")]
+    checkpoint_id = fields.integer_or_none("checkpoint")
+    epoch = fields.integer_or_none("epoch")
+    return StartSlot(
+        peers={
+            SlotIndex(peer.integer("slot")): (peer.text("host"), peer.integer("port"))
+            for peer in peers
+        },
+        state={
+            (
+                OperatorUid(part.text("uid")),
+                SubtaskIndex(part.integer("subtask")),
+            ): SubtaskState.from_json(part.object("state"))
+            for part in parts
+        },
+        restored_checkpoint=None if checkpoint_id is None else CheckpointId(checkpoint_id),
+        restored_epoch=None if epoch is None else Epoch(epoch),
+    )
+
+
+def _checkpoint(fields: JsonFields) -> CheckpointId:
+    return CheckpointId(fields.integer("checkpoint"))
+
+
+def _subtask(fields: JsonFields) -> SubtaskIndex:
+    return SubtaskIndex(fields.integer("subtask"))
+
+
+def _cause(fields: JsonFields) -> FailureCause:
+    cause = fields.text("cause")
+    if cause not in get_args(FailureCause):
+        raise ValueError(f"cause {cause!r}")
+    return cast(FailureCause, cause)
+
+
+_ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
+    "StartSlot": _start_slot,
+    "TriggerCheckpoint": lambda f: TriggerCheckpoint(_checkpoint(f), f.integer("triggered_at_ms")),
+    "CompleteCheckpoint": lambda f: CompleteCheckpoint(_checkpoint(f), Epoch(f.integer("epoch"))),
+    "AbortCheckpoint": lambda f: AbortCheckpoint(_checkpoint(f)),
+    "EndSlot": lambda f: EndSlot(),
+    "StillThere": lambda f: StillThere(),
+}
+
+_REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
+    "Running": lambda f: Running(),
+    "Acknowledged": lambda f: Acknowledged(
+        f.integer("task"),
+        _subtask(f),
+        _checkpoint(f),
+        f.parts("operators", OperatorSnapshot.from_json),
+        SubtaskTimings.from_json(f.object("timings")),
+    ),
+    "Declined": lambda f: Declined(_checkpoint(f), f.text("reason")),
+    "Committed": lambda f: Committed(f.integer("task"), _subtask(f), _checkpoint(f)),
+    "Drained": lambda f: Drained(f.integer("task"), _subtask(f)),
+    "Progress": lambda f: Progress(f.integer("records_in"), f.integer("records_out")),
+    "Failed": lambda f: Failed(f.text("reason"), _cause(f)),
+}

@@ -1,0 +1,204 @@
+"""What each subtask starts from: a checkpoint's state cut into pieces for the plan that restores it.
+
+Keyed state goes by key groups, so that any parallelism can read it; a source's splits and what a
+sink still has to commit are dealt out one by one. Nothing is read here: only handles are handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stillframe.errors import StartRefused
+from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.json_values import JsonObject
+from stillframe.key_groups import key_group_range
+from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
+from stillframe.protocol.manifests import (
+    JsonFields,
+    KeyedState,
+    Manifest,
+    OperatorDescription,
+    PendingCommit,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskState:
+    """What one operator of one subtask starts from."""
+
+    keyed: tuple[KeyedState, ...] = ()
+    items: tuple[JsonObject, ...] = ()
+    commits: tuple[PendingCommit, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        return {
+            "keyed": [state.to_json() for state in self.keyed],
+            "items": list(self.items),
+            "commits": [commit.to_json() for commit in self.commits],
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> SubtaskState:
+        fields = JsonFields(value)
+        return cls(
+            keyed=fields.parts("keyed", KeyedState.from_json),
+            items=fields.objects("items"),
+            commits=fields.parts("commits", PendingCommit.from_json),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFrom:
+    """Begin with the state of this checkpoint."""
+
+    checkpoint: CompletedCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class StartFromBeginning:
+    """There is no completed checkpoint to begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """There is no checkpoint that may be used without asking a person."""
+
+    reason: str
+
+
+def choose_restore(
+    record: JobRecord | None,
+    wanted: CheckpointId | None,
+    damaged: Mapping[CheckpointId, str],
+    sinks_commit: bool,
+) -> RestoreFrom | StartFromBeginning | Refuse:
+    """What the next attempt begins with.
+
+    The newest completed checkpoint, or the one a person asked for. If it is damaged, the one
+    before it may stand in only if no sink may have committed the damaged one: otherwise records
+    that are visible already would be written again.
+    """
+    retained = record.checkpoints if record is not None else ()
+    if wanted is not None:
+        chosen = [kept for kept in retained if kept.checkpoint_id == wanted]
+        if not chosen:
+            there = ", ".join(str(kept.checkpoint_id) for kept in retained) or "none"
+            return Refuse(f"checkpoint {wanted} is not retained; there are: {there}")
+        if wanted in damaged:
+            return Refuse(f"checkpoint {wanted} is damaged: {damaged[wanted]}")
+        return RestoreFrom(chosen[0])
+    for kept in reversed(retained):
+        if kept.checkpoint_id not in damaged:
+            return RestoreFrom(kept)
+        if sinks_commit:
+            return Refuse(_damage_sentence(kept, retained, damaged))
+    if retained:
+        return Refuse(
+            f"all retained checkpoints are damaged ({damaged[retained[-1].checkpoint_id]}):"
+            " start the job under another name to begin anew"
+        )
+    return StartFromBeginning()
+
+
+def _damage_sentence(
+    broken: CompletedCheckpoint,
+    retained: Sequence[CompletedCheckpoint],
+    damaged: Mapping[CheckpointId, str],
+) -> str:
+    older = [
+        kept.checkpoint_id
+        for kept in retained
+        if kept.checkpoint_id < broken.checkpoint_id and kept.checkpoint_id not in damaged
+    ]
+    advice = (
+        f"to accept duplicates, start with option restoreFrom={older[-1]}"
+        f" (stillframe run --restore {older[-1]})"
+        if older
+        else "no older checkpoint is retained; start the job under another name to begin anew"
+    )
+    return (
+        f"checkpoint {broken.checkpoint_id} is damaged ({damaged[broken.checkpoint_id]}) and its"
+        f" output may be visible already, so an older one is not used unasked: {advice}"
+    )
+
+
+StartingState = Mapping[tuple[OperatorUid, SubtaskIndex], SubtaskState]
+
+
+def starting_state(
+    operators: Sequence[OperatorDescription],
+    max_parallelism: int,
+    manifest: Manifest | None,
+    first_splits: Mapping[OperatorUid, Sequence[JsonObject]],
+) -> StartingState:
+    """The state of every subtask: from the checkpoint, or from the beginning where it has none.
+
+    `first_splits` are the sources' splits at their beginning, asked for only where the checkpoint
+    does not know the source.
+    """
+    if manifest is not None:
+        _refuse_what_does_not_fit(operators, max_parallelism, manifest)
+    return {
+        (operator.uid, SubtaskIndex(index)): _state_of(
+            operator, SubtaskIndex(index), max_parallelism, manifest, first_splits
+        )
+        for operator in operators
+        for index in range(operator.parallelism)
+    }
+
+
+def _state_of(
+    operator: OperatorDescription,
+    subtask: SubtaskIndex,
+    max_parallelism: int,
+    manifest: Manifest | None,
+    first_splits: Mapping[OperatorUid, Sequence[JsonObject]],
+) -> SubtaskState:
+    snapshots = manifest.snapshots_of(operator.uid) if manifest is not None else ()
+    if not snapshots:
+        return SubtaskState(
+            items=_dealt(first_splits.get(operator.uid, ()), subtask, operator.parallelism)
+        )
+    owned = key_group_range(subtask, operator.parallelism, max_parallelism)
+    keyed = (state for snapshot in snapshots for state in snapshot.keyed)
+    items = [item for snapshot in snapshots for item in snapshot.items]
+    commits = [commit for snapshot in snapshots for commit in snapshot.commits]
+    return SubtaskState(
+        keyed=tuple(state for state in keyed if any(g in owned for g in state.key_groups)),
+        items=_dealt(sorted(items, key=lambda item: str(item.get("id"))), subtask, operator.parallelism),
+        commits=tuple(commits[subtask :: operator.parallelism]),
+    )
+
+
+def _dealt(
+    items: Sequence[JsonObject], subtask: SubtaskIndex, parallelism: int
+) -> tuple[JsonObject, ...]:
+    return tuple(items[subtask::parallelism])
+
+
+def _refuse_what_does_not_fit(
+    operators: Sequence[OperatorDescription], max_parallelism: int, manifest: Manifest
+) -> None:
+    wrong: list[str] = []
+    if manifest.max_parallelism != max_parallelism:
+        wrong.append(
+            f"it has {manifest.max_parallelism} key groups and the job {max_parallelism}"
+            " (maxParallelism cannot change)"
+        )
+    present = {operator.uid for operator in operators}
+    named = {operator.uid: operator.name for operator in manifest.operators}
+    holding = {
+        snapshot.uid
+        for snapshot in manifest.snapshots
+        if snapshot.keyed or snapshot.items or snapshot.commits
+    }
+    wrong += [
+        f"it holds state of {named.get(uid, '?')!r} ({uid}), which the job does not have"
+        for uid in sorted(holding - present)
+    ]
+    if wrong:
+        raise StartRefused(
+            f"checkpoint {manifest.checkpoint_id} of job {manifest.job!r} does not fit this job:"
+            f" {'; '.join(wrong)}; give operators the uids they had, or start under another name"
+        )

@@ -1,0 +1,1 @@
+"""One slot: the loop, its tasks, their inputs and outputs, and the network between slots."""

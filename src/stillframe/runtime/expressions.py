@@ -1,0 +1,229 @@
+"""Evaluates expressions on whole Arrow columns, in the slots, without Spark.
+
+Theory of operation: a tree is evaluated bottom-up, each node once per batch, however often it is
+used. `case`, `coalesce`, `and` and `or` may guard a part that would fail on some rows
+(`when(x != 0, 10 / x)`). Evaluating every part on every row is fastest and nearly always right, so
+that is tried first; if it fails, each part is evaluated again on just the rows that need it.
+
+The names a `Call` may have are those in `runtime/functions` and the four above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stillframe.errors import DataError, UserCodeError
+from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
+from stillframe.runtime.functions import FUNCTIONS, Datum, as_array
+
+
+def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+    """The expression's value for each record of the batch."""
+    return _Evaluation(batch).array(expression)
+
+
+def project(
+    columns: tuple[Named, ...], batch: pa.RecordBatch, schema: pa.Schema
+) -> pa.RecordBatch:
+    """A batch of `schema` with the computed columns."""
+    evaluation = _Evaluation(batch)
+    arrays = [
+        _as_type(evaluation.array(column.expression), field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    if not arrays:
+        return batch.select([])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def filter_batch(condition: Expression, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The records for which the condition is true; neither false nor null is."""
+    kept = evaluate(condition, batch)
+    return batch if kept.true_count == batch.num_rows else batch.filter(kept)
+
+
+def describe(expression: Expression) -> str:
+    """The expression in a few words, for messages."""
+    match expression:
+        case Column(name):
+            return name
+        case Literal(value):
+            return repr(value.as_py())
+        case Call("cast", (argument, *_), type_):
+            return f"cast({describe(argument)} as {type_})"
+        case Call(function, arguments) | RowFunction(name=function, arguments=arguments):
+            return f"{function}({', '.join(map(describe, arguments))})"
+    raise AssertionError(f"no kind of expression: {expression!r}")
+
+
+class _Evaluation:
+    """The values of expressions over one batch."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        # By identity: a shared part of the tree is one object, and comparing trees is slow.
+        # The expression is kept beside its value so that its id stays its own.
+        self._known: dict[int, tuple[Expression, Datum]] = {}
+
+    def array(self, expression: Expression) -> pa.Array:
+        return as_array(self._datum(expression), self._batch.num_rows)
+
+    def _datum(self, expression: Expression) -> Datum:
+        known = self._known.get(id(expression))
+        if known is not None:
+            return known[1]
+        datum = self._computed(expression)
+        self._known[id(expression)] = (expression, datum)
+        return datum
+
+    def _computed(self, expression: Expression) -> Datum:
+        match expression:
+            case Column(name, type_):
+                return _as_type(self._batch.column(name), type_)
+            case Literal(value):
+                return value
+            case RowFunction():
+                return self._call_per_row(expression)
+            case Call(function) if function in _GUARDS:
+                return self._guarded(expression)
+            case Call():
+                return self._call(expression)
+
+    def _call(self, call: Call) -> Datum:
+        arguments = [self._datum(argument) for argument in call.arguments]
+        if arguments and all(isinstance(argument, pa.Scalar) for argument in arguments):
+            arguments[0] = as_array(arguments[0], self._batch.num_rows)
+        try:
+            return _as_type(FUNCTIONS[call.function](call.type, *arguments), call.type)
+        except (pa.ArrowInvalid, OverflowError) as error:
+            raise _cannot_compute(call, error) from error
+
+    def _guarded(self, call: Call) -> Datum:
+        try:
+            values = [self.array(argument) for argument in call.arguments]
+        except DataError:
+            return _GUARDS[call.function][1](self, call)
+        return _GUARDS[call.function][0](values)
+
+    def _call_per_row(self, call: RowFunction) -> pa.Array:
+        columns = [self.array(argument).to_pylist() for argument in call.arguments]
+        rows = zip(*columns, strict=True) if columns else [()] * self._batch.num_rows
+        try:
+            values = [call.function(*row) for row in rows]
+        except Exception as error:
+            raise UserCodeError(
+                f"the function {call.name} raised {type(error).__name__}: {error}; "
+                "correct the function or filter out the records it cannot take"
+            ) from error
+        try:
+            return pa.array(values, call.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UserCodeError(
+                f"the function {call.name} was declared to return {call.type} but returned "
+                f"something else ({error}): return that type or declare another one"
+            ) from error
+
+    # The careful way: each part only on the rows that need it.
+
+    def _on_rows(self, expression: Expression, rows: npt.NDArray[np.int64]) -> pa.Array:
+        return _Evaluation(self._batch.take(pa.array(rows, pa.int64()))).array(expression)
+
+    def case_by_rows(self, call: Call) -> pa.Array:
+        remaining = np.arange(self._batch.num_rows, dtype=np.int64)
+        order: list[npt.NDArray[np.int64]] = []
+        values: list[pa.Array] = []
+        *pairs, otherwise = call.arguments
+        for condition, value in zip(pairs[::2], pairs[1::2], strict=True):
+            true = _mask(self._on_rows(condition, remaining), null_is=False)
+            order.append(remaining[true])
+            values.append(self._on_rows(value, remaining[true]))
+            remaining = remaining[~true]
+        order.append(remaining)
+        values.append(self._on_rows(otherwise, remaining))
+        places = np.argsort(np.concatenate(order))
+        return pa.concat_arrays(values).take(pa.array(places))
+
+    def coalesce_by_rows(self, call: Call) -> pa.Array:
+        *first, last = call.arguments
+        pairs = [
+            part
+            for argument in first
+            for part in (Call("is_not_null", (argument,), pa.bool_()), argument)
+        ]
+        return self.case_by_rows(Call("case", (*pairs, last), call.type))
+
+    def and_by_rows(self, call: Call) -> pa.Array:
+        return self._second_where_first_leaves_open(call, pc.and_kleene, decided_by=False)
+
+    def or_by_rows(self, call: Call) -> pa.Array:
+        return self._second_where_first_leaves_open(call, pc.or_kleene, decided_by=True)
+
+    def _second_where_first_leaves_open(
+        self, call: Call, combine: Callable[..., pa.Array], *, decided_by: bool
+    ) -> pa.Array:
+        first, second = call.arguments
+        left = self.array(first)
+        is_open = _mask(left, null_is=not decided_by) != decided_by
+        values = self._on_rows(second, np.flatnonzero(is_open))
+        right = pc.replace_with_mask(
+            pa.repeat(decided_by, self._batch.num_rows), pa.array(is_open), values
+        )
+        return combine(left, right)
+
+
+def _eager_case(values: list[pa.Array]) -> pa.Array:
+    *pairs, otherwise = values
+    conditions = pa.StructArray.from_arrays(
+        pairs[::2], names=[str(index) for index in range(len(pairs) // 2)]
+    )
+    return pc.case_when(conditions, *pairs[1::2], otherwise)
+
+
+_Eager = Callable[[list[pa.Array]], pa.Array]
+_ByRows = Callable[[_Evaluation, Call], pa.Array]
+
+_GUARDS: dict[str, tuple[_Eager, _ByRows]] = {
+    "case": (_eager_case, _Evaluation.case_by_rows),
+    "coalesce": (lambda values: pc.coalesce(*values), _Evaluation.coalesce_by_rows),
+    "and": (lambda values: pc.and_kleene(*values), _Evaluation.and_by_rows),
+    "or": (lambda values: pc.or_kleene(*values), _Evaluation.or_by_rows),
+}
+
+FUNCTION_NAMES = frozenset(FUNCTIONS) | frozenset(_GUARDS)
+"""Every name a `Call` may have."""
+
+
+def _mask(condition: pa.Array, *, null_is: bool) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = pc.fill_null(condition, null_is).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _as_type(datum: Datum, type_: pa.DataType) -> Datum:
+    if datum.type == type_:
+        return datum
+    if isinstance(datum, pa.ChunkedArray):
+        datum = datum.combine_chunks()
+    try:
+        return datum.cast(type_)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"a column of type {datum.type} does not fit the declared type {type_} ({error}): "
+            "correct the schema or the data"
+        ) from error
+
+
+def _cannot_compute(call: Call, error: Exception) -> DataError:
+    reason = str(error)
+    if "divide by zero" in reason:
+        reason = "division by zero"
+    elif "overflow" in reason or "not in range" in reason or "fit" in reason:
+        reason = f"overflow of {call.type} ({reason})"
+    return DataError(
+        f"{describe(call)} cannot be computed: {reason}; "
+        "filter out such records or guard the expression with when(...)"
+    )

@@ -1,0 +1,233 @@
+"""What runs in a chain: one object per operator, made from the plan, fed whole batches.
+
+An operator that remembers something splits its snapshot in two: `snapshot` runs in the loop and
+must be quick; the function it answers runs in the background and writes. The answer of that
+function goes back to the loop, where `described` turns it into what the acknowledgement carries:
+everything but the writing itself is done by the loop thread alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from stillframe.api.sinks import Committable, Committer, Sink, SinkWriter
+from stillframe.api.sources import Polled, SourceReader
+from stillframe.errors import StillframeError, UserCodeError
+from stillframe.graph.expressions import Expression, Named
+from stillframe.graph.logical import MapInArrow
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.protocol.commits import Commit, PendingCommits
+from stillframe.protocol.manifests import (
+    FileHandle,
+    KeyedState,
+    OperatorSnapshot,
+    PendingCommit,
+)
+from stillframe.runtime.expressions import filter_batch, project
+from stillframe.state.aggregates import AggregateTable
+from stillframe.state.snapshots import WrittenSnapshot, write_keyed_snapshot
+from stillframe.storage.paths import state_path
+from stillframe.storage.store import Store
+
+Background = Callable[[], Any]
+
+
+class RunningOperator(ABC):
+    """One operator of one subtask, in one attempt. Called by the loop thread only."""
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Take one batch, answer what follows from it."""
+
+    def close(self) -> None:
+        """Give everything back. Called once, also after a failure."""
+
+
+class StatefulOperator(RunningOperator):
+    """An operator with something to remember."""
+
+    @abstractmethod
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        """The synchronous part; the function it answers is run once, in the background."""
+
+    @abstractmethod
+    def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
+        """What the acknowledgement says, made of what the background part answered."""
+
+
+class Projecting(RunningOperator):
+    def __init__(self, columns: tuple[Named, ...], schema: pa.Schema) -> None:
+        self._columns = columns
+        self._schema = schema
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (project(self._columns, batch, self._schema),)
+
+
+class Filtering(RunningOperator):
+    def __init__(self, condition: Expression) -> None:
+        self._condition = condition
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (filter_batch(self._condition, batch),)
+
+
+class Mapping(RunningOperator):
+    """Calls the user's function; what it raises names the function, not our insides."""
+
+    def __init__(self, operator: MapInArrow, schema: pa.Schema) -> None:
+        self._operator = operator
+        self._schema = schema
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from map(self._checked, self._operator.function(iter((batch,))))
+        except StillframeError:
+            raise
+        except Exception as error:
+            raise UserCodeError(
+                f"function {self._operator.name} raised {type(error).__name__}: {error};"
+                " correct it and start the job again, it resumes from its last checkpoint"
+            ) from error
+
+    def _checked(self, made: pa.RecordBatch) -> pa.RecordBatch:
+        if made.schema.equals(self._schema):
+            return made
+        if made.schema.names != self._schema.names:
+            raise UserCodeError(
+                f"function {self._operator.name} yielded the columns {made.schema.names} but"
+                f" declared {self._schema.names}: make the two agree"
+            )
+        return made.cast(self._schema)
+
+
+class Aggregating(StatefulOperator):
+    """Running aggregates per key, kept as columns."""
+
+    STATE = "aggregates"
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        attempt: Attempt,
+        table: AggregateTable,
+        store: Store | None,
+    ) -> None:
+        self._uid = uid
+        self._subtask = subtask
+        self._attempt = attempt
+        self._table = table
+        self._store = store
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (self._table.update(batch),)
+
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        assert self._store is not None, "a snapshot was asked for without a place to keep it"
+        store = self._store
+        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
+        frozen = self._table.freeze()
+
+        def write() -> WrittenSnapshot | None:
+            try:
+                return write_keyed_snapshot(store, path, frozen) if len(frozen) else None
+            finally:
+                frozen.release()
+
+        return write
+
+    def described(
+        self, checkpoint_id: CheckpointId, written: WrittenSnapshot | None
+    ) -> OperatorSnapshot:
+        keyed: tuple[KeyedState, ...] = ()
+        if written is not None:
+            handle = FileHandle(written.path, written.length_bytes, written.crc32)
+            keyed = (
+                KeyedState(
+                    self.STATE, handle, written.key_groups, written.rows, written.schema_text
+                ),
+            )
+        return OperatorSnapshot(self._uid, self._subtask, keyed=keyed)
+
+
+class Reading(StatefulOperator):
+    """A source: it is polled by its task, and its splits are its state."""
+
+    def __init__(self, uid: OperatorUid, subtask: SubtaskIndex, reader: SourceReader) -> None:
+        self._uid = uid
+        self._subtask = subtask
+        self._reader = reader
+
+    def poll(self) -> Polled:
+        return self._reader.poll()
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (batch,)
+
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        items = tuple(
+            {"id": split.id, "position": split.position} for split in self._reader.splits()
+        )
+        return lambda: items
+
+    def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
+        return OperatorSnapshot(self._uid, self._subtask, items=written)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Writing(StatefulOperator):
+    """A sink: it writes during the epoch, prepares at the barrier, commits at completion."""
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        sink: Sink,
+        writer: SinkWriter,
+        restored: Sequence[PendingCommit],
+    ) -> None:
+        self.uid = uid
+        self.commits_here = not sink.commits_at_coordinator
+        self.records_written = 0
+        self._subtask = subtask
+        self._writer = writer
+        self._pending = PendingCommits(restored)
+        self._committer: Committer | None = sink.open_committer() if self.commits_here else None
+
+    @property
+    def committer(self) -> Committer:
+        assert self._committer is not None, "this sink commits at the coordinator"
+        return self._committer
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        self.records_written += batch.num_rows
+        self._writer.write(batch)
+        return ()
+
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        return self._writer.rotate(checkpoint_id)
+
+    def described(
+        self, checkpoint_id: CheckpointId, written: Sequence[Committable]
+    ) -> OperatorSnapshot:
+        commits = self._pending.on_prepared(checkpoint_id, written)
+        return OperatorSnapshot(self.uid, self._subtask, commits=commits)
+
+    def on_complete(self, checkpoint_id: CheckpointId) -> Commit:
+        """What to commit here, now that this checkpoint is complete."""
+        return self._pending.on_complete(checkpoint_id)
+
+    def on_committed(self, checkpoint_id: CheckpointId) -> None:
+        self._pending.on_committed(checkpoint_id)
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._committer is not None:
+            self._committer.close()

@@ -1,0 +1,274 @@
+"""The user's functions, made to fit: each becomes a function from Arrow batches to Arrow batches.
+
+These objects travel to the executors inside the plan and work there without pyspark. Whatever a
+function gives back is checked against the schema that was declared for it.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from stillframe.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+Batches = Iterator[pa.RecordBatch]
+
+_SLICE_ROWS = 4_096
+"""A row function sees this many rows between two batches it emits, so that no step is long."""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What people call this function."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowFunction:
+    """`mapInArrow`: the function already speaks Arrow; only what it yields is checked."""
+
+    function: Callable[[Batches], Iterable[pa.RecordBatch]]
+    schema: pa.Schema
+
+    def __call__(self, batches: Batches) -> Batches:
+        for made in self.function(batches):
+            if not isinstance(made, pa.RecordBatch):
+                raise DataError(
+                    f"function {name_of(self.function)} yielded a {type(made).__name__}:"
+                    " mapInArrow wants pyarrow.RecordBatch objects"
+                )
+            yield _fitted(made, self.schema, name_of(self.function))
+
+
+@dataclass(frozen=True, slots=True)
+class PandasFunction:
+    """`mapInPandas`: timestamps are naive and in the session's time zone, as in PySpark."""
+
+    function: Callable[[Iterator[pandas.DataFrame]], Iterable[pandas.DataFrame]]
+    schema: pa.Schema
+    time_zone: str
+
+    def __call__(self, batches: Batches) -> Batches:
+        for frame in self.function(map(self._to_pandas, batches)):
+            yield self._from_pandas(frame)
+
+    def _to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
+        frame = batch.to_pandas()
+        for field in batch.schema:
+            if _is_instant(field.type):
+                local = frame[field.name].dt.tz_convert(self.time_zone)
+                frame[field.name] = local.dt.tz_localize(None)
+        return frame
+
+    def _from_pandas(self, frame: pandas.DataFrame) -> pa.RecordBatch:
+        name = name_of(self.function)
+        columns = getattr(frame, "columns", None)
+        if columns is None:
+            raise DataError(
+                f"function {name} yielded a {type(frame).__name__}: mapInPandas wants"
+                " pandas.DataFrame objects"
+            )
+        if sorted(map(str, columns)) != sorted(self.schema.names):
+            raise _mismatch(name, self.schema, f"columns {', '.join(map(str, columns))}")
+        arrays = [_column(name, field, self._series(frame, field)) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _series(self, frame: pandas.DataFrame, field: pa.Field) -> pandas.Series:
+        series = frame[field.name]
+        if _is_instant(field.type) and series.dtype.kind == "M" and series.dt.tz is None:
+            # ambiguous=False is PySpark's choice for the hour that a clock change repeats.
+            return series.dt.tz_localize(self.time_zone, ambiguous=False)
+        return series
+
+
+@dataclass(frozen=True, slots=True)
+class RowMap:
+    """`map_rows`: one record in, one record out, or None to drop it."""
+
+    function: Callable[[Any], Any]
+    schema: pa.Schema
+
+    def __call__(self, batches: Batches) -> Batches:
+        for rows in _slices_of_rows(batches):
+            made = [result for result in map(self.function, rows) if result is not None]
+            yield _batch_of(made, self.schema, name_of(self.function))
+
+
+@dataclass(frozen=True, slots=True)
+class RowFlatMap:
+    """`flat_map_rows`: one record in, any number out."""
+
+    function: Callable[[Any], Iterable[Any]]
+    schema: pa.Schema
+
+    def __call__(self, batches: Batches) -> Batches:
+        for rows in _slices_of_rows(batches):
+            yield _batch_of(self._flattened(rows), self.schema, name_of(self.function))
+
+    def _flattened(self, rows: Iterable[Any]) -> list[Any]:
+        made: list[Any] = []
+        for row in rows:
+            results = self.function(row)
+            if results is None or isinstance(results, str | bytes | Mapping):
+                raise DataError(
+                    f"function {name_of(self.function)} gave back {results!r}: flat_map_rows"
+                    " wants an iterable of records, such as a list of tuples"
+                )
+            made.extend(results)
+        return made
+
+
+class Record:
+    """One row: a named tuple whose fields also go by `row["app_id"]`, whatever their names are."""
+
+    __slots__ = ()
+    __fields__: tuple[str, ...] = ()
+    """The names of the columns; a `pyspark.sql.Row` keeps them here too."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)  # type: ignore[misc]
+        if key not in self.__fields__:
+            raise KeyError(f"no field {key!r} in this row: it has {', '.join(self.__fields__)}")
+        return super().__getitem__(self.__fields__.index(key))  # type: ignore[misc]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: self[place] for place, name in enumerate(self.__fields__)}
+
+    def __repr__(self) -> str:
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
+
+
+@lru_cache(maxsize=64)
+def record_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
+    """Makes records with these fields out of their values."""
+    # A named tuple reads its fields without a Python call; those with no good name get `_3`.
+    fields = namedtuple("Row", names, rename=True)  # type: ignore[misc]
+    made: Any = type("Row", (Record, fields), {"__slots__": (), "__fields__": names})
+    maker: Callable[[Iterable[Any]], Any] = made._make
+    return maker
+
+
+def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
+    for batch in batches:
+        make = record_maker(tuple(batch.schema.names))
+        for start in range(0, batch.num_rows, _SLICE_ROWS):
+            columns = [column.to_pylist() for column in batch.slice(start, _SLICE_ROWS).columns]
+            yield map(make, zip(*columns, strict=True))
+
+
+def _batch_of(made: Sequence[Any], schema: pa.Schema, function: str) -> pa.RecordBatch:
+    rows = [_values(result, schema, function) for result in made]
+    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [
+        _column(function, field, values) for field, values in zip(schema, columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _values(result: Any, schema: pa.Schema, function: str) -> Sequence[Any]:
+    """The values of one record in the order of the schema: by name where it has names."""
+    names = getattr(result, "__fields__", None) or getattr(result, "_fields", None)
+    if isinstance(result, Mapping):
+        by_name = result
+    elif names is not None and isinstance(result, tuple):
+        by_name = dict(zip(names, result, strict=True))
+    elif isinstance(result, tuple | list):
+        if len(result) != len(schema):
+            raise _mismatch(function, schema, f"{len(result)} values, {result!r}")
+        return result
+    else:
+        raise _mismatch(function, schema, f"{result!r}, which is no tuple, dict or Row")
+    if len(by_name) != len(schema) or any(name not in by_name for name in schema.names):
+        raise _mismatch(function, schema, f"fields {', '.join(map(str, by_name))}")
+    return [by_name[name] for name in schema.names]
+
+
+def _column(function: str, field: pa.Field, values: Any) -> pa.Array:
+    try:
+        array = pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"function {function} gave back values for column {field.name} that are no"
+            f" {field.type} ({error}): correct the function or its declared schema"
+        ) from error
+    _refuse_null(function, field, array)
+    return array
+
+
+def _fitted(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
+    """This batch with exactly the declared schema, if the difference is none of meaning."""
+    if made.schema.names != schema.names:
+        raise _mismatch(function, schema, _described(made.schema))
+    for found, declared in zip(made.schema, schema, strict=True):
+        if not _same_meaning(found.type, declared.type):
+            raise _mismatch(function, schema, _described(made.schema))
+    fitted = made if made.schema.equals(schema) else _cast(made, schema, function)
+    for field, column in zip(schema, fitted.columns, strict=True):
+        _refuse_null(function, field, column)
+    return fitted
+
+
+def _cast(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
+    columns = zip(made.columns, schema, strict=True)
+    try:
+        arrays = [column.cast(field.type) for column, field in columns]
+    except pa.ArrowException as error:
+        raise _mismatch(function, schema, f"{_described(made.schema)} ({error})") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _same_meaning(found: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether one type holds the other's values as they are; a number is never made a text."""
+    types = pa.types
+    if found.equals(declared) or types.is_null(found):
+        return True
+    if types.is_dictionary(found):
+        return _same_meaning(found.value_type, declared)
+    if types.is_integer(found) and types.is_integer(declared):
+        return bool(found.bit_width <= declared.bit_width)
+    if types.is_floating(found) and types.is_floating(declared):
+        return bool(found.bit_width <= declared.bit_width)
+    if types.is_timestamp(found) and types.is_timestamp(declared):
+        return (found.tz is None) == (declared.tz is None)
+    if _is_text(found) or _is_bytes(found):
+        return _is_text(declared) if _is_text(found) else _is_bytes(declared)
+    return types.is_nested(found) and found.id == declared.id
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_instant(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+def _refuse_null(function: str, field: pa.Field, column: pa.Array) -> None:
+    if not field.nullable and column.null_count:
+        raise DataError(
+            f"function {function} gave back null for column {field.name}, which is declared as"
+            " never null: correct the function or its declared schema"
+        )
+
+
+def _mismatch(function: str, schema: pa.Schema, seen: str) -> DataError:
+    return DataError(
+        f"function {function} declared {_described(schema)} but gave back {seen}: make the two"
+        " agree"
+    )
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,329 @@
+"""One slot: a loop that steps the subtasks of its index, and everything they need around them.
+
+Theory of operation
+-------------------
+`run_slot` is called on an executor, in the Python worker of one barrier task. It opens its data
+port, reports to the coordinator, and waits for the order to start, which brings the peers'
+addresses and the state to start from. Then one thread, this one, steps all subtasks until it is
+told to end. Whatever other threads have to say (orders, finished writes, finished commits, a lost
+connection) they put into the slot's mailbox and wake the loop; nobody else touches a subtask.
+
+Losing the coordinator or a peer ends the slot at once: it stops processing and committing, and
+raises, so that the worker process ends with it and nothing of it can reach the next attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pyarrow as pa
+
+from stillframe.clock import Clock, SystemClock
+from stillframe.errors import DataError, SnapshotDamaged, StillframeError, UserCodeError
+from stillframe.graph.launch import SlotLaunch
+from stillframe.graph.plan import SubtaskRef
+from stillframe.ids import CheckpointId, Epoch, SlotIndex
+from stillframe.protocol.commits import Commit
+from stillframe.protocol.manifests import OperatorSnapshot, SubtaskTimings
+from stillframe.runtime.assembly import Surroundings, assemble
+from stillframe.runtime.control import Control
+from stillframe.runtime.elements import Barrier
+from stillframe.runtime.network import Network
+from stillframe.runtime.operators import Background, Writing
+from stillframe.protocol.messages import (
+    AbortCheckpoint,
+    Acknowledged,
+    Committed,
+    CompleteCheckpoint,
+    Declined,
+    Drained,
+    EndSlot,
+    Failed,
+    FailureCause,
+    Order,
+    Progress,
+    Report,
+    Running,
+    StartSlot,
+    StillThere,
+    TriggerCheckpoint,
+)
+from stillframe.runtime.task import SnapshotStarted, SourceSubtask, Subtask, TaskEvents
+from stillframe.storage.store import open_store
+from stillframe.wire import Address, ConnectionLost
+
+_START_SECONDS_MAX = 120.0
+_CONNECT_SECONDS_MAX = 30.0
+_FLUSH_SECONDS_MAX = 10.0
+_STEPS_PER_TURN = 16
+"""How many elements a subtask may take before the mailbox is looked at again."""
+
+
+class SlotLost(StillframeError):
+    """The slot can no longer be part of its attempt."""
+
+
+def run_slot(
+    launch: SlotLaunch,
+    slot: SlotIndex,
+    host: str,
+    pid: int,
+    feed: Iterator[pa.RecordBatch] | None,
+) -> None:
+    """Run one slot until the coordinator ends it; raises if it ends any other way."""
+    running = _Slot(launch, slot, host, pid, feed, SystemClock())
+    try:
+        running.run()
+    except Exception as error:
+        running.report_failure(error)
+        raise
+    finally:
+        running.close()
+
+
+class _Slot(TaskEvents):
+    def __init__(
+        self,
+        launch: SlotLaunch,
+        slot: SlotIndex,
+        host: str,
+        pid: int,
+        feed: Iterator[pa.RecordBatch] | None,
+        clock: Clock,
+    ) -> None:
+        self._launch = launch
+        self._slot = slot
+        self._feed = feed
+        self._clock = clock
+        self._mailbox: deque[Callable[[], None]] = deque()
+        self._awake = threading.Event()
+        self._lost: str | None = None
+        self._ended = False
+        self._start: StartSlot | None = None
+        self._subtasks: dict[SubtaskRef, Subtask] = {}
+        self._store = open_store(launch.store_address) if launch.store_address else None
+        self._snapshot_pool = ThreadPoolExecutor(2, "stillframe-snapshot")
+        self._commit_pool = ThreadPoolExecutor(1, "stillframe-commit")
+        self._network = Network(
+            job=launch.plan.job,
+            host=host,
+            secret=launch.secret,
+            attempt=launch.attempt,
+            slot=slot,
+            buffer_bytes_max=launch.channel_buffer_bytes,
+            wake=self._awake.set,
+        )
+        self._control = Control(
+            launch.coordinator,
+            launch.secret,
+            {
+                "kind": "control",
+                "job": launch.plan.job,
+                "attempt": launch.attempt,
+                "slot": slot,
+                "pid": pid,
+                "host": self._network.address.host,
+                "port": self._network.address.port,
+            },
+            clock,
+            self._progress,
+            on_order=lambda order: self._mail(lambda: self._obey(order)),
+            on_lost=self._lose,
+        )
+
+    def run(self) -> None:
+        self._await_start()
+        assert self._start is not None
+        self._subtasks = assemble(
+            Surroundings(
+                plan=self._launch.plan,
+                slot=self._slot,
+                attempt=self._launch.attempt,
+                state=self._start.state,
+                store=self._store,
+                network=self._network,
+                channel_buffer_bytes=self._launch.channel_buffer_bytes,
+                clock=self._clock,
+                wake=self._awake.set,
+                feed=self._feed,
+                events=self,
+            )
+        )
+        peers = {
+            peer: Address(*where) for peer, where in self._start.peers.items() if peer != self._slot
+        }
+        self._network.connect(peers, _CONNECT_SECONDS_MAX)
+        self._control.send(Running())
+        if self._start.restored_checkpoint is not None:
+            assert self._start.restored_epoch is not None
+            for subtask in self._subtasks.values():
+                subtask.on_complete(self._start.restored_checkpoint, self._start.restored_epoch)
+        self._loop()
+
+    def report_failure(self, error: Exception) -> None:
+        """Tell the coordinator why, if it is still there to hear it."""
+        is_ours = isinstance(error, StillframeError)
+        reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(ConnectionLost):  # it may have ended the attempt without us
+            self._control.send(Failed(reason, _cause_of(error)))
+
+    def close(self) -> None:
+        """Give everything back; no thread of ours outlives this, because workers are reused."""
+        self._lost = self._lost or "the slot has ended"
+        if self._ended:
+            self._network.close(_FLUSH_SECONDS_MAX)
+        else:
+            self._network.abort()
+        self._snapshot_pool.shutdown(wait=True, cancel_futures=True)
+        self._commit_pool.shutdown(wait=True, cancel_futures=True)
+        for subtask in self._subtasks.values():
+            subtask.close()
+        self._control.close()
+
+    # --- the loop ---
+
+    def _await_start(self) -> None:
+        deadline = self._clock.monotonic_seconds() + _START_SECONDS_MAX
+        while self._start is None:
+            self._read_mail()
+            left = deadline - self._clock.monotonic_seconds()
+            if self._start is None and (left <= 0 or self._ended):
+                raise SlotLost(f"slot {self._slot} was not started within {_START_SECONDS_MAX:g} s")
+            if self._start is None:
+                self._awake.wait(left)
+                self._awake.clear()
+
+    def _loop(self) -> None:
+        subtasks = list(self._subtasks.values())
+        while True:
+            # Cleared before looking, so that what happens while we look wakes us again.
+            self._awake.clear()
+            self._read_mail()
+            if self._ended:
+                return
+            progressed = False
+            for subtask in subtasks:
+                for _ in range(_STEPS_PER_TURN):
+                    if not subtask.step():
+                        break
+                    progressed = True
+            if not progressed:
+                self._awake.wait(min(subtask.idle_seconds_max() for subtask in subtasks))
+
+    def _read_mail(self) -> None:
+        while self._mailbox:
+            self._mailbox.popleft()()
+        failure = self._lost or self._network.failure()
+        if failure and not self._ended:
+            raise SlotLost(f"slot {self._slot}: {failure}")
+
+    def _mail(self, letter: Callable[[], None]) -> None:
+        self._mailbox.append(letter)
+        self._awake.set()
+
+    def _lose(self, reason: str) -> None:
+        self._lost = reason
+        self._awake.set()
+
+    # --- orders from the coordinator ---
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case StartSlot():
+                self._start = order
+            case TriggerCheckpoint(checkpoint_id, triggered_at_ms):
+                for subtask in self._subtasks.values():
+                    if isinstance(subtask, SourceSubtask):
+                        subtask.on_trigger(Barrier(checkpoint_id, triggered_at_ms))
+            case CompleteCheckpoint(checkpoint_id, epoch):
+                for subtask in self._subtasks.values():
+                    subtask.on_complete(checkpoint_id, epoch)
+            case AbortCheckpoint(checkpoint_id):
+                for subtask in self._subtasks.values():
+                    subtask.on_abort(checkpoint_id)
+            case EndSlot():
+                self._ended = True
+            case StillThere():
+                pass  # that it came is what it says
+
+    # --- what subtasks say ---
+
+    def snapshot_started(self, subtask: SubtaskRef, started: SnapshotStarted) -> None:
+        def write() -> None:
+            results = [_answer_or_error(background) for background in started.writes]
+            self._mail(lambda: self._subtasks[subtask].on_written(started.checkpoint_id, results))
+
+        self._snapshot_pool.submit(write)
+
+    def snapshot_unwanted(self, operators: Sequence[OperatorSnapshot]) -> None:
+        store = self._store
+        paths = [state.file.path for operator in operators for state in operator.keyed]
+        if store is not None and paths:
+            self._snapshot_pool.submit(lambda: [store.delete(path) for path in paths])
+
+    def acknowledged(
+        self,
+        subtask: SubtaskRef,
+        checkpoint_id: CheckpointId,
+        operators: Sequence[OperatorSnapshot],
+        timings: SubtaskTimings,
+    ) -> None:
+        self._control.send(
+            Acknowledged(*subtask, checkpoint_id, operators=tuple(operators), timings=timings)
+        )
+
+    def declined(self, subtask: SubtaskRef, checkpoint_id: CheckpointId, reason: str) -> None:
+        self._control.send(Declined(checkpoint_id, reason))
+
+    def commit_wanted(
+        self, subtask: SubtaskRef, sink: Writing, epoch: Epoch, commit: Commit
+    ) -> None:
+        def commit_now() -> None:
+            if self._lost:
+                return
+            try:
+                if commit.committables:
+                    sink.committer.commit(epoch, commit.committables)
+            except Exception as error:  # whatever the outside said: the attempt tries again
+                self._lose(f"a commit failed ({error})")
+                return
+            self._mail(lambda: self._subtasks[subtask].on_committed(sink, commit.checkpoint_id))
+
+        self._commit_pool.submit(commit_now)
+
+    def committed(self, subtask: SubtaskRef, checkpoint_id: CheckpointId) -> None:
+        self._control.send(Committed(*subtask, checkpoint_id))
+
+    def drained(self, subtask: SubtaskRef) -> None:
+        self._control.send(Drained(*subtask))
+
+    def _progress(self) -> Report:
+        subtasks = list(self._subtasks.values())
+        return Progress(
+            records_in=sum(subtask.counters.records_read for subtask in subtasks),
+            records_out=sum(subtask.records_written for subtask in subtasks),
+        )
+
+
+def _cause_of(error: Exception) -> FailureCause:
+    match error:
+        case DataError() | UserCodeError():
+            return "permanent"
+        case SnapshotDamaged():
+            return "damaged snapshot"
+        case SlotLost() | ConnectionLost():
+            return "bystander"
+        case _:
+            return "other"
+
+
+def _answer_or_error(background: Background) -> object:
+    try:
+        return cast(object, background())
+    except Exception as error:  # it is judged in the loop, by what kind of operator it came from
+        return error

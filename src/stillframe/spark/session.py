@@ -1,0 +1,96 @@
+"""`stillframe.on(spark)`: where streams are read and jobs are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+from stillframe.config import JobConfig, job_config
+from stillframe.errors import BuildError, StartRefused
+from stillframe.spark import formats
+from stillframe.spark.frames import frame_node
+from stillframe.spark.reader import StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from stillframe.coordinator.query import Query
+    from stillframe.graph.logical import Node
+    from stillframe.spark.stream import Stream
+    from stillframe.spark.writer import StreamWriter
+
+
+class Still:
+    """Stillframe on one Spark session. Made by `stillframe.on`; several may share a session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        _refuse_connect(spark)
+        self.spark = spark
+
+    @property
+    def readStream(self) -> StreamReader:
+        return StreamReader(self)
+
+    def stream(self, frame: DataFrame) -> Stream:
+        """The rows of any bounded DataFrame as a stream.
+
+        Spark evaluates the DataFrame when the job runs. A plan that gives the same rows in the
+        same order each time feeds the slots directly; any other is written to files first, once.
+        """
+        from stillframe.spark.stream import Stream
+
+        return Stream.reading(self, frame_node(self.spark, frame))
+
+    def start(self, name: str, *writers: StreamWriter, **options: Any) -> Query:
+        """Start one job that feeds all these writers; their sinks share every checkpoint.
+
+        Job options such as checkpointLocation may be given here or to any of the writers.
+        """
+        from stillframe.spark import launch
+
+        sinks, config = self.prepare(name, *writers, **options)
+        return launch.start(self.spark, name, sinks, config)
+
+    def prepare(
+        self, name: str, *writers: StreamWriter, **options: Any
+    ) -> tuple[list[Node], JobConfig]:
+        """What `start` would hand to Spark, after every check that can be made before it runs."""
+        if not writers:
+            raise BuildError(
+                f"job {name!r} has no sink: give still.start(...) at least one stream.writeStream"
+            )
+        given = [{key: formats.option_text(value) for key, value in options.items()}]
+        given += [writer.job_options() for writer in writers]
+        config = self.job_config(_merged(given))
+        return [writer.sink_node(name, config) for writer in writers], config
+
+    def job_config(self, options: Mapping[str, str]) -> JobConfig:
+        """These options, and below them the session's `spark.stillframe.*`."""
+        return job_config(options, self.spark.conf.getAll)
+
+
+def _refuse_connect(spark: object) -> None:
+    # By name: the classes of Spark Connect cannot be imported where its packages are missing.
+    kind = type(spark).__module__
+    if kind.startswith("pyspark.sql.connect"):
+        raise StartRefused(
+            "this is a Spark Connect session, whose coordinator would sit in a client that the"
+            " executors cannot reach: use a classic session, SparkSession.builder.master(...)"
+        )
+    if not isinstance(spark, SparkSession):
+        raise BuildError(f"stillframe.on(...) takes a SparkSession, not a {type(spark).__name__}")
+
+
+def _merged(given: list[dict[str, str]]) -> dict[str, str]:
+    """All job options; two writers of one job must not disagree."""
+    merged: dict[str, tuple[str, str]] = {}
+    for options in given:
+        for name, value in options.items():
+            before = merged.setdefault(name.lower(), (name, value))[1]
+            if before != value:
+                raise BuildError(
+                    f"option {name} is {before!r} and {value!r} in one job: give it once"
+                )
+    return dict(merged.values())

@@ -1,0 +1,400 @@
+"""`Stream`: what a DataFrame is in PySpark, for rows that keep coming.
+
+Theory of operation: a stream keeps a node of the graph and an empty DataFrame with its columns.
+An operation is applied to the empty DataFrame first, so that Spark's analyzer says what the result
+looks like and what is wrong; then it is translated into nodes. Nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import StructType
+
+from stillframe.errors import BuildError
+from stillframe.graph import expressions as graph
+from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Operator, Project
+from stillframe.graph.plan import build_plan
+from stillframe.runtime.row_functions import (
+    ArrowFunction,
+    Batches,
+    PandasFunction,
+    RowFlatMap,
+    RowMap,
+    name_of,
+)
+from stillframe.spark.expressions import (
+    Aggregation,
+    aggregation_of,
+    condition_of,
+    projection_of,
+)
+from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
+from stillframe.state.aggregates import unsupported
+
+if TYPE_CHECKING:
+    import pandas
+
+    from stillframe.spark.session import Still
+    from stillframe.spark.writer import StreamWriter
+
+ColumnOrName = Column | str
+
+_NEVER_ENDS = "a stream never ends, so its rows cannot be fetched: write it somewhere, writeStream"
+_BEFORE = "do it with Spark before still.stream(df), or per epoch in foreachBatch"
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("collect", "show", "take", "head", "first", "tail", "toPandas", "toArrow", "count",
+         "toLocalIterator", "isEmpty", "foreach", "foreachPartition"),
+        _NEVER_ENDS,
+    ),
+    **dict.fromkeys(("orderBy", "sort"), f"a stream has no last row to sort by; {_BEFORE}"),
+    **dict.fromkeys(("limit", "offset"), f"a stream is not cut off; {_BEFORE}"),
+    **dict.fromkeys(
+        ("join", "crossJoin", "union", "unionAll", "unionByName"),
+        f"streams cannot be brought together yet; {_BEFORE}",
+    ),
+    **dict.fromkeys(
+        ("distinct", "dropDuplicates", "drop_duplicates", "dropDuplicatesWithinWatermark"),
+        f"duplicates cannot be dropped yet; {_BEFORE}",
+    ),
+    "withWatermark": f"watermarks are not there yet; {_BEFORE}",
+    "write": "a stream is written with writeStream",
+    "agg": "say groupBy().agg(...)",
+}  # fmt: skip
+
+
+class NotOffered(BuildError, AttributeError):
+    """A method that a DataFrame has and a stream has not."""
+
+
+class Stream:
+    """Rows that keep coming, with the columns and methods of a DataFrame. Immutable."""
+
+    def __init__(
+        self,
+        still: Still,
+        node: Node,
+        frame: DataFrame,
+        *,
+        principal: Node | None = None,
+        is_updates: bool = False,
+    ) -> None:
+        self._still = still
+        self._node = node
+        self._frame = frame
+        self._principal = principal or node
+        """Whose uid and parallelism are meant: an aggregate, not the projection behind it."""
+        self._is_updates = is_updates
+        """Whether a row replaces the one before it with the same key."""
+
+    @classmethod
+    def reading(cls, still: Still, node: Node) -> Stream:
+        """The stream that a source gives."""
+        return cls(still, node, empty_frame(still.spark, node.schema))
+
+    # --- What it looks like -------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """Its place in the graph."""
+        return self._node
+
+    @property
+    def still(self) -> Still:
+        return self._still
+
+    @property
+    def schema(self) -> StructType:
+        return self._frame.schema
+
+    @property
+    def columns(self) -> list[str]:
+        return self._frame.columns
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        return self._frame.dtypes
+
+    @property
+    def isStreaming(self) -> bool:
+        return True
+
+    @property
+    def is_updates(self) -> bool:
+        """Whether rows are new values of keys, as an aggregation makes them."""
+        return self._is_updates
+
+    def printSchema(self, level: int | None = None) -> None:
+        self._frame.printSchema(level)
+
+    def explain(self) -> None:
+        """Print the physical plan: tasks, their parallelism, and how records travel between them."""
+        config = self._still.job_config({})
+        slots = config.parallelism or self._still.spark.sparkContext.defaultParallelism
+        print(build_plan("stream", [self._node], slots, config.max_parallelism).explain())
+
+    def __repr__(self) -> str:
+        return f"Stream[{', '.join(f'{name}: {kind}' for name, kind in self.dtypes)}]"
+
+    def __getitem__(self, item: Any) -> Any:
+        """A column by name or place; as in PySpark, a list selects and a Column filters."""
+        if isinstance(item, Column):
+            return self.filter(item)
+        if isinstance(item, list | tuple):
+            return self.select(*item)
+        return self._frame[item]
+
+    def __getattr__(self, name: str) -> Column:
+        if name.startswith("_"):
+            raise AttributeError(f"a stream has no attribute {name!r}")
+        if name in self._frame.columns:
+            return self._frame[name]
+        if name in _REFUSED or hasattr(DataFrame, name):
+            why = _REFUSED.get(name, _BEFORE)
+            raise NotOffered(f"a stream has no {name}: {why}")
+        column: Column = self._frame.__getattr__(name)  # raises in Spark's words
+        return column
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *(c for c in self.columns if c.isidentifier())})
+
+    # --- Rows in, rows out --------------------------------------------------------------------
+
+    def select(self, *cols: ColumnOrName | list[ColumnOrName]) -> Stream:
+        return self._projected(self._frame.select(*cols))
+
+    def selectExpr(self, *expr: str | list[str]) -> Stream:
+        return self._projected(self._frame.selectExpr(*expr))
+
+    def withColumn(self, colName: str, col: Column) -> Stream:
+        return self._projected(self._frame.withColumn(colName, col))
+
+    def withColumns(self, colsMap: dict[str, Column]) -> Stream:
+        return self._projected(self._frame.withColumns(colsMap))
+
+    def withColumnRenamed(self, existing: str, new: str) -> Stream:
+        return self._projected(self._frame.withColumnRenamed(existing, new))
+
+    def withColumnsRenamed(self, colsMap: dict[str, str]) -> Stream:
+        return self._projected(self._frame.withColumnsRenamed(colsMap))
+
+    def drop(self, *cols: ColumnOrName) -> Stream:
+        return self._projected(self._frame.drop(*cols))
+
+    def toDF(self, *cols: str) -> Stream:
+        return self._projected(self._frame.toDF(*cols))
+
+    def filter(self, condition: ColumnOrName) -> Stream:
+        filtered = self._frame.filter(condition)
+        return self._then(Filter(condition_of(filtered)), self._node.schema, self._frame)
+
+    where = filter
+
+    def alias(self, alias: str) -> Stream:
+        """The same rows; their columns also go by `alias.column`."""
+        return self._with(self._node, self._frame.alias(alias))
+
+    def transform(self, func: Callable[..., Stream], *args: Any, **kwargs: Any) -> Stream:
+        return func(self, *args, **kwargs)
+
+    def mapInArrow(
+        self, func: Callable[[Batches], Iterable[pa.RecordBatch]], schema: str | StructType
+    ) -> Stream:
+        """Call `func` on executors with an iterator over record batches; emit what it yields.
+
+        It is called once per batch, never once per partition: what it keeps in variables of its
+        own does not survive, and is in no checkpoint.
+        """
+        declared = parse_schema(self._still.spark, schema)
+        return self._mapped(func, ArrowFunction(func, to_arrow_schema(declared)), declared)
+
+    def mapInPandas(
+        self,
+        func: Callable[[Iterator[pandas.DataFrame]], Iterable[pandas.DataFrame]],
+        schema: str | StructType,
+    ) -> Stream:
+        """As `mapInArrow`, with pandas DataFrames."""
+        declared = parse_schema(self._still.spark, schema)
+        zone = str(self._still.spark.conf.get("spark.sql.session.timeZone"))
+        function = PandasFunction(func, to_arrow_schema(declared), zone)
+        return self._mapped(func, function, declared)
+
+    def map_rows(self, function: Callable[[Any], Any], schema: str | StructType) -> Stream:
+        """Call `function` with each row; it gives back a tuple, dict or Row, or None to drop it.
+
+        This costs a Python call per row: expressions and `mapInArrow` are much faster.
+        """
+        declared = parse_schema(self._still.spark, schema)
+        return self._mapped(function, RowMap(function, to_arrow_schema(declared)), declared)
+
+    def flat_map_rows(
+        self, function: Callable[[Any], Iterable[Any]], schema: str | StructType
+    ) -> Stream:
+        """As `map_rows`, but `function` gives back any number of rows: a list, or a generator."""
+        declared = parse_schema(self._still.spark, schema)
+        return self._mapped(function, RowFlatMap(function, to_arrow_schema(declared)), declared)
+
+    def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
+        if self._is_updates:
+            raise BuildError(
+                "this stream is already aggregated, and grouping its updates again would count"
+                " every new value beside the old one: group once, by the keys that are wanted"
+            )
+        return GroupedStream(self, self._frame.groupBy(*cols))
+
+    groupby = groupBy
+
+    @property
+    def writeStream(self) -> StreamWriter:
+        from stillframe.spark.writer import StreamWriter
+
+        return StreamWriter(self)
+
+    # --- Ours ---------------------------------------------------------------------------------
+
+    def uid(self, name: str) -> Stream:
+        """Name the operator that made this stream, so that its state finds it after changes."""
+        return self._with_principal(self._principal.with_uid(name))
+
+    def parallelism(self, subtasks: int) -> Stream:
+        """Run the operator that made this stream in this many subtasks."""
+        return self._with_principal(self._principal.with_parallelism(subtasks))
+
+    # --- How it is built ----------------------------------------------------------------------
+
+    def aggregated(self, frame: DataFrame) -> Stream:
+        """This stream as Spark understood a grouping of it; called by `GroupedStream`."""
+        made = aggregation_of(frame)
+        node = _projection(self._node, made.before, _schema_of(made.before))
+        _refuse_unsupported(made, node.schema)
+        aggregate = Node(Aggregate(made.keys, made.calls), _aggregate_schema(made, node), (node,))
+        last = _projection(aggregate, made.after, to_arrow_schema(frame.schema))
+        return Stream(
+            self._still, last, _leaf(frame), principal=aggregate, is_updates=True
+        )
+
+    def _projected(self, frame: DataFrame) -> Stream:
+        _refuse_repeated(frame.columns)
+        node = _projection(self._node, projection_of(frame), to_arrow_schema(frame.schema))
+        return self._with(node, _leaf(frame))
+
+    def _mapped(
+        self,
+        given: Callable[..., Any],
+        function: Callable[[Batches], Iterable[pa.RecordBatch]],
+        declared: StructType,
+    ) -> Stream:
+        if not callable(given):
+            raise BuildError(f"a function is wanted here, not {given!r}")
+        schema = to_arrow_schema(declared)
+        _refuse_repeated(schema.names)
+        frame = empty_frame(self._still.spark, declared)
+        return self._then(MapInArrow(function, name_of(given)), schema, frame)
+
+    def _then(self, operator: Operator, schema: pa.Schema, frame: DataFrame) -> Stream:
+        return self._with(Node(operator, schema, (self._node,)), frame)
+
+    def _with(self, node: Node, frame: DataFrame) -> Stream:
+        principal = self._principal if node is self._node else node
+        return Stream(
+            self._still, node, frame, principal=principal, is_updates=self._is_updates
+        )
+
+    def _with_principal(self, principal: Node) -> Stream:
+        last = self._node
+        node = principal
+        if last is not self._principal:
+            node = Node(last.operator, last.schema, (principal,))
+        return Stream(
+            self._still, node, self._frame, principal=principal, is_updates=self._is_updates
+        )
+
+
+class GroupedStream:
+    """What `groupBy` gives: PySpark's GroupedData for a stream."""
+
+    def __init__(self, stream: Stream, grouped: Any) -> None:
+        self._stream = stream
+        self._grouped = grouped
+
+    def agg(self, *exprs: Column | dict[str, str]) -> Stream:
+        return self._stream.aggregated(self._grouped.agg(*exprs))
+
+    def count(self) -> Stream:
+        return self._stream.aggregated(self._grouped.count())
+
+    def sum(self, *cols: str) -> Stream:
+        return self._stream.aggregated(self._grouped.sum(*cols))
+
+    def min(self, *cols: str) -> Stream:
+        return self._stream.aggregated(self._grouped.min(*cols))
+
+    def max(self, *cols: str) -> Stream:
+        return self._stream.aggregated(self._grouped.max(*cols))
+
+    def avg(self, *cols: str) -> Stream:
+        return self._stream.aggregated(self._grouped.avg(*cols))
+
+    mean = avg
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a grouped stream has no attribute {name!r}")
+        raise NotOffered(
+            f"a grouped stream has no {name}: it has count, sum, min, max, avg and agg; {_BEFORE}"
+        )
+
+
+def _projection(
+    upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema
+) -> Node:
+    """A node that computes these columns; none where they are what comes in."""
+    same = [graph.Named(field.name, graph.Column(field.name, field.type)) for field in upstream.schema]
+    if list(columns) == same:
+        return upstream
+    return Node(Project(columns), schema, (upstream,))
+
+
+def _leaf(frame: DataFrame) -> DataFrame:
+    """An empty DataFrame whose columns are those of `frame`, also to Spark's analyzer.
+
+    A column is known to Spark by an id. Those that an operation passes on keep theirs, so that
+    `clicks.select("id", "app_id").filter(clicks.id > 7)` means what it means in PySpark.
+    """
+    spark = frame.sparkSession
+    output = frame._jdf.queryExecution().analyzed().output()
+    sql = spark._jvm.org.apache.spark.sql
+    relation = sql.catalyst.plans.logical.LocalRelation.apply(output)
+    return DataFrame(sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
+
+
+def _schema_of(columns: Iterable[graph.Named]) -> pa.Schema:
+    return pa.schema([(column.name, column.expression.type) for column in columns])
+
+
+def _aggregate_schema(made: Aggregation, upstream: Node) -> pa.Schema:
+    keys = [upstream.schema.field(name) for name in made.keys]
+    return pa.schema([*keys, *(pa.field(call.name, call.type) for call in made.calls)])
+
+
+def _refuse_unsupported(made: Aggregation, schema: pa.Schema) -> None:
+    for call in made.calls:
+        kind = None if call.input is None else schema.field(call.input).type
+        why = unsupported(call, kind)
+        if why is not None:
+            raise BuildError(
+                f"the aggregate {call.name} cannot be kept for a stream ({why}): cast its column"
+                " to another type, or leave it out"
+            )
+
+
+def _refuse_repeated(names: list[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise BuildError(
+            f"two columns would have the name {repeated[0]}: rename one of them with alias(...)"
+        )

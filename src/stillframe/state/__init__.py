@@ -1,0 +1,1 @@
+"""What operators remember: columns, key indexes, and the files they are snapshotted to."""

@@ -1,0 +1,111 @@
+"""Names of things below a job's directory: `<root>/<job>/`.
+
+    chk-<n>/_metadata                               the manifest of checkpoint n
+    chk-<n>/<uid>-<subtask>-<attempt>-<state>.arrow one keyed state of one subtask
+    log/<20 digits>                                 the job log
+    staged/<attempt>/chk-<n>/<uid>-<subtask>-<name> prepared for a sink, not yet committed
+
+Everything but the job's own directory is relative to it. Names that users choose (jobs, uids,
+states) are quoted: letters and digits of any script, `_`, `-` and `.` stay, the rest becomes
+`%XX`, so that two names never share a file.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stillframe.errors import BuildError
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+
+LOG_DIRECTORY = "log"
+STAGED_DIRECTORY = "staged"
+
+_NAME_BYTES_MAX = 100
+"""File systems allow 255 bytes; a state file's name holds two quoted names and three numbers."""
+
+
+def quoted_name(name: str, what: str, kept: str = "_-.") -> str:
+    """A name as (a part of) a file name; `what` says in an error what it is the name of.
+
+    `kept` are the signs that stay as they are, besides letters and digits.
+    """
+    if not name:
+        raise BuildError(f"the {what} is empty: give it a name")
+    try:
+        quoted = "".join(_quoted(char, kept) for char in name)
+    except UnicodeEncodeError as error:
+        raise BuildError(f"the {what} {name!r} is not valid Unicode: choose another") from error
+    if quoted.startswith("."):  # `.`, `..` and hidden files are not ours to make
+        quoted = "%2E" + quoted[1:]
+    if len(quoted.encode()) > _NAME_BYTES_MAX:
+        raise BuildError(
+            f"the {what} {name!r} takes {len(quoted.encode())} bytes as a file name, more than"
+            f" {_NAME_BYTES_MAX}: choose a shorter one"
+        )
+    return quoted
+
+
+def _quoted(char: str, kept: str) -> str:
+    encoded = char.encode()
+    if char.isalnum() or char in kept:
+        return char
+    return "".join(f"%{byte:02X}" for byte in encoded)
+
+
+def job_directory(job: str) -> str:
+    """Below the store's root; everything else here is below it."""
+    return quoted_name(job, "job name")
+
+
+def checkpoint_directory(checkpoint_id: CheckpointId) -> str:
+    return f"chk-{checkpoint_id}"
+
+
+def checkpoint_id_of(name: str) -> CheckpointId | None:
+    """The checkpoint that a child of the job's directory belongs to, if it is one's directory."""
+    match = re.fullmatch(r"chk-([1-9][0-9]*)", name, re.ASCII)
+    return CheckpointId(int(match[1])) if match else None
+
+
+def metadata_path(checkpoint_id: CheckpointId) -> str:
+    return f"{checkpoint_directory(checkpoint_id)}/_metadata"
+
+
+def state_path(
+    checkpoint_id: CheckpointId,
+    uid: OperatorUid,
+    subtask: SubtaskIndex,
+    attempt: Attempt,
+    state: str,
+) -> str:
+    # The last three parts are free of `-`, so that the name can be taken apart from its end:
+    # uid `a-1` and state `x`, or uid `a` and state `1-x`, must not meet in one file.
+    state_part = quoted_name(state, "state name", kept="_.")
+    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{attempt}-{state_part}.arrow"
+    return f"{checkpoint_directory(checkpoint_id)}/{name}"
+
+
+def log_path(sequence: int) -> str:
+    return f"{LOG_DIRECTORY}/{sequence:020d}"
+
+
+def sequence_of(name: str) -> int | None:
+    """The sequence number that a child of the log's directory stands for, if it is an entry."""
+    return int(name) if re.fullmatch(r"[0-9]{20}", name, re.ASCII) else None
+
+
+def staged_directory(attempt: Attempt) -> str:
+    """All that one attempt staged."""
+    return f"{STAGED_DIRECTORY}/{attempt}"
+
+
+def staged_path(
+    attempt: Attempt,
+    checkpoint_id: CheckpointId,
+    uid: OperatorUid,
+    subtask: SubtaskIndex,
+    name: str,
+) -> str:
+    part = quoted_name(name, "staged file's name", kept="_.")
+    directory = f"{staged_directory(attempt)}/{checkpoint_directory(checkpoint_id)}"
+    return f"{directory}/{quoted_name(uid, 'operator uid')}-{subtask}-{part}"

@@ -1,0 +1,119 @@
+"""The store contract: where snapshots and the job log live, and what may be relied on there.
+
+Rules of this file
+------------------
+1. A path is relative to the store's root, with `/` between its parts: `chk-7/_metadata`.
+2. A file is there as a whole or not at all, whatever dies and whenever; once written it is never
+   changed, only deleted.
+3. What goes wrong outside is a `StorageError` of one sentence that names the file.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from stillframe.errors import BuildError
+
+Chunk: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a file holds now; recorded, so that damage is seen when it is read."""
+
+    length_bytes: int
+    crc32: int
+
+
+class Store(ABC):
+    """A directory tree of files that are written once. Every method may be called by any thread."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """What `open_store` needs to open this store again, also on another machine."""
+
+    @abstractmethod
+    def below(self, directory: str) -> Store:
+        """The same store, rooted at one of its directories, which need not exist yet."""
+
+    @abstractmethod
+    def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
+        """Make a new file of these chunks, in order.
+
+        When it returns the file is complete and durable; when it raises there is no such file.
+        A file that is there already is left alone and is an error.
+        """
+
+    @abstractmethod
+    def create_if_absent(self, path: str, data: bytes) -> bool:
+        """Make a new file, whole and durable; False if there already was one of that name.
+
+        Of any number of callers, on any machines, exactly one gets True. After a `StorageError`
+        the file may be there or not: look before you conclude anything.
+        """
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """The whole file, unverified; a missing one is a `SnapshotDamaged`."""
+
+    @abstractmethod
+    def read_verified(self, path: str, length_bytes: int, crc32: int) -> pa.Buffer:
+        """The whole file if it is what was recorded, otherwise (or missing) `SnapshotDamaged`."""
+
+    @abstractmethod
+    def list(self, directory: str) -> builtins.list[str]:
+        """The names of a directory's children, sorted; none if there is no such directory."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file; that it is gone already is fine."""
+
+    @abstractmethod
+    def delete_directory(self, path: str) -> None:
+        """Remove a directory and all below it, left-overs too; that it is gone already is fine."""
+
+
+def open_store(address: str) -> Store:
+    """The store at a plain path or a `file:` URL. Building it touches nothing on disk."""
+    # Imported here because the local store is itself built on this contract.
+    from stillframe.storage.local import LocalStore
+
+    return LocalStore(_local_path(address))
+
+
+# Two letters at least, so that `c:/x` stays a path; one slash, because Hadoop writes `file:/x` too.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def _local_path(address: str) -> Path:
+    if not address.strip():
+        raise BuildError("the checkpoint location is empty: give a directory")
+    scheme = _SCHEME.match(address)
+    if not scheme:
+        return Path(address)
+    if scheme[1].lower() != "file":
+        raise BuildError(
+            f"the checkpoint location {address!r} is on {scheme[1]!r}, but only local directories"
+            " are supported for now: give a path or a file:// URL"
+        )
+    # By hand, because a URL parser would cut a directory's name at `?` or `#`.
+    machine, path = "", address[scheme.end() - 1 :]
+    if path.startswith("//"):
+        machine, slash, rest = path[2:].partition("/")
+        path = slash + rest
+    if machine not in ("", "localhost"):
+        raise BuildError(
+            f"the checkpoint location {address!r} names the machine {machine!r}, but only local"
+            " directories are supported for now: write file:/// with three slashes"
+        )
+    return Path(unquote(path or "/"))

@@ -1,0 +1,319 @@
+"""The file sink: nothing seen too early, nothing seen twice, nothing left behind."""
+
+import json
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.dataset as pd
+import pyarrow.parquet as pq
+import pytest
+
+from stillframe.api.sinks import SinkContext
+from stillframe.connectors import file_sink
+from stillframe.connectors.file_sink import FileSink, StagedName, json_lines
+from stillframe.connectors.files import JsonLinesSource, find_files
+from stillframe.errors import BuildError, StorageError
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+
+SCHEMA = pa.schema([("n", pa.int64())])
+JOB, UID = "page-views", OperatorUid("sink-1/a.b")
+
+
+def context(attempt=1, subtask=0, job=JOB, uid=UID):
+    return SinkContext(job, Attempt(attempt), OperatorUid(uid), SubtaskIndex(subtask))
+
+
+def batch(*values):
+    return pa.record_batch([pa.array(values, pa.int64())], SCHEMA)
+
+
+def seen(path):
+    """What Spark or pyarrow would read there now."""
+    try:
+        paths = find_files([str(path)])
+    except BuildError:
+        return []
+    rows = []
+    for file in paths:
+        if file.endswith(".parquet"):
+            rows += pq.read_table(file)["n"].to_pylist()
+        else:
+            rows += [json.loads(line)["n"] for line in Path(file).read_text().splitlines()]
+    return sorted(rows)
+
+
+def staged(path):
+    return sorted(file.name for file in (path / "_stillframe" / "staging").iterdir())
+
+
+def sink_at(path, file_format="parquet"):
+    return FileSink(str(path), file_format, SCHEMA)
+
+
+def stage(sink, checkpoint_id, *values, **who):
+    """One epoch of one writer, prepared; what a completed checkpoint would hold of it."""
+    writer = sink.open_writer(context(**who))
+    writer.write(batch(*values))
+    prepared = list(writer.rotate(CheckpointId(checkpoint_id))())
+    writer.close()
+    return json.loads(json.dumps(prepared))
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+def test_records_are_seen_when_their_epoch_is_committed_and_not_before(file_format, tmp_path):
+    sink = pickle.loads(pickle.dumps(sink_at(tmp_path / "out", file_format)))
+    writer, committer = sink.open_writer(context()), sink.open_committer()
+
+    writer.write(batch(1, 2))
+    prepare = writer.rotate(CheckpointId(7))
+    writer.write(batch(3))
+    committables = prepare()
+    assert seen(tmp_path / "out") == []
+
+    committer.commit(Epoch(0), committables)
+    assert seen(tmp_path / "out") == [1, 2]
+    (committable,) = committables
+    assert committable["rows"] == 2
+    assert committable["bytes"] == (tmp_path / "out" / committable["target"]).stat().st_size
+    assert committable["target"].startswith("part-page%2Dviews-sink%2D1%2Fa%2Eb-7-0-1-")
+
+    committer.commit(Epoch(1), writer.rotate(CheckpointId(8))())
+    writer.close()
+    assert seen(tmp_path / "out") == [1, 2, 3]
+    if file_format == "parquet":
+        assert pd.dataset(tmp_path / "out").count_rows() == 3
+
+
+def test_an_empty_epoch_makes_no_file(tmp_path):
+    writer = sink_at(tmp_path).open_writer(context())
+    writer.write(batch())
+    assert writer.rotate(CheckpointId(1))() == []
+    writer.close()
+    assert staged(tmp_path) == []
+
+
+def test_a_commit_may_be_repeated(tmp_path):
+    sink = sink_at(tmp_path)
+    committables = stage(sink, 1, 1) + stage(sink, 1, 2, subtask=1)
+
+    sink.open_committer().commit(Epoch(0), committables[:1])  # and then it crashed
+    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer().commit(Epoch(0), committables)
+    assert seen(tmp_path) == [1, 2]
+
+
+def test_a_promised_file_that_is_gone_is_named(tmp_path):
+    sink = sink_at(tmp_path)
+    committables = stage(sink, 1, 1)
+    (tmp_path / committables[0]["staged"]).unlink()
+    with pytest.raises(StorageError, match=r"promised part-.* but neither it nor"):
+        sink.open_committer().commit(Epoch(0), committables)
+
+
+def test_what_was_not_rotated_is_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_sink, "_BUFFER_ROWS", 1)
+    writer = sink_at(tmp_path).open_writer(context())
+    writer.write(batch(1))
+    assert len(staged(tmp_path)) == 1
+    writer.close()
+    assert staged(tmp_path) == []
+
+
+def test_an_epoch_that_was_never_prepared_is_dropped_with_its_writer(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_sink, "_BUFFER_ROWS", 1)
+    writer = sink_at(tmp_path).open_writer(context())
+    writer.write(batch(1))
+    prepare = writer.rotate(CheckpointId(1))
+    writer.close()
+    assert staged(tmp_path) == []
+    with pytest.raises(StorageError, match="its writer is closed"):
+        prepare()
+
+
+def test_a_sweep_takes_older_attempts_of_the_same_job_and_operator_only(tmp_path):
+    sink = sink_at(tmp_path)
+    old, kept = stage(sink, 1, 1, attempt=1), stage(sink, 2, 2, attempt=2)
+    others = [
+        stage(sink, 1, 3, attempt=3),
+        stage(sink, 1, 4, job="page"),
+        stage(sink, 1, 5, job=JOB + "-sink"),
+        stage(sink, 1, 6, uid="sink"),
+    ]
+    (tmp_path / "_stillframe" / "staging" / "notes.txt").touch()
+    committer = sink.open_committer()
+
+    committer.sweep(JOB, UID, Attempt(3), kept)
+    committer.sweep(JOB, UID, Attempt(3), kept)
+
+    assert not (tmp_path / old[0]["staged"]).exists()
+    assert len(staged(tmp_path)) == 6
+    committer.commit(Epoch(0), kept)
+    for each in others:
+        committer.commit(Epoch(0), each)
+    assert seen(tmp_path) == [2, 3, 4, 5, 6]
+
+
+def test_sweeping_where_nothing_was_written_is_fine(tmp_path):
+    sink_at(tmp_path / "absent").open_committer().sweep(JOB, UID, Attempt(9), [])
+
+
+@pytest.mark.parametrize("job", ["a", "a-b", "a-1-2", "页面-浏览", "x/y z%2D", "..", "_"])
+def test_names_parse_back_to_what_they_were_made_of(job):
+    name = StagedName(job, "u-1", 2, 3, 4, "ab12")
+    assert StagedName.parse(name.text() + ".parquet") == name
+    assert "/" not in name.text()
+
+
+def test_a_job_begun_afresh_on_an_old_directory_adds_to_it(tmp_path):
+    """Same job, attempt, checkpoint and subtask, because its checkpoints were thrown away."""
+    sink = sink_at(tmp_path)
+    sink.open_committer().commit(Epoch(0), stage(sink, 1, 1))
+    sink.open_committer().commit(Epoch(0), stage(sink, 1, 2))
+    assert seen(tmp_path) == [1, 2]
+
+
+def test_small_batches_are_gathered_into_row_groups(tmp_path):
+    writer = sink_at(tmp_path).open_writer(context())
+    for n in range(1000):
+        writer.write(batch(n))
+    ((committable),) = writer.rotate(CheckpointId(1))()
+    writer.close()
+    assert pq.read_metadata(tmp_path / committable["staged"]).num_row_groups == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
+    seed, tmp_path, monkeypatch
+):
+    """Attempts die at any step; the checkpoint is complete or not; commits are cut short."""
+    random = Random(seed)
+    monkeypatch.setattr(file_sink, "_BUFFER_ROWS", random.choice([1, 2, 1000]))
+    sink = sink_at(tmp_path, random.choice(["parquet", "json"]))
+    truth, pending, zombies, checkpoint_id, value = [], [], [], 0, 0
+    for attempt in range(1, 6):
+        committer = sink.open_committer()
+        committer.sweep(JOB, UID, Attempt(attempt), pending)
+        committer.commit(Epoch(0), pending)
+        assert seen(tmp_path) == truth
+        pending = []
+        writers = [sink.open_writer(context(attempt, subtask)) for subtask in range(2)]
+        while random.random() < 0.8:
+            checkpoint_id += 1
+            epoch = []
+            for writer in writers:
+                for _ in range(random.randint(0, 3)):
+                    value += 1
+                    writer.write(batch(value))
+                    epoch.append(value)
+            background = [writer.rotate(CheckpointId(checkpoint_id)) for writer in writers]
+            if random.random() < 0.2:
+                break  # died before it was prepared
+            prepared = [committable for prepare in background for committable in prepare()]
+            if random.random() < 0.2:
+                break  # died before it was complete
+            truth += epoch
+            pending = prepared
+            if random.random() < 0.2:
+                committer.commit(Epoch(0), prepared[:1])
+                break  # died while committing
+            assert set(seen(tmp_path)).isdisjoint(epoch)
+            committer.commit(Epoch(0), prepared)
+            pending = []
+            assert seen(tmp_path) == truth
+        if random.random() < 0.5:
+            zombies += writers
+        else:
+            for writer in writers:
+                writer.close()
+    committer.commit(Epoch(0), pending)
+    committer.sweep(JOB, UID, Attempt(99), [])
+    for writer in zombies:
+        writer.close()
+    assert seen(tmp_path) == truth
+    assert staged(tmp_path) == []
+
+
+def test_a_path_that_is_a_file_is_a_mistake_at_build_time(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(BuildError, match="out is a file"):
+        sink_at(tmp_path / "out").check()
+    sink_at(tmp_path / "absent").check()
+    with pytest.raises(BuildError, match="not 'csv'"):
+        sink_at(tmp_path, "csv").check()
+
+
+def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    writer = sink_at(tmp_path).open_writer(context())
+    writer.write(batch(1))
+    prepare = writer.rotate(CheckpointId(1))
+    monkeypatch.setattr(file_sink.os, "fsync", full)
+    with pytest.raises(StorageError, match=r"cannot write .* \(No space left on device\): make"):
+        prepare()
+    writer.close()
+
+
+# --- JSON lines ------------------------------------------------------------------------------
+
+
+def lines_of(**columns):
+    return bytes(json_lines(pa.record_batch(columns))).decode().splitlines()
+
+
+def test_json_lines_look_as_spark_writes_them():
+    at = datetime(2024, 1, 2, 3, 4, 5, 6, UTC)
+    assert lines_of(
+        n=pa.array([1, None]),
+        text=pa.array(["é页", 'a"b\\\n']),
+        at=pa.array([at, None], pa.timestamp("us", "Asia/Shanghai")),
+        local=pa.array([datetime(1969, 12, 31, 23, 59, 59), None], pa.timestamp("ms")),
+        day=pa.array([date(2024, 1, 2), None]),
+        price=pa.array([Decimal("1.20"), None]),
+        x=pa.array([0.5, float("nan")]),
+        yes=pa.array([True, None]),
+        raw=pa.array([b"\x01\x02", None]),
+    ) == [
+        '{"n":1,"text":"é页","at":"2024-01-02T03:04:05.000006Z",'
+        '"local":"1969-12-31T23:59:59.000000","day":"2024-01-02","price":1.20,"x":0.5,"yes":true,"raw":"AQI="}',
+        '{"text":"a\\"b\\\\\\n","x":"NaN"}',
+    ]
+
+
+def test_nested_json_leaves_nulls_out_of_objects_but_not_out_of_lists():
+    inner = pa.struct([("a", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    assert lines_of(
+        s=pa.array([{"a": None, "at": 0}], inner),
+        l=pa.array([[1, None]], pa.list_(pa.int64())),
+        m=pa.array([[("k", 1.5)]], pa.map_(pa.string(), pa.float64())),
+        e=pa.array([[]], pa.map_(pa.string(), pa.float64())),
+    ) == ['{"s":{"at":"1970-01-01T00:00:00Z"},"l":[1,null],"m":{"k":1.5},"e":{}}']
+
+
+def test_a_row_of_nulls_is_an_empty_object_and_no_rows_are_no_bytes():
+    assert lines_of(n=pa.nulls(2, pa.int64())) == ["{}", "{}"]
+    assert lines_of(n=pa.array([], pa.int64())) == []
+    assert lines_of(n=pa.array([1, 2, 3]).slice(1, 1)) == ['{"n":2}']
+
+
+def test_what_the_sink_writes_the_source_reads(tmp_path):
+    from stillframe.api.sources import SourceContext
+    from stillframe.clock import SystemClock
+    from stillframe.connectors.generate import ClickSource, clicks_table
+
+    clicks = clicks_table(ClickSource(), 0, 0, 1000)
+    sink = FileSink(str(tmp_path), "json", clicks.schema)
+    writer = sink.open_writer(context())
+    writer.write(clicks)
+    sink.open_committer().commit(Epoch(0), writer.rotate(CheckpointId(1))())
+    writer.close()
+
+    source = JsonLinesSource(str(tmp_path), clicks.schema)
+    reader = source.open(source.splits(1), SourceContext(SubtaskIndex(0), 1, SystemClock()))
+    ((_, back),) = reader.read()
+    assert back.equals(clicks)

@@ -1,0 +1,307 @@
+"""Parquet and JSON-lines files: listed once, read in pieces, rewound, and honest about misfits."""
+
+import json
+import os
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stillframe.api.sources import SourceContext
+from stillframe.clock import SystemClock
+from stillframe.connectors import files
+from stillframe.connectors.files import JsonLinesSource, ParquetSource, find_files
+from stillframe.errors import BuildError, DataError
+from stillframe.ids import SubtaskIndex
+
+SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
+
+
+def table_of(start, stop):
+    rows = range(start, stop)
+    return pa.table({"n": rows, "name": [f"name {n}" for n in rows]}, schema=SCHEMA)
+
+
+def write_lines(path, rows, last_newline=True):
+    text = "\n".join(json.dumps(row) for row in rows)
+    path.write_text(text + "\n" if rows and last_newline else text)
+
+
+def read(source, splits):
+    context = SourceContext(SubtaskIndex(0), 1, SystemClock())
+    reader = pickle.loads(pickle.dumps(source)).open(splits, context)
+    yield from reader.read()
+    reader.close()
+
+
+def read_all(source):
+    batches = [batch for _, batch in read(source, source.splits(1))]
+    return pa.Table.from_batches(batches, source.schema)
+
+
+def read_with_stops(source, random):
+    """Stop after a few batches, several times, going on from the positions each time."""
+    splits, batches = {split.id: split for split in source.splits(1)}, []
+    for turn in range(5):
+        for taken, (after, batch) in enumerate(read(source, list(splits.values()))):
+            splits[after.id] = after
+            batches.append(batch)
+            if turn < 4 and taken == random.randint(0, 4):
+                break
+    return pa.Table.from_batches(batches, source.schema)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_parquet_rewinds_to_any_batch(seed, tmp_path, monkeypatch):
+    random = Random(seed)
+    monkeypatch.setattr(files, "_BATCH_ROWS", random.randint(1, 50))
+    start = 0
+    for number in range(random.randint(1, 4)):
+        stop = start + random.randint(0, 200)
+        table = table_of(start, stop)
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=random.randint(1, 90))
+        start = stop
+    source = ParquetSource(str(tmp_path), SCHEMA)
+
+    assert read_with_stops(source, random).equals(table_of(0, start))
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_json_lines_rewind_to_any_block(seed, tmp_path, monkeypatch):
+    random = Random(seed)
+    monkeypatch.setattr(files, "_BLOCK_BYTES", random.randint(10, 400))
+    start = 0
+    for number in range(random.randint(1, 4)):
+        stop = start + random.randint(0, 60)
+        rows = table_of(start, stop).to_pylist()
+        write_lines(tmp_path / f"{number}.json", rows, last_newline=random.random() < 0.5)
+        start = stop
+    source = JsonLinesSource(str(tmp_path), SCHEMA)
+
+    assert read_with_stops(source, random).equals(table_of(0, start))
+
+
+def test_row_groups_already_read_are_not_touched_again(tmp_path):
+    pq.write_table(table_of(0, 100), tmp_path / "a.parquet", row_group_size=10)
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+
+    assert files._groups_after(metadata, 0) == (list(range(10)), 0)
+    assert files._groups_after(metadata, 34) == ([3, 4, 5, 6, 7, 8, 9], 4)
+    assert files._groups_after(metadata, 40) == ([4, 5, 6, 7, 8, 9], 0)
+    assert files._groups_after(metadata, 100) == ([], 0)
+
+
+def test_a_directory_means_its_visible_files_in_order(tmp_path):
+    for name in ["b.json", "a.json", "sub/c.json", "_SUCCESS", ".a.json.crc", "_tmp/x.json"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    names = [os.path.relpath(path, tmp_path) for path in find_files([f"file://{tmp_path}"])]
+    assert names == ["a.json", "b.json", "sub/c.json"]
+    assert find_files([f"{tmp_path}/*.json", f"{tmp_path}/a.json"]) == [
+        str(tmp_path / "a.json"),
+        str(tmp_path / "b.json"),
+    ]
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_path_with_nothing_in_it_is_a_mistake_at_build_time(kind, tmp_path):
+    for path in [tmp_path, tmp_path / "absent", tmp_path / "*.x"]:
+        with pytest.raises(BuildError, match="no files found at"):
+            kind(str(path), SCHEMA).check()
+    with pytest.raises(BuildError, match="not on a local or mounted file system"):
+        kind("s3://bucket/x", SCHEMA).check()
+
+
+def test_a_partition_directory_of_a_declared_column_is_refused(tmp_path):
+    (tmp_path / "n=1").mkdir()
+    (tmp_path / "n=1" / "a.json").touch()
+    with pytest.raises(BuildError, match=r"column n is a partition directory \(n=1\)"):
+        JsonLinesSource(str(tmp_path), SCHEMA).check()
+
+
+def test_empty_files_have_no_records(tmp_path):
+    (tmp_path / "a").touch()
+    assert read_all(JsonLinesSource(str(tmp_path), SCHEMA)).num_rows == 0
+    assert read_all(ParquetSource(str(tmp_path), SCHEMA)).num_rows == 0
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_file_that_vanished_or_changed_is_named(kind, tmp_path):
+    path = tmp_path / "a"
+    pq.write_table(table_of(0, 3), path)
+    source = kind(str(path), SCHEMA)
+    splits = source.splits(1)
+    with open(path, "ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match=r"/a has changed since the job first started"):
+        list(read(source, splits))
+    path.unlink()
+    with pytest.raises(DataError, match=r"/a cannot be read any more"):
+        list(read(source, splits))
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_file_that_was_read_to_its_end_may_go(kind, tmp_path):
+    path = tmp_path / "a"
+    if kind is ParquetSource:
+        pq.write_table(table_of(0, 3), path)
+    else:
+        write_lines(path, table_of(0, 3).to_pylist())
+    source = kind(str(path), SCHEMA)
+    ((after, _),) = read(source, source.splits(1))
+    path.unlink()
+
+    assert list(read(source, [after])) == []
+
+
+# --- what fits -------------------------------------------------------------------------------
+
+
+def test_parquet_columns_are_picked_by_name_widened_and_null_if_missing(tmp_path):
+    pq.write_table(
+        pa.table(
+            {
+                "other": ["x"],
+                "N": pa.array([1], pa.int32()),
+                "at": pa.array([5], pa.timestamp("ms")),
+                "word": pa.array(["a"]).dictionary_encode(),
+            }
+        ),
+        tmp_path / "a.parquet",
+    )
+    schema = pa.schema(
+        [
+            ("word", pa.string()),
+            ("n", pa.int64()),
+            ("missing", pa.float64()),
+            ("at", pa.timestamp("us", "UTC")),
+        ]
+    )
+    table = read_all(ParquetSource(str(tmp_path), schema))
+    assert table.schema == schema
+    assert table.to_pylist() == [
+        {"word": "a", "n": 1, "missing": None, "at": datetime(1970, 1, 1, 0, 0, 0, 5000, UTC)}
+    ]
+
+
+def test_parquet_files_without_any_declared_column_still_have_rows(tmp_path):
+    pq.write_table(table_of(0, 3), tmp_path / "a.parquet")
+    table = read_all(ParquetSource(str(tmp_path), pa.schema([("x", pa.int8())])))
+    assert table["x"].to_pylist() == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("found", "declared"),
+    [
+        (pa.int64(), pa.int32()),
+        (pa.string(), pa.int64()),
+        (pa.int64(), pa.string()),
+        (pa.float64(), pa.float32()),
+        (pa.uint64(), pa.int64()),
+        (pa.decimal128(10, 2), pa.decimal128(10, 3)),
+        (pa.list_(pa.int64()), pa.list_(pa.string())),
+        (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())])),
+    ],
+)
+def test_a_parquet_column_of_another_type_is_named_with_both_types(found, declared, tmp_path):
+    pq.write_table(pa.table({"c": pa.nulls(1, found)}), tmp_path / "a.parquet")
+    source = ParquetSource(str(tmp_path), pa.schema([("c", declared)]))
+    with pytest.raises(DataError) as caught:
+        read_all(source)
+    in_file = pq.read_schema(tmp_path / "a.parquet").field("c").type
+    for part in ["column c of ", "a.parquet", str(in_file), str(declared)]:
+        assert part in str(caught.value)
+
+
+def test_a_parquet_column_that_may_not_be_null_must_be_there(tmp_path):
+    pq.write_table(pa.table({"n": [1, None]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="has no column x"):
+        read_all(ParquetSource(str(tmp_path), pa.schema([pa.field("x", pa.int64(), False)])))
+    with pytest.raises(DataError, match=r"column n of .* has nulls"):
+        read_all(ParquetSource(str(tmp_path), pa.schema([pa.field("n", pa.int64(), False)])))
+
+
+def test_a_file_that_is_not_parquet_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_text("this is not a Parquet file")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        read_all(ParquetSource(str(tmp_path), SCHEMA))
+
+
+def test_json_values_of_many_types(tmp_path):
+    (tmp_path / "a.json").write_text(
+        '{"at": "2024-01-02T03:04:05.000006Z", "day": "2024-01-02", "price": "1.25", "x": 1,'
+        ' "inner": {"a": [1, 2]}, "unknown": true}\r\n'
+        "\n"
+        '{"at": "2024-01-02T03:04:05+01:00", "day": null}\n'
+        "  \n"
+        '{"at": "2024-01-02 03:04:05"}'
+    )
+    schema = pa.schema(
+        [
+            ("at", pa.timestamp("us", "UTC")),
+            ("day", pa.date32()),
+            ("price", pa.decimal128(10, 2)),
+            ("x", pa.float64()),
+            ("inner", pa.struct([("a", pa.list_(pa.int32()))])),
+        ]
+    )
+    rows = read_all(JsonLinesSource(str(tmp_path), schema)).to_pylist()
+
+    assert rows[0] == {
+        "at": datetime(2024, 1, 2, 3, 4, 5, 6, UTC),
+        "day": date(2024, 1, 2),
+        "price": Decimal("1.25"),
+        "x": 1.0,
+        "inner": {"a": [1, 2]},
+    }
+    assert [row["at"].hour for row in rows] == [3, 2, 3]
+    assert rows[2]["day"] is rows[2]["inner"] is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"n": "one"}',
+        '{"n": 1.5}',
+        '{"n": 1',
+        "[1]",
+        "gibberish",
+        '{"n": 1}{"n": 2}',
+        '{"n":\n1}',
+        '{"name": 5}',
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [100, 1 << 20])
+def test_a_json_record_that_does_not_fit_is_named_by_its_line(
+    bad, block_bytes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "_BLOCK_BYTES", block_bytes)
+    good = [json.dumps(row) for row in table_of(0, 100).to_pylist()]
+    (tmp_path / "a.json").write_text("\n".join([*good[:70], "", bad, *good[70:]]))
+    with pytest.raises(DataError, match=r"line 72 of .*a\.json does not fit the schema \("):
+        read_all(JsonLinesSource(str(tmp_path), SCHEMA))
+
+
+def test_a_date_that_is_none_is_named_by_its_line(tmp_path):
+    (tmp_path / "a.json").write_text('{"day": "2024-01-01"}\n{"day": "soon"}\n')
+    with pytest.raises(DataError, match=r"line 2 of .*'soon'"):
+        read_all(JsonLinesSource(str(tmp_path), pa.schema([("day", pa.date32())])))
+
+
+def test_types_that_json_lines_cannot_give_are_refused_at_build_time(tmp_path):
+    schema = pa.schema([("raw", pa.binary())])
+    with pytest.raises(BuildError, match="column raw is binary, which is not read from JSON"):
+        JsonLinesSource(str(tmp_path), schema).check()
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(files, "_LINE_BYTES_MAX", 1000)
+    (tmp_path / "a.json").write_text("x" * 5000)
+    with pytest.raises(DataError, match="a line of more than 1000 bytes"):
+        read_all(JsonLinesSource(str(tmp_path), SCHEMA))

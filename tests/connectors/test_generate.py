@@ -1,0 +1,220 @@
+"""The generators: exact, repeatable, rewindable, at their pace."""
+
+import pickle
+from random import Random
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from stillframe.api.sources import EndOfData, NothingYet, SourceContext, Split
+from stillframe.connectors.generate import (
+    CLICK_SCHEMA,
+    RATE_SCHEMA,
+    ClickSource,
+    RateSource,
+    clicks_from_options,
+    clicks_table,
+    rate_from_options,
+)
+from stillframe.errors import BuildError, UnknownOption
+from stillframe.ids import SubtaskIndex
+
+
+class SetClock:
+    """A clock that shows what it was set to."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def monotonic_seconds(self):
+        return self.seconds
+
+    def wall_ms(self):
+        return int(self.seconds * 1000)
+
+
+def open_reader(source, splits, clock=None):
+    return source.open(splits, SourceContext(SubtaskIndex(0), 1, clock or SetClock()))
+
+
+def read_all(source, splits, clock=None):
+    """Every row, moving the clock on whenever the reader asks for patience."""
+    clock = clock or SetClock()
+    reader = open_reader(source, splits, clock)
+    batches = []
+    for _ in range(100_000):
+        match reader.poll():
+            case EndOfData():
+                return pa.Table.from_batches(batches, source.schema)
+            case NothingYet(retry_seconds):
+                assert retry_seconds > 0
+                clock.seconds += retry_seconds
+            case batch:
+                batches.append(batch)
+    raise AssertionError("the source does not end")
+
+
+def truth(source):
+    rows = source.records // source.partitions + 1
+    whole = pa.Table.from_batches(
+        [clicks_table(source, p, 0, rows) for p in range(source.partitions)]
+    )
+    return whole.filter(pc.field("id") < source.records).sort_by("id")
+
+
+@pytest.mark.parametrize("records", [0, 1, 3, 4, 5, 1000, 10_007])
+def test_a_bounded_source_makes_every_id_once(records):
+    source = ClickSource(records=records, batch_rows=100)
+
+    table = read_all(source, source.splits(2))
+
+    assert sorted(table["id"].to_pylist()) == list(range(records))
+    assert table.schema == CLICK_SCHEMA
+
+
+def test_the_clicks_can_be_recounted_without_positions():
+    source = ClickSource(records=5003, partitions=3, seed=7, batch_rows=64)
+    assert read_all(source, source.splits(1)).sort_by("id").equals(truth(source))
+
+
+def test_a_click_depends_on_nothing_but_the_seed_and_its_place():
+    source = ClickSource(seed=3)
+    whole = clicks_table(source, 1, 0, 1000)
+
+    assert clicks_table(source, 1, 137, 612).equals(whole.slice(137, 475))
+    assert not clicks_table(ClickSource(seed=4), 1, 0, 1000)["app_id"].equals(whole["app_id"])
+
+
+def test_the_first_clicks_stay_what_they_were():
+    """Golden: changing the formula would make old checkpoints of generated jobs a lie."""
+    rows = clicks_table(ClickSource(), 1, 0, 2).to_pydict()
+    assert rows["id"] == [1, 5]
+    assert rows["app_id"] == ["app-0005", "app-0001"]
+    assert rows["user_id"] == [684446, 66381]
+    assert [at.isoformat() for at in rows["at"]] == [
+        "2026-01-01T00:00:00.001374+00:00",
+        "2026-01-01T00:00:00.005069+00:00",
+    ]
+
+
+def test_some_apps_are_far_more_popular_and_time_only_rises():
+    batch = clicks_table(ClickSource(apps=100), 2, 0, 100_000)
+
+    counts = sorted(pc.value_counts(batch["app_id"]).field("counts").to_pylist())
+    assert len(counts) == 100
+    assert counts[-1] > 10 * counts[0]
+    at = batch["at"].view(pa.int64()).to_numpy()
+    assert (at[1:] > at[:-1]).all()
+
+
+def test_splits_take_turns():
+    source = ClickSource(partitions=3, batch_rows=10)
+    reader = open_reader(source, source.splits(1))
+
+    assert [reader.poll()["id"][0].as_py() for _ in range(5)] == [0, 1, 2, 30, 31]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_wherever_it_stops_what_was_read_before_and_after_is_everything_once(seed):
+    random = Random(seed)
+    source = ClickSource(
+        records=random.randint(0, 3000),
+        partitions=random.randint(1, 5),
+        records_per_second=random.choice([None, 50_000.0]),
+        batch_rows=random.randint(1, 300),
+        seed=seed,
+    )
+    splits, batches = source.splits(1), []
+    for _ in range(random.randint(1, 4)):
+        clock = SetClock()
+        reader = open_reader(pickle.loads(pickle.dumps(source)), splits, clock)
+        for _ in range(random.randint(0, 20)):
+            polled = reader.poll()
+            if isinstance(polled, pa.RecordBatch):
+                batches.append(polled)
+            clock.seconds += 0.003
+        splits = reader.splits()
+    rest = read_all(source, splits)
+
+    table = pa.concat_tables([pa.Table.from_batches(batches, CLICK_SCHEMA), rest])
+    assert table.sort_by("id").equals(truth(source))
+
+
+def test_a_rate_is_kept():
+    clock = SetClock()
+    source = ClickSource(records_per_second=10_000, partitions=2)
+    reader = open_reader(source, source.splits(1), clock)
+    rows = 0
+
+    assert reader.poll() == NothingYet(pytest.approx(0.01))
+    while clock.seconds < 1003:
+        match reader.poll():
+            case NothingYet(retry_seconds):
+                clock.seconds += retry_seconds
+            case batch:
+                rows += batch.num_rows
+
+    assert rows == pytest.approx(30_000, rel=0.01)
+
+
+def test_a_slow_rate_waits_for_its_next_row_and_not_for_ever():
+    clock = SetClock()
+    source = ClickSource(records_per_second=0.5, partitions=1, records=3)
+
+    assert read_all(source, source.splits(1), clock).num_rows == 3
+    assert clock.seconds == pytest.approx(1006, abs=0.1)
+
+
+def test_a_restored_reader_goes_on_at_its_pace_without_a_burst_or_a_stall():
+    source = ClickSource(records_per_second=1000, partitions=1)
+    clock = SetClock()
+    clock.seconds += 3600
+    reader = open_reader(source, [Split("partition-00000", {"next": 500_000})], clock)
+
+    assert isinstance(reader.poll(), NothingYet)
+    clock.seconds += 0.1
+    batch = reader.poll()
+    assert batch.num_rows == pytest.approx(100, abs=1)
+    assert batch["id"][0].as_py() == 500_000
+
+
+def test_a_reader_without_splits_ends_at_once():
+    assert open_reader(ClickSource(), []).poll() == EndOfData()
+
+
+def test_rate_counts_values_densely_at_spark_s_pace():
+    clock = SetClock()
+    source = RateSource(rows_per_second=5, partitions=2, rows=11, start=100, clock=clock)
+
+    table = read_all(source, source.splits(1), clock).sort_by("value")
+
+    assert table.schema == RATE_SCHEMA
+    assert table["value"].to_pylist() == list(range(100, 111))
+    times_us = table["timestamp"].cast(pa.int64()).to_pylist()
+    assert times_us == [1_000_000_000 + 200_000 * i for i in range(11)]
+    assert clock.seconds == pytest.approx(1002.4, abs=0.05)
+
+
+def test_a_replayed_rate_gives_the_same_times_whatever_the_clock_says():
+    clock = SetClock()
+    source = RateSource(rows_per_second=1000, rows=50, clock=clock)
+    splits = source.splits(1)
+    first = read_all(source, splits, clock)
+    clock.seconds += 500
+
+    assert read_all(source, splits, clock).equals(first)
+
+
+def test_options_are_spelled_as_spark_spells_them():
+    assert rate_from_options({"rowspersecond": "7", "numPartitions": "2"}) == RateSource(7, 2)
+    assert clicks_from_options({"records": "10", "recordsPerSecond": "2.5"}) == ClickSource(10, 2.5)
+
+
+def test_an_option_that_does_not_exist_or_does_not_fit_is_refused():
+    with pytest.raises(UnknownOption, match="'recordsPerSecond'"):
+        clicks_from_options({"recordPerSecond": "1"})
+    with pytest.raises(BuildError, match=r"recordsPerSecond .* above 0, not 0"):
+        clicks_from_options({"recordsPerSecond": "0"})
+    with pytest.raises(BuildError, match=r"partitions .* at least 1, not 0"):
+        ClickSource(partitions=0)

@@ -1,0 +1,281 @@
+"""The job log on disk: one driver writes on, the past is fenced off, damage is told."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stillframe.coordinator.job_log import ENTRIES_KEPT, JobLog
+from stillframe.errors import Fenced, SnapshotDamaged, StorageError
+from stillframe.ids import CheckpointId
+from stillframe.protocol.joblog import (
+    CompletedCheckpoint,
+    JobRecord,
+    attempt_started,
+    checkpoint_completed,
+    ended,
+)
+from stillframe.storage.local import LocalStore
+from stillframe.storage.store import Store, open_store
+
+
+class StandingClock:
+    def monotonic_seconds(self) -> float:
+        return 0.0
+
+    def wall_ms(self) -> int:
+        return 1234
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "page-views"))
+
+
+def driver(store: Store, name: str) -> JobLog:
+    return JobLog(store, "page-views", StandingClock(), written_by=name)
+
+
+def begin(log: JobLog) -> JobRecord:
+    record = log.read()
+    newest = record.newest if record else None
+    return log.append(attempt_started(record, newest.checkpoint_id if newest else None))
+
+
+def complete(log: JobLog) -> JobRecord:
+    record = log.last
+    assert record is not None
+    checkpoint = CompletedCheckpoint(
+        CheckpointId(record.last_checkpoint_id + 1), record.next_epoch, record.attempt, 1, 1
+    )
+    return log.append(checkpoint_completed(record, checkpoint, retained_max=2)[0])
+
+
+def entry(tmp_path: Path, sequence: int) -> Path:
+    return tmp_path / f"page-views/log/{sequence:020d}"
+
+
+def test_a_job_that_never_ran_has_no_record(store: Store) -> None:
+    assert driver(store, "a").read() is None
+
+
+def test_the_newest_record_tells_everything(store: Store) -> None:
+    log = driver(store, "a")
+    begin(log)
+    complete(log)
+    written = complete(log)
+
+    read = driver(store, "b").read()
+
+    assert read == written
+    assert read is not None
+    assert (read.sequence, read.written_at_ms, read.written_by) == (3, 1234, "a")
+    assert [kept.checkpoint_id for kept in read.checkpoints] == [1, 2]
+
+
+def test_a_restart_in_the_same_driver_goes_on_with_the_next_attempt(store: Store) -> None:
+    log = driver(store, "a")
+    begin(log)
+    complete(log)
+
+    record = begin(log)
+
+    assert (record.attempt, record.restored_from) == (2, 1)
+    assert complete(log).attempt == 2
+
+
+def test_a_stalled_driver_is_fenced_by_its_successor(store: Store) -> None:
+    old, new = driver(store, "old"), driver(store, "new")
+    begin(old)
+    complete(old)
+    begin(new)
+
+    with pytest.raises(Fenced, match=r"'page-views': attempt 1 .*\(old\).* attempt 2 \(new\)"):
+        complete(old)
+
+    assert complete(new).attempt == 2
+
+
+def test_a_stalled_driver_is_fenced_also_after_the_log_was_compacted(
+    store: Store, tmp_path: Path
+) -> None:
+    old, new = driver(store, "old"), driver(store, "new")
+    begin(old)
+    begin(new)
+    for _ in range(2 * ENTRIES_KEPT):
+        newest = complete(new)
+    assert not entry(tmp_path, 2).exists(), "the name the old driver wants is free again"
+
+    with pytest.raises(Fenced, match=r"attempt 1 .* attempt 2 \(new\) has written entry 66"):
+        complete(old)
+
+    assert entry(tmp_path, 2).exists(), "it did create its entry"
+    assert driver(store, "reader").read() == newest
+    complete(new)
+    assert not entry(tmp_path, 2).exists()
+
+
+def test_a_fenced_driver_stays_fenced_until_it_reads_the_log_again(store: Store) -> None:
+    old, new = driver(store, "old"), driver(store, "new")
+    begin(old)
+    begin(new)
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            complete(old)
+
+    assert begin(old).attempt == 3
+    with pytest.raises(Fenced, match=r"attempt 3 \(old\)"):
+        complete(new)
+
+
+def test_nobody_writes_for_an_attempt_that_another_driver_began(store: Store) -> None:
+    owner, stranger = driver(store, "owner"), driver(store, "stranger")
+    record = begin(owner)
+    assert stranger.read() == record
+
+    with pytest.raises(Fenced, match="stranger"):
+        stranger.append(ended(record, "failed"))
+
+    complete(owner)
+
+
+def test_of_two_drivers_that_start_together_one_is_fenced(store: Store) -> None:
+    first, second = driver(store, "first"), driver(store, "second")
+    seen = second.read()
+    begin(first)
+
+    with pytest.raises(Fenced, match=r"attempt 1 .*\(second\).* attempt 1 \(first\)"):
+        second.append(attempt_started(seen, None))
+
+
+def test_of_many_drivers_that_take_over_at_once_exactly_one_goes_on(store: Store) -> None:
+    begin(driver(store, "first"))
+    start = threading.Barrier(8)
+
+    def take_over(name: int) -> bool:
+        log = driver(store, f"driver {name}")
+        record = log.read()
+        start.wait(timeout=60)
+        try:
+            log.append(attempt_started(record, None))
+        except Fenced:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(take_over, range(8), timeout=60)) == 1
+
+
+def test_the_log_stays_short_whatever_happens(store: Store) -> None:
+    log = driver(store, "a")
+    begin(log)
+    for _ in range(ENTRIES_KEPT + 20):
+        complete(log)
+
+    sequences = [int(name) for name in store.list("log")]
+    newest = ENTRIES_KEPT + 21
+    assert sequences == list(range(newest - ENTRIES_KEPT + 1, newest + 1))
+
+
+def test_left_overs_and_strange_files_are_not_entries(store: Store, tmp_path: Path) -> None:
+    log = driver(store, "a")
+    record = begin(log)
+    for name in (".tmp-1", "README", "99"):
+        (tmp_path / "page-views/log" / name).write_text("?")
+
+    assert driver(store, "b").read() == record
+    complete(log)
+
+
+@pytest.mark.parametrize("kept", [0, 40, -1])
+def test_a_torn_newest_entry_is_told_and_the_one_before_is_not_used(
+    store: Store, tmp_path: Path, kept: int
+) -> None:
+    log = driver(store, "a")
+    begin(log)
+    complete(log)
+    damaged = entry(tmp_path, 2)
+    damaged.write_bytes(damaged.read_bytes()[:-2][:kept])
+
+    with pytest.raises(SnapshotDamaged, match=r"entry 2 of the log of job 'page-views' .*damaged"):
+        driver(store, "b").read()
+
+
+def test_an_entry_under_another_number_is_damage(store: Store, tmp_path: Path) -> None:
+    begin(driver(store, "a"))
+    entry(tmp_path, 1).rename(entry(tmp_path, 5))
+
+    with pytest.raises(SnapshotDamaged, match="it holds entry 1"):
+        driver(store, "b").read()
+
+
+def test_a_damaged_older_entry_bothers_nobody(store: Store, tmp_path: Path) -> None:
+    log = driver(store, "a")
+    begin(log)
+    newest = complete(log)
+    entry(tmp_path, 1).write_bytes(b"rubbish")
+
+    assert driver(store, "b").read() == newest
+
+
+def test_of_two_drivers_with_a_deleted_log_between_them_one_is_fenced(store: Store) -> None:
+    first, second = driver(store, "first"), driver(store, "second")
+    begin(first)
+    complete(first)
+    store.delete_directory("log")
+    begin(second)
+    complete(first)  # entry 3 follows on what this driver knows
+
+    with pytest.raises(Fenced, match=r"attempt 1 \(first\) has written entry 3"):
+        complete(second)
+
+
+class FailingStore(LocalStore):
+    """A local store whose disk breaks, once, before or after an entry got its name."""
+
+    fails: str = ""
+
+    def create_if_absent(self, path: str, data: bytes) -> bool:
+        fails, self.fails = self.fails, ""
+        if fails == "before":
+            raise StorageError(f"cannot create {path}: no space left on device")
+        created = super().create_if_absent(path, data)
+        if fails == "after":
+            raise StorageError(f"cannot create {path}: the device reported an error")
+        return created
+
+
+def test_an_append_that_failed_before_it_landed_may_be_tried_again(tmp_path: Path) -> None:
+    store = FailingStore(tmp_path / "page-views")
+    log = driver(store, "a")
+    begin(log)
+    store.fails = "before"
+    with pytest.raises(StorageError, match="no space left"):
+        complete(log)
+
+    assert complete(log).sequence == 2
+
+
+def test_an_append_of_unknown_outcome_stops_the_driver_until_it_reads_the_log(
+    tmp_path: Path,
+) -> None:
+    store = FailingStore(tmp_path / "page-views")
+    log = driver(store, "a")
+    begin(log)
+    store.fails = "after"
+    for _ in range(2):
+        with pytest.raises(Fenced, match=r"unknown whether entry 2 .* was kept .*attempt 1 stops"):
+            complete(log)
+
+    assert begin(log).restored_from == 1
+
+
+def test_an_unreadable_checkpoint_location_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "page-views").write_text("a file")
+    log = driver(open_store(str(tmp_path / "page-views")), "a")
+
+    with pytest.raises(StorageError, match=r"cannot list .*page-views/log: a part of the path"):
+        log.read()

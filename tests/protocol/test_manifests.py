@@ -1,0 +1,163 @@
+"""The metadata of a checkpoint: goes through JSON unchanged, and tells when it was altered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillframe.errors import DataError, SnapshotDamaged, StorageError
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.protocol.manifests import (
+    FileHandle,
+    KeyedState,
+    Manifest,
+    OperatorDescription,
+    OperatorSnapshot,
+    PendingCommit,
+    SubtaskTimings,
+    decode_manifest,
+    encode_manifest,
+)
+
+COUNT = OperatorSnapshot(
+    uid=OperatorUid("count"),
+    subtask=SubtaskIndex(1),
+    keyed=(
+        KeyedState(
+            name="counts",
+            file=FileHandle("chk-7/count-1-2-counts.arrow", 4711, 0xDEADBEEF),
+            key_groups=(64, 65, 127),
+            rows=1000,
+            schema="app_id: string, count: int64",
+        ),
+    ),
+)
+SOURCE = OperatorSnapshot(
+    uid=OperatorUid("clicks"),
+    subtask=SubtaskIndex(0),
+    items=({"id": "part-0", "position": {"row": 17, "done": False, "rate": 0.1}},),
+    finished=True,
+)
+SINK = OperatorSnapshot(
+    uid=OperatorUid("out"),
+    subtask=SubtaskIndex(0),
+    commits=(PendingCommit(CheckpointId(6), {"files": ["a", "b"], "名": None}),),
+)
+TIMINGS = SubtaskTimings("clicks → count", SubtaskIndex(0), 0.5, 1.25, 0.1, 30.0, 4711, 9000, 0)
+MANIFEST = Manifest(
+    job="page-views",
+    attempt=Attempt(2),
+    checkpoint_id=CheckpointId(7),
+    epoch=Epoch(4),
+    kind="checkpoint",
+    triggered_at_ms=1_700_000_000_000,
+    completed_at_ms=1_700_000_000_041,
+    max_parallelism=128,
+    operators=(OperatorDescription(OperatorUid("count"), "aggregate", "count by app_id", 2),),
+    snapshots=(SOURCE, COUNT, SINK),
+    timings=(TIMINGS,),
+)
+
+
+def altered(**changes: Any) -> bytes:
+    document = json.loads(encode_manifest(MANIFEST))
+    document.update(changes)
+    return json.dumps(document).encode()
+
+
+def test_a_manifest_survives_its_own_encoding() -> None:
+    assert decode_manifest(encode_manifest(MANIFEST)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "part", [COUNT, SOURCE, SINK, TIMINGS], ids=lambda part: type(part).__name__
+)
+def test_a_part_travels_in_an_acknowledgement(part: OperatorSnapshot | SubtaskTimings) -> None:
+    assert type(part).from_json(json.loads(json.dumps(part.to_json()))) == part
+
+
+def test_the_same_manifest_gives_the_same_bytes_whatever_the_order_of_its_objects() -> None:
+    def with_position(position: dict[str, int]) -> bytes:
+        source = dataclasses.replace(SOURCE, items=({"id": "0", "position": position},))
+        return encode_manifest(dataclasses.replace(MANIFEST, snapshots=(source,)))
+
+    assert with_position({"a": 1, "b": 2}) == with_position({"b": 2, "a": 1})
+
+
+def test_people_can_read_the_metadata() -> None:
+    text = encode_manifest(MANIFEST).decode()
+
+    assert '"名"' in text
+    assert text.count("\n") > 50
+    assert json.loads(text)["body"]["job"] == "page-views"
+
+
+def test_the_manifest_knows_its_files_and_their_size() -> None:
+    assert MANIFEST.files() == (COUNT.keyed[0].file,)
+    assert MANIFEST.state_bytes() == 4711
+    assert MANIFEST.snapshots_of(OperatorUid("out")) == (SINK,)
+
+
+@given(st.integers(0, len(encode_manifest(MANIFEST)) - 3))
+def test_torn_metadata_is_damaged(length: int) -> None:
+    with pytest.raises(SnapshotDamaged, match="is damaged"):
+        decode_manifest(encode_manifest(MANIFEST)[:length])
+
+
+@given(st.integers(0, len(encode_manifest(MANIFEST)) - 1), st.integers(1, 255))
+def test_an_altered_byte_never_goes_unnoticed(position: int, flip: int) -> None:
+    """Only where it does not change the meaning (white space) may the file still be read."""
+    data = bytearray(encode_manifest(MANIFEST))
+    data[position] ^= flip
+    with suppress(StorageError):
+        assert decode_manifest(bytes(data)) == MANIFEST
+
+
+def test_an_altered_value_is_told_with_both_checksums() -> None:
+    body = json.loads(encode_manifest(MANIFEST))["body"]
+    body["epoch"] = 5
+
+    with pytest.raises(
+        SnapshotDamaged, match=r"chk-7/_metadata is damaged: .*checksum \w+ where \w+"
+    ):
+        decode_manifest(altered(body=body), "chk-7/_metadata")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xfe", b"[]", b"null", b"{}", b'{"format_version": "1"}']
+)
+def test_what_is_not_metadata_is_damaged(data: bytes) -> None:
+    with pytest.raises(SnapshotDamaged, match="chk-7/_metadata is damaged"):
+        decode_manifest(data, "chk-7/_metadata")
+
+
+@pytest.mark.parametrize("position", [b"NaN", b"1e999", rb'"\ud800"', b"[" * 100_000])
+def test_values_that_were_never_written_are_damage(position: bytes) -> None:
+    with pytest.raises(SnapshotDamaged, match="is damaged"):
+        decode_manifest(encode_manifest(MANIFEST).replace(b"0.1,", position + b",", 1))
+
+
+def test_a_newer_format_is_refused_with_both_versions_and_is_not_called_damaged() -> None:
+    with pytest.raises(StorageError, match=r"format version 2, but .* up to 1") as raised:
+        decode_manifest(altered(format_version=2))
+
+    assert not isinstance(raised.value, SnapshotDamaged)
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), {1, 2}, "\ud800"])
+def test_a_position_that_json_cannot_keep_is_refused_when_written(value: Any) -> None:
+    source = dataclasses.replace(SOURCE, items=({"id": "0", "position": {"at": value}},))
+
+    with pytest.raises(DataError, match="checkpoint 7 of job 'page-views' cannot be written"):
+        encode_manifest(dataclasses.replace(MANIFEST, snapshots=(source,)))
+
+
+def test_an_altered_format_version_is_damage() -> None:
+    with pytest.raises(SnapshotDamaged, match="checksum"):
+        decode_manifest(altered(format_version=0))

@@ -1,0 +1,71 @@
+"""Names of things on disk: readable, safe, and never two for one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillframe.errors import BuildError
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.storage import paths
+
+CHECKPOINT = CheckpointId(7)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+def state_path(uid: str, subtask: int, attempt: int, state: str) -> str:
+    return paths.state_path(
+        CHECKPOINT, OperatorUid(uid), SubtaskIndex(subtask), Attempt(attempt), state
+    )
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    assert paths.job_directory("page-views") == "page-views"
+    assert paths.metadata_path(CHECKPOINT) == "chk-7/_metadata"
+    assert state_path("count-views", 3, 2, "counts") == "chk-7/count-views-3-2-counts.arrow"
+    assert paths.log_path(12) == "log/00000000000000000012"
+    staged = paths.staged_path(
+        Attempt(2), CHECKPOINT, OperatorUid("out"), SubtaskIndex(1), "part.parquet"
+    )
+    assert staged == "staged/2/chk-7/out-1-part.parquet"
+    assert staged.startswith(paths.staged_directory(Attempt(2)) + "/")
+
+
+def test_a_name_is_quoted_where_a_file_system_would_stumble() -> None:
+    assert paths.quoted_name("clicks/day 1", "job name") == "clicks%2Fday%201"
+    assert paths.quoted_name("..", "job name") == "%2E."
+    assert paths.quoted_name("页面浏览", "job name") == "页面浏览"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "\ud800"])
+def test_a_name_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(BuildError, match="job name"):
+        paths.job_directory(name)
+
+
+def test_a_uid_with_numbers_at_its_end_does_not_meet_another() -> None:
+    assert state_path("a-1", 2, 3, "x") != state_path("a", 1, 2, "3-x")
+
+
+@given(st.lists(st.tuples(names, st.integers(0, 20), st.integers(1, 20), names), max_size=6))
+def test_different_states_never_share_a_file(states: list[tuple[str, int, int, str]]) -> None:
+    assert len({state_path(*state) for state in states}) == len(set(states))
+
+
+@given(names)
+def test_a_quoted_name_is_one_visible_part_of_a_path(name: str) -> None:
+    quoted = paths.quoted_name(name, "uid")
+
+    assert "/" not in quoted
+    assert "\0" not in quoted
+    assert not quoted.startswith(".")
+
+
+def test_directories_and_entries_are_known_by_their_names() -> None:
+    assert paths.checkpoint_id_of("chk-12") == 12
+    assert [paths.checkpoint_id_of(name) for name in ("chk-", "chk-x", "log", "chk-01")] == [
+        None
+    ] * 4
+    assert paths.sequence_of("00000000000000000012") == 12
+    assert [paths.sequence_of(name) for name in ("12", ".tmp-1", "x" * 20)] == [None] * 3
