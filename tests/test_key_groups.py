@@ -28,26 +28,26 @@ UTC = datetime.UTC
 DECIMAL = pa.decimal128(38, 2)
 
 GOLDEN = [
-    (0, pa.int64(), 0xe220a8397b1dcdaf),
-    (1, pa.int8(), 0x910a2dec89025cc1),
-    (-1, pa.int32(), 0xe4d971771b652c20),
-    (2**63 - 1, pa.int64(), 0x2a67d7552e039ea7),
-    (True, pa.bool_(), 0x910a2dec89025cc1),
-    (0.0, pa.float64(), 0xe220a8397b1dcdaf),
-    (1.5, pa.float64(), 0xd6dab18e1392608a),
-    (1.5, pa.float32(), 0xd6dab18e1392608a),
-    (math.nan, pa.float64(), 0xc72971d82e15bb46),
-    ("", pa.string(), 0x7a5c297a7eedcfa3),
-    ("app-1", pa.string(), 0xfe11784d57259c85),
-    ("exactly8", pa.string(), 0x6208ae7468ee6a67),
-    ("häuser, 房子", pa.string(), 0x8d6153b0cb75c9ce),
-    (b"\x00\xff", pa.binary(), 0x8196929e54daa671),
-    (datetime.date(2026, 1, 2), pa.date32(), 0x91eed16d69cefb4e),
-    (datetime.datetime(2026, 1, 2, tzinfo=UTC), pa.timestamp("us", "UTC"), 0xd73045f05434f6ab),
-    (decimal.Decimal("-12.34"), DECIMAL, 0x8951191c8c2f95f9),
-    (None, pa.string(), 0x6e756c6c5f6b6579),
+    (0, pa.int64(), 0xE220A8397B1DCDAF),
+    (1, pa.int8(), 0x910A2DEC89025CC1),
+    (-1, pa.int32(), 0xE4D971771B652C20),
+    (2**63 - 1, pa.int64(), 0x2A67D7552E039EA7),
+    (True, pa.bool_(), 0x910A2DEC89025CC1),
+    (0.0, pa.float64(), 0xE220A8397B1DCDAF),
+    (1.5, pa.float64(), 0xD6DAB18E1392608A),
+    (1.5, pa.float32(), 0xD6DAB18E1392608A),
+    (math.nan, pa.float64(), 0xC72971D82E15BB46),
+    ("", pa.string(), 0x7A5C297A7EEDCFA3),
+    ("app-1", pa.string(), 0xFE11784D57259C85),
+    ("exactly8", pa.string(), 0x6208AE7468EE6A67),
+    ("häuser, 房子", pa.string(), 0x8D6153B0CB75C9CE),
+    (b"\x00\xff", pa.binary(), 0x8196929E54DAA671),
+    (datetime.date(2026, 1, 2), pa.date32(), 0x91EED16D69CEFB4E),
+    (datetime.datetime(2026, 1, 2, tzinfo=UTC), pa.timestamp("us", "UTC"), 0xD73045F05434F6AB),
+    (decimal.Decimal("-12.34"), DECIMAL, 0x8951191C8C2F95F9),
+    (None, pa.string(), 0x6E756C6C5F6B6579),
 ]
-GOLDEN_COMPOSITE = 0xa64b8e75df8b9ef3
+GOLDEN_COMPOSITE = 0xA64B8E75DF8B9EF3
 
 
 @pytest.mark.parametrize(("value", "type_", "hash_"), GOLDEN)
@@ -132,6 +132,14 @@ def test_rows_and_columns_of_composites_hash_the_same(rows):
     types = [pa.string(), pa.int64()]
     columns = [pa.array([row[i] for row in rows], type_) for i, type_ in enumerate(types)]
     assert hash_columns(columns).tolist() == [hash_row(row, types) for row in rows]
+
+
+@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.string_view(), pa.binary()])
+def test_strings_that_repeat_in_a_long_column_hash_as_their_rows_do(type_):
+    values = [None if i % 7 == 0 else f"app-{i % 13}" for i in range(3_000)]
+    assert hash_columns([pa.array(values, pa.string()).cast(type_)]).tolist() == [
+        hash_row([value], [pa.string()]) for value in values
+    ]
 
 
 def test_strings_of_very_different_lengths_hash_as_their_rows_do():

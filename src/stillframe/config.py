@@ -106,9 +106,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], of: str) -> None:
         raise UnknownOption(f"{of} has no option {name!r}{hint}")
 
 
-def job_config(
-    options: Mapping[str, str], session: Mapping[str, str] | None = None
-) -> JobConfig:
+def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = None) -> JobConfig:
     """The settings made of a writer's options and, below them, a session's `spark.stillframe.*`.
 
     Option names are matched without regard to case, as Spark's are. `options` holds job options

@@ -49,6 +49,9 @@ _DECIMAL_BYTES = 16
 
 _FEW_ROWS = 16
 """Below this many rows one numpy step per word costs more than plain Python."""
+_SAMPLE_ROWS = 1024
+_SAMPLE_DISTINCT_MAX = 920
+"""So many different values in the sample are expected of some 5,000 in all."""
 _TAIL_MASKS: Words = np.array(
     [(1 << (8 * length)) - 1 for length in range(8)] + [_WORD_MAX], dtype=np.uint64
 )
@@ -200,9 +203,7 @@ def _is_bytes_type(type_: pa.DataType) -> bool:
 
 
 def is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pt.is_string(type_) or pt.is_large_string(type_) or pt.is_string_view(type_)
-    )
+    return bool(pt.is_string(type_) or pt.is_large_string(type_) or pt.is_string_view(type_))
 
 
 def is_binary(type_: pa.DataType) -> bool:
@@ -277,7 +278,9 @@ def _bytes_column(column: pa.Array) -> BytesColumn:
         column = column.cast(pa.large_binary() if is_binary(column.type) else pa.large_string())
     wide = pt.is_large_string(column.type) or pt.is_large_binary(column.type)
     if len(column) == 0:
-        return BytesColumn(np.zeros(8, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64), None)
+        return BytesColumn(
+            np.zeros(8, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64), None
+        )
     _, offset_buffer, data = column.buffers()
     dtype = np.dtype(np.int64 if wide else np.int32)
     offsets = np.frombuffer(
@@ -341,14 +344,27 @@ def combine_hashes(hashes: Sequence[Words]) -> Words:
     return combined
 
 
+def keys_repeat(column: pa.Array) -> bool:
+    """Whether values come so often in this column that it pays to look at each only once.
+
+    Measured on 64k strings of 1,000 kinds: encoding them first is 1.5 times as fast as hashing
+    each if they have 8 bytes, and 3 times if they have 16 or more. Numbers are quicker as they are.
+    """
+    if pt.is_dictionary(column.type):
+        return len(column.dictionary) <= len(column)
+    encodable = is_text(column.type) or is_binary(column.type)
+    viewed = pt.is_string_view(column.type) or pt.is_binary_view(column.type)
+    if not encodable or viewed or len(column) < 2 * _SAMPLE_ROWS:
+        return False
+    return len(column.slice(0, _SAMPLE_ROWS).unique()) <= _SAMPLE_DISTINCT_MAX
+
+
 def _column_hashes(column: pa.Array) -> Words:
+    if not keys_repeat(column):
+        return key_column(column).hashes()
     if not pt.is_dictionary(column.type):
-        return key_column(column).hashes()
-    if len(column.dictionary) > len(column):
-        return key_column(column).hashes()
-    of_dictionary = np.append(
-        key_column(column.dictionary).hashes(), np.uint64(NULL_HASH)
-    )
+        column = column.dictionary_encode()
+    of_dictionary = np.append(key_column(column.dictionary).hashes(), np.uint64(NULL_HASH))
     indices = column.indices.fill_null(len(column.dictionary)) if column.null_count else None
     return of_dictionary.take(fixed_width_values(column.indices if indices is None else indices))
 

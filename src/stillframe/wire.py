@@ -148,9 +148,7 @@ def _introduce(
         raise StillframeError(f"{address} answered the handshake with garbage: not one of our job")
     reason = _read_exactly(sock, reason_bytes, deadline, address)
     expected = _proof(secret, b"server", proof, verdict_head, reason)
-    if not hmac.compare_digest(
-        expected, _read_exactly(sock, _PROOF_BYTES, deadline, address)
-    ):
+    if not hmac.compare_digest(expected, _read_exactly(sock, _PROOF_BYTES, deadline, address)):
         raise StillframeError(
             f"{address} does not know the job's secret: another process took this port"
         )
@@ -259,9 +257,7 @@ def _check_protocol(magic: bytes, version: int, who: str) -> None:
         )
 
 
-def _read_exactly(
-    sock: socket.socket, count: int, deadline: float, who: Address | str
-) -> bytes:
+def _read_exactly(sock: socket.socket, count: int, deadline: float, who: Address | str) -> bytes:
     data = bytearray()
     while len(data) < count:
         remaining_seconds = deadline - time.monotonic()

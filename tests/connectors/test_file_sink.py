@@ -1,6 +1,7 @@
 """The file sink: nothing seen too early, nothing seen twice, nothing left behind."""
 
 import json
+import os
 import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -244,6 +245,29 @@ def test_a_path_that_is_a_file_is_a_mistake_at_build_time(tmp_path):
     sink_at(tmp_path / "absent").check()
     with pytest.raises(BuildError, match="not 'csv'"):
         sink_at(tmp_path, "csv").check()
+
+
+def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def recording(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    sink = sink_at(tmp_path / "out")
+    writer = sink.open_writer(context())
+    writer.write(batch(1))
+    prepare = writer.rotate(CheckpointId(1))
+    monkeypatch.setattr(file_sink.os, "fsync", recording)
+    committables = prepare()
+    staged_file = tmp_path / "out" / committables[0]["staged"]
+    way_there = [staged_file, staged_file.parent, staged_file.parent.parent, tmp_path / "out"]
+    assert synced == [path.stat().st_ino for path in [*way_there, tmp_path]]
+
+    synced.clear()
+    sink.open_committer().commit(Epoch(0), committables)
+    writer.close()
+    assert synced == [(tmp_path / "out").stat().st_ino]
 
 
 def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stillframe.api.sinks import SinkContext
+from stillframe.connectors import staged
 from stillframe.connectors.staged import StagedSink
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
@@ -71,11 +72,25 @@ def test_a_repeated_commit_of_a_handled_epoch_calls_nobody(sink, collected):
     assert collected.epochs == [(0, [1])]
 
 
-def test_a_crash_while_removing_the_files_does_not_hand_over_a_part(sink, collected, tmp_path):
+def test_a_crash_while_removing_the_files_does_not_hand_the_epoch_over_again(
+    sink, collected, tmp_path, monkeypatch
+):
     committables = [one for n in range(3) for one in stage(sink, n, subtask=n)]
-    os.unlink(tmp_path / committables[2]["staged"])
+    unlink, removed = os.unlink, []
+
+    def crashing(path):
+        if removed:
+            raise KeyboardInterrupt
+        unlink(path)
+        removed.append(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staged.os, "unlink", crashing)
+        with pytest.raises(KeyboardInterrupt):
+            sink.open_committer().commit(Epoch(0), committables)
     sink.open_committer().commit(Epoch(0), committables)
-    assert collected.epochs == []
+
+    assert collected.epochs == [(0, [0, 1, 2])]
     assert files_in(tmp_path) == []
 
 

@@ -18,23 +18,16 @@ TEXTS = st.none() | st.text("ab\0", max_size=18) | st.text(max_size=5)
 
 
 def weak_hash(columns):
-    """Nearly everything collides, and all of it in the last places of the table."""
-    length = len(columns[0].words if hasattr(columns[0], "words") else columns[0].lengths)
-    words = np.arange(length, dtype=np.uint64) * 0 + np.uint64(2**64 - 1)
-    return words
-
-
-def rows_by_dict(rows: dict, keys: list) -> list[int]:
-    return [rows.setdefault(key, len(rows)) for key in keys]
+    """Everything collides, in the last place of the table, so that probing has to wrap around."""
+    length = len(columns[0].hashes())
+    return np.full(length, 2**64 - 1, dtype=np.uint64)
 
 
 def assert_rows_are_stable_and_dense(index: KeyIndex, batches: list[list[tuple]], types: list):
-    """Rows need not be numbered in order of appearance, but each key has one, and they are dense."""
+    """Rows are not numbered in order of appearance, but each key has one, and they are dense."""
     row_of: dict = {}
     for batch in batches:
-        columns = [
-            pa.array([key[i] for key in batch], type_) for i, type_ in enumerate(types)
-        ]
+        columns = [pa.array([key[i] for key in batch], type_) for i, type_ in enumerate(types)]
         for key, row in zip(batch, index.rows_of(columns).tolist(), strict=True):
             assert row_of.setdefault(key, row) == row
     assert sorted(row_of.values()) == list(range(len(index)))
@@ -150,6 +143,15 @@ def test_dictionary_encoded_keys_get_the_rows_of_plain_ones(length):
     ):
         assert index.rows_of([encoded]).tolist() == rows
     assert len(index) == len(set(rows))
+
+
+@pytest.mark.parametrize("type_", [pa.large_string(), pa.string_view(), pa.binary()])
+def test_strings_of_other_layouts_are_keys_too(type_):
+    names = pa.array([None if i % 7 == 0 else f"app-{i % 11}" for i in range(5_000)]).cast(type_)
+    index = KeyIndex([type_])
+    rows = index.rows_of([names])
+    assert len(index) == 12
+    assert index.freeze().columns[0].take(rows).equals(names)
 
 
 def test_a_dictionary_entry_that_no_record_uses_is_not_a_key():

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from stillframe.json_values import JsonObject
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.json_values import JsonObject
 
 Committable = JsonObject
 
@@ -65,14 +65,16 @@ class Committer(ABC):
         """
 
     @abstractmethod
-    def sweep(self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]) -> None:
+    def sweep(
+        self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
+    ) -> None:
         """Remove what attempts before `older_than` left behind, but not what `keep` still needs.
 
         Called on the driver: at start, after the first completed checkpoint and at the end of
         the job. Finding nothing is normal.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most committers hold nothing
         """Give everything back. Called once."""
 
 

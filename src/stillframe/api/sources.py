@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from stillframe.json_values import JsonObject
 from stillframe.clock import Clock
 from stillframe.ids import SubtaskIndex
+from stillframe.json_values import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class EndOfData:
     """All splits have been read to their end; there will never be more."""
 
 
-Polled = pa.RecordBatch | NothingYet | EndOfData
+Polled: TypeAlias = pa.RecordBatch | NothingYet | EndOfData
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ from stillframe.protocol.messages import (
     TriggerCheckpoint,
 )
 from stillframe.protocol.restore import StartingState
+from stillframe.wire import Address
 
 _JOIN_SECONDS_MAX = 120.0
 _END_SECONDS_MAX = 30.0
@@ -128,6 +129,14 @@ Outcome = AttemptFinished | AttemptStopped | AttemptBroke
 
 
 @dataclass(frozen=True, slots=True)
+class DriverAddress:
+    """Where slots reach the coordinator; it may listen on another address than they dial."""
+
+    host: str
+    bind_host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What outlives an attempt."""
 
@@ -135,8 +144,7 @@ class Surroundings:
     config: JobConfig
     deployment: Deployment
     secret: bytes
-    host: str
-    port: int
+    driver: DriverAddress
     clock: Clock
     history: History
     sinks: DriverSinks
@@ -166,14 +174,14 @@ class RunningAttempt:
         self._checkpoints = _checkpoints(around, CheckpointId(record.last_checkpoint_id + 1))
         self._triggered_at_ms = 0
         self._completed_before = restored.checkpoint_id if restored else NO_CHECKPOINT
+        self._complained: set[SlotIndex] = set()
         self._outcome: Outcome | None = None
         self._slots_ended = False
         self._swept = False
         self._still_there_at = 0.0
         self._commits = CommitThread(around.sinks, around.mailbox.put)
         self._server = ControlServer(
-            around.host,
-            around.port,
+            around.driver.bind_host or around.driver.host,
             around.secret,
             around.plan.job,
             self._attempt,
@@ -196,7 +204,7 @@ class RunningAttempt:
         launch = SlotLaunch(
             plan=self._around.plan,
             attempt=self._attempt,
-            coordinator=self._server.address,
+            coordinator=Address(self._around.driver.host, self._server.port),
             secret=self._around.secret,
             store_address=self._around.store_address,
             channel_buffer_bytes=self._around.config.channel_buffer_bytes,
@@ -247,9 +255,7 @@ class RunningAttempt:
             case SlotReported(slot, report):
                 self._on_report(slot, report)
             case SlotLost(slot, reason):
-                joined = self._joined.get(slot)
-                pid = f" (pid {joined.pid})" if joined else ""
-                self._break(f"slot {slot}{pid} was lost: {reason}", "bystander")
+                self._break(self._loss(slot, reason), "bystander")
             case SlotsEnded(reason):
                 self._slots_ended = True
                 self._break(reason or "the slots returned before the job was over", "other")
@@ -274,8 +280,11 @@ class RunningAttempt:
             except queue.Empty:
                 break
             match mail:
-                case SlotReported(_, Failed(said, "permanent" | "damaged snapshot" | "other" as why)):
-                    best = AttemptBroke(said, why)
+                case SlotReported(slot, Failed(said, why)):
+                    self._complained.add(slot)
+                    best = best if why == "bystander" else AttemptBroke(said, why)
+                case SlotLost(slot, said) if slot not in self._complained:
+                    best = AttemptBroke(self._loss(slot, said), "bystander")
                 case SlotsEnded():
                     self._slots_ended = True
                 case EpochCommitted(epoch):
@@ -284,6 +293,9 @@ class RunningAttempt:
                     self._outcome = AttemptStopped()
                     return
         self._outcome = best
+
+    def _loss(self, slot: SlotIndex, reason: str) -> str:
+        return f"slot {slot} (pid {self._joined[slot].pid}) was lost: {reason}"
 
     def _end(self, slots: RunningSlots) -> None:
         """Leave nothing running: slots are told, then cut off, then ended by force."""
@@ -337,7 +349,7 @@ class RunningAttempt:
                 slot,
                 StartSlot(
                     peers=peers,
-                    state={ref: part for ref, part in self._state.items() if ref[1] == slot},
+                    state={ref: part for ref, part in self._state.items() if int(ref[1]) == slot},
                     restored_checkpoint=self._restored.checkpoint_id if self._restored else None,
                     restored_epoch=self._restored.epoch if self._restored else None,
                 ),
@@ -351,6 +363,7 @@ class RunningAttempt:
             case Progress(records_in, records_out):
                 self._around.history.report_progress(slot, records_in, records_out)
             case Failed(reason, cause):
+                self._complained.add(slot)
                 self._break(reason, cause)
             case Acknowledged(task, subtask, checkpoint_id):
                 ref = SubtaskRef(task, subtask)

@@ -14,7 +14,6 @@ from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import JsonFields
 from stillframe.protocol.messages import Order, Report, message_to_json, report_from_json
 from stillframe.wire import (
-    Address,
     ConnectionLost,
     Doorman,
     address_of,
@@ -65,7 +64,6 @@ class ControlServer:
     def __init__(
         self,
         host: str,
-        port: int,
         secret: bytes,
         job: str,
         attempt: Attempt,
@@ -80,8 +78,8 @@ class ControlServer:
         self._sockets: dict[SlotIndex, socket.socket] = {}
         self._threads: list[threading.Thread] = []
         self._closing = False
-        listener = listen(host, port)
-        self.address: Address = address_of(listener)
+        listener = listen(host)
+        self.port = address_of(listener).port
         self._doorman = Doorman(listener, secret, self._on_peer, admit=self._refusal)
 
     def send(self, slot: SlotIndex, order: Order) -> None:

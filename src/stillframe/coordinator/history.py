@@ -1,4 +1,4 @@
-"""What happened to a job, for people and for monitoring: events as they come, figures kept bounded."""
+"""What happened to a job: events as they come, and figures, kept bounded."""
 
 from __future__ import annotations
 

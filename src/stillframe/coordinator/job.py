@@ -6,7 +6,6 @@ import queue
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
@@ -15,6 +14,7 @@ from stillframe.coordinator.attempt import (
     AttemptFinished,
     AttemptStopped,
     CheckpointWanted,
+    DriverAddress,
     Mail,
     Outcome,
     RunningAttempt,
@@ -50,14 +50,6 @@ from stillframe.protocol.restore import (
 )
 from stillframe.storage.paths import job_directory
 from stillframe.storage.store import open_store
-
-
-@dataclass(frozen=True, slots=True)
-class DriverAddress:
-    """Where slots reach the coordinator."""
-
-    host: str
-    port: int = 0
 
 
 class Job(threading.Thread):
@@ -96,8 +88,7 @@ class Job(threading.Thread):
             config=config,
             deployment=deployment,
             secret=secrets.token_bytes(32),
-            host=driver.host,
-            port=driver.port,
+            driver=driver,
             clock=clock,
             history=self.history,
             sinks=self._sinks,
@@ -239,7 +230,7 @@ class Job(threading.Thread):
         )
 
     def _commit_again(self, record: JobRecord, manifest: Manifest) -> JobRecord:
-        """What the restored checkpoint had prepared for sinks that commit here, unless it is done."""
+        """What the restored checkpoint had prepared for sinks that commit here, if not done yet."""
         assert self._log is not None
         before = [kept for kept in record.checkpoints if kept.epoch < manifest.epoch]
         after = before[-1].checkpoint_id if before else NO_CHECKPOINT

@@ -1,4 +1,4 @@
-"""The handle of a running job, with the members of PySpark's StreamingQuery and a few of our own."""
+"""The handle of a running job: the members of PySpark's StreamingQuery, and a few of our own."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ class Query:
         completed = self._job.history.completed()
         earlier: list[CheckpointCompleted | None] = [None, *completed]
         return [
-            self._progress(before, this)
-            for before, this in zip(earlier, completed, strict=False)
+            self._progress(before, this) for before, this in zip(earlier, completed, strict=False)
         ]
 
     def exception(self) -> JobFailed | None:

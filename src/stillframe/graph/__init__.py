@@ -1,1 +1,1 @@
-"""The job as a graph of operators over Arrow schemas, and the plan made of it. Building runs nothing."""
+"""The job as a graph of operators over Arrow schemas, and the plan made of it."""

@@ -125,15 +125,13 @@ class Plan:
                 fanout = [self.edges[index] for index in planned.edges]
                 lines.append(f"    {describe(planned.operator)}  [{planned.uid}]")
                 lines += [
-                    f"      --{_describe_partitioning(edge.partitioning)}--> task {edge.target_task}"
+                    f"      --{_in_words(edge.partitioning)}--> task {edge.target_task}"
                     for edge in fanout
                 ]
         return "\n".join(lines)
 
 
-def build_plan(
-    job: str, sinks: Sequence[Node], slots: int, max_parallelism: int = 128
-) -> Plan:
+def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int = 128) -> Plan:
     """Cut the graph that leads to these sinks into tasks for this many slots."""
     if not sinks:
         raise BuildError(f"job {job!r} has no sink: start it from a writeStream")
@@ -164,9 +162,7 @@ def _is_stateful(node: Node) -> bool:
 
 
 class _Planner:
-    def __init__(
-        self, job: str, nodes: Sequence[Node], slots: int, max_parallelism: int
-    ) -> None:
+    def __init__(self, job: str, nodes: Sequence[Node], slots: int, max_parallelism: int) -> None:
         self._job = job
         self._nodes = nodes
         self._slots = slots
@@ -269,7 +265,7 @@ def _partitioning(target: Node) -> Partitioning:
     return Rebalance()
 
 
-def _describe_partitioning(partitioning: Partitioning) -> str:
+def _in_words(partitioning: Partitioning) -> str:
     match partitioning:
         case Rebalance():
             return "rebalance"

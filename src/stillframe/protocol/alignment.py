@@ -66,9 +66,7 @@ class BarrierAligner:
         self._cancelled: set[CheckpointId] = set()
         assert self._open_channels, "a task without inputs does not align"
 
-    def on_barrier(
-        self, channel: ChannelIndex, checkpoint_id: CheckpointId
-    ) -> list[Instruction]:
+    def on_barrier(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> list[Instruction]:
         """A channel delivered its barrier."""
         assert channel in self._open_channels
         assert channel not in self._held_channels, "a held channel was read"

@@ -196,9 +196,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         if pending.waiting_for:
             return Acknowledged.COUNTED, []
         return Acknowledged.COUNTED, [
-            StoreCheckpoint(
-                checkpoint_id, pending.triggered_at_seconds, pending.acknowledged
-            )
+            StoreCheckpoint(checkpoint_id, pending.triggered_at_seconds, pending.acknowledged)
         ]
 
     def on_declined(
@@ -241,10 +239,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._uncommitted.discard(subtask)
         return self._finish_if_done()
 
-    def on_coordinator_committed(
-        self, now_seconds: float
-    ) -> list[Instruction[Subtask, Snapshot]]:
-        """The sinks that commit at the coordinator have done so for the last completed checkpoint."""
+    def on_coordinator_committed(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
+        """The sinks that commit at the coordinator have done so for the last checkpoint."""
         self._coordinator_commits_outstanding = False
         return self._finish_if_done() or self._trigger_if_due(now_seconds)
 
@@ -293,9 +289,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             return now_seconds + self._settings.interval_seconds
         return None if self._undrained else now_seconds + FINAL_RETRY_SECONDS
 
-    def _abort(
-        self, reason: str, now_seconds: float
-    ) -> list[Instruction[Subtask, Snapshot]]:
+    def _abort(self, reason: str, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         assert self._pending is not None
         aborted = self._pending.checkpoint_id
         self._close(now_seconds)
@@ -306,7 +300,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._pending = None
         self._pause_over_at_seconds = now_seconds + self._settings.min_pause_seconds
         if not self._undrained and not was_final:
-            # The records ended while another checkpoint was under way: the last one follows at once.
+            # The records ended while another checkpoint was under way: the last follows at once.
             self._due_at_seconds = self._pause_over_at_seconds = now_seconds
 
     def _finish_if_done(self) -> list[Instruction[Subtask, Snapshot]]:

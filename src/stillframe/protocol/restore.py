@@ -1,4 +1,4 @@
-"""What each subtask starts from: a checkpoint's state cut into pieces for the plan that restores it.
+"""What each subtask starts from: a checkpoint's state, cut to fit the plan that restores it.
 
 Keyed state goes by key groups, so that any parallelism can read it; a source's splits and what a
 sink still has to commit are dealt out one by one. Nothing is read here: only handles are handed on.
@@ -166,7 +166,9 @@ def _state_of(
     commits = [commit for snapshot in snapshots for commit in snapshot.commits]
     return SubtaskState(
         keyed=tuple(state for state in keyed if any(g in owned for g in state.key_groups)),
-        items=_dealt(sorted(items, key=lambda item: str(item.get("id"))), subtask, operator.parallelism),
+        items=_dealt(
+            sorted(items, key=lambda item: str(item.get("id"))), subtask, operator.parallelism
+        ),
         commits=tuple(commits[subtask :: operator.parallelism]),
     )
 

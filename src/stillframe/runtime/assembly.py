@@ -86,9 +86,7 @@ class _Channels:
         return self._local.setdefault(channel_id, LocalChannel(self._around.channel_buffer_bytes))
 
 
-def _subtask(
-    around: Surroundings, channels: _Channels, task: Task, index: SubtaskIndex
-) -> Subtask:
+def _subtask(around: Surroundings, channels: _Channels, task: Task, index: SubtaskIndex) -> Subtask:
     plan = around.plan
     operators = [_operator(around, planned, task, index) for planned in task.operators]
     outputs = {
@@ -137,9 +135,7 @@ def _operator(
 def _reader(
     around: Surroundings, source: Source, state: SubtaskState, task: Task, index: SubtaskIndex
 ) -> SourceReader:
-    splits = [
-        Split(str(item["id"]), cast(JsonObject, item["position"])) for item in state.items
-    ]
+    splits = [Split(str(item["id"]), cast(JsonObject, item["position"])) for item in state.items]
     context = SourceContext(index, task.parallelism, around.clock, around.feed)
     reader = source.open(splits, context)
     if isinstance(reader, BlockingReader):

@@ -23,9 +23,7 @@ class Chain:
     ) -> None:
         self._operators = operators
         self._chained = [operator.chained for operator in planned]
-        self._outputs_of = [
-            [outputs[edge] for edge in operator.edges] for operator in planned
-        ]
+        self._outputs_of = [[outputs[edge] for edge in operator.edges] for operator in planned]
         self._outputs = list(outputs.values())
 
     @property

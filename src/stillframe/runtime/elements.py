@@ -7,6 +7,7 @@ channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -39,4 +40,4 @@ class EndOfChannel:
 
 
 Marker = Barrier | CancelBarrier | EndOfRecords | EndOfChannel
-Element = pa.RecordBatch | Marker
+Element: TypeAlias = pa.RecordBatch | Marker

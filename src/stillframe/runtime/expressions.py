@@ -27,9 +27,7 @@ def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
     return _Evaluation(batch).array(expression)
 
 
-def project(
-    columns: tuple[Named, ...], batch: pa.RecordBatch, schema: pa.Schema
-) -> pa.RecordBatch:
+def project(columns: tuple[Named, ...], batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch of `schema` with the computed columns."""
     evaluation = _Evaluation(batch)
     arrays = [

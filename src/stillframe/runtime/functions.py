@@ -218,9 +218,7 @@ def _concat_ws(type_: pa.DataType, separator: pa.Scalar, *parts: Datum) -> Datum
     # Arrow's own way to skip nulls loses the row when every part is null. So: each part behind
     # a separator, all of them joined, the first separator taken off.
     text = separator.as_py()
-    behind = [
-        pc.fill_null(_concat(type_, pa.scalar(text), part), "") for part in _columns(*parts)
-    ]
+    behind = [pc.fill_null(_concat(type_, pa.scalar(text), part), "") for part in _columns(*parts)]
     return pc.utf8_slice_codeunits(_concat(type_, *behind), len(text))
 
 
@@ -290,6 +288,11 @@ def _add_months(type_: pa.DataType, dates: pa.Array, months: pa.Scalar) -> Datum
 def _add_interval(type_: pa.DataType, moments: pa.Array, *parts: pa.Scalar) -> Datum:
     months, days, micros, zone = (part.as_py() for part in parts)
     return times.add_interval(moments, months, days, micros, zone)
+
+
+def _unix_timestamp(type_: pa.DataType, moments: pa.Array) -> Datum:
+    """Rounded towards 1970: so Spark's function of that name differs from unix_seconds."""
+    return pc.divide(moments.cast(pa.int64()), times.SECOND_MICROS)
 
 
 def _unix_units(micros: int) -> Function:
@@ -385,6 +388,7 @@ FUNCTIONS: dict[str, Function] = {
     "days_between": _days_between,
     "add_months": _add_months,
     "add_interval": _add_interval,
+    "unix_timestamp": _unix_timestamp,
     "unix_seconds": _unix_units(times.SECOND_MICROS),
     "unix_millis": _unix_units(1_000),
     "unix_micros": _unix_units(1),

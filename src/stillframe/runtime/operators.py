@@ -43,7 +43,7 @@ class RunningOperator(ABC):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one batch, answer what follows from it."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most operators hold nothing
         """Give everything back. Called once, also after a failure."""
 
 

@@ -16,9 +16,7 @@ from stillframe.runtime.elements import Marker
 class EdgeOutput:
     """The channels of one edge from one subtask, one per subtask of the task it leads to."""
 
-    def __init__(
-        self, edge: Edge, channels: Sequence[OutputChannel], max_parallelism: int
-    ) -> None:
+    def __init__(self, edge: Edge, channels: Sequence[OutputChannel], max_parallelism: int) -> None:
         assert len(channels) == edge.target_parallelism
         self._edge = edge
         self._channels = channels

@@ -23,7 +23,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class ThreadedReader(SourceReader):
-    """Turns a blocking reader into one the loop can poll; keeps the positions of what was emitted."""
+    """Makes a blocking reader pollable; keeps the positions of what was really emitted."""
 
     def __init__(
         self, splits: Sequence[Split], reader: BlockingReader, wake: Callable[[], None]

@@ -240,7 +240,7 @@ def _same_meaning(found: pa.DataType, declared: pa.DataType) -> bool:
         return (found.tz is None) == (declared.tz is None)
     if _is_text(found) or _is_bytes(found):
         return _is_text(declared) if _is_text(found) else _is_bytes(declared)
-    return types.is_nested(found) and found.id == declared.id
+    return bool(types.is_nested(found) and found.id == declared.id)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -252,7 +252,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _is_instant(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) and kind.tz is not None
+    return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
 
 
 def _refuse_null(function: str, field: pa.Field, column: pa.Array) -> None:

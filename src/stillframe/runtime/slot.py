@@ -30,11 +30,6 @@ from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.manifests import OperatorSnapshot, SubtaskTimings
-from stillframe.runtime.assembly import Surroundings, assemble
-from stillframe.runtime.control import Control
-from stillframe.runtime.elements import Barrier
-from stillframe.runtime.network import Network
-from stillframe.runtime.operators import Background, Writing
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
@@ -53,6 +48,11 @@ from stillframe.protocol.messages import (
     StillThere,
     TriggerCheckpoint,
 )
+from stillframe.runtime.assembly import Surroundings, assemble
+from stillframe.runtime.control import Control
+from stillframe.runtime.elements import Barrier
+from stillframe.runtime.network import Network
+from stillframe.runtime.operators import Background, Writing
 from stillframe.runtime.task import SnapshotStarted, SourceSubtask, Subtask, TaskEvents
 from stillframe.storage.store import open_store
 from stillframe.wire import Address, ConnectionLost
@@ -205,6 +205,7 @@ class _Slot(TaskEvents):
             self._awake.clear()
             self._read_mail()
             if self._ended:
+                self._control.send(self._progress())
                 return
             progressed = False
             for subtask in subtasks:
@@ -220,7 +221,7 @@ class _Slot(TaskEvents):
             self._mailbox.popleft()()
         failure = self._lost or self._network.failure()
         if failure and not self._ended:
-            raise SlotLost(f"slot {self._slot}: {failure}")
+            raise SlotLost(failure)
 
     def _mail(self, letter: Callable[[], None]) -> None:
         self._mailbox.append(letter)

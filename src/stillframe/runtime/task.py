@@ -158,9 +158,7 @@ class Subtask(ABC):
         if failures:
             self._events.declined(self.ref, checkpoint_id, failures[0])
             return
-        self._events.acknowledged(
-            self.ref, checkpoint_id, written, self._timings(started, written)
-        )
+        self._events.acknowledged(self.ref, checkpoint_id, written, self._timings(started, written))
 
     def _timings(
         self, started: SnapshotStarted, written: Sequence[OperatorSnapshot]

@@ -24,8 +24,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject, get_field
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyarrow import types
+from pyspark.errors import PySparkException
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 from pyspark.sql.types import (
@@ -61,7 +62,10 @@ class Aggregation:
 
 def projection_of(frame: DataFrame) -> tuple[Named, ...]:
     """The columns of `select`, `withColumn`, `drop`, … over the columns of the empty frame."""
-    return _projected(_analyzed(frame))
+    plan = _analyzed(frame)
+    columns = _columns_of(plan, _session_zone(frame))
+    outputs = _sequence(plan.output())
+    return tuple(Named(output.name(), columns[_id_of(output)]) for output in outputs)
 
 
 def condition_of(frame: DataFrame) -> Expression:
@@ -73,7 +77,7 @@ def condition_of(frame: DataFrame) -> Expression:
         plan = _below_aliases(plan.child())
     if not conditions or not _is_leaf(plan):
         raise _refused_plan(plan)
-    translator = _Translator(_leaf_columns(plan))
+    translator = _Translator(_leaf_columns(plan), _session_zone(frame))
     # The last filter is the outermost: the first one written comes first.
     first, *rest = [translator.translate(condition) for condition in reversed(conditions)]
     for condition in rest:
@@ -86,7 +90,8 @@ def aggregation_of(frame: DataFrame) -> Aggregation:
     plan = _below_aliases(_analyzed(frame))
     if _class_name(plan) != "Aggregate":
         raise _refused_plan(plan)
-    grouping = _Grouping(_columns_of(plan.child()))
+    zone = _session_zone(frame)
+    grouping = _Grouping(_columns_of(plan.child(), zone), zone)
     outputs = _sequence(plan.aggregateExpressions())
     for key in _sequence(plan.groupingExpressions()):
         grouping.add_key(_without_alias(key), outputs)
@@ -112,23 +117,17 @@ def _is_leaf(plan: JavaObject) -> bool:
     return bool(plan.children().isEmpty())
 
 
-def _columns_of(plan: JavaObject) -> dict[ExprId, Expression]:
+def _columns_of(plan: JavaObject, zone: str) -> dict[ExprId, Expression]:
     """What each column that comes out of the plan is, over the columns of the empty frame."""
     plan = _below_aliases(plan)
     if _is_leaf(plan):
         return _leaf_columns(plan)
     if _class_name(plan) != "Project":
         raise _refused_plan(plan)
-    translator = _Translator(_columns_of(plan.child()))
+    translator = _Translator(_columns_of(plan.child(), zone), zone)
     return {
         _id_of(output): translator.translate(output) for output in _sequence(plan.projectList())
     }
-
-
-def _projected(plan: JavaObject) -> tuple[Named, ...]:
-    columns = _columns_of(plan)
-    outputs = _sequence(plan.output())
-    return tuple(Named(output.name(), columns[_id_of(output)]) for output in outputs)
 
 
 def _leaf_columns(plan: JavaObject) -> dict[ExprId, Expression]:
@@ -182,7 +181,9 @@ def _type_of(node: JavaObject) -> pa.DataType:
     return to_arrow_type(_spark_type_of(node))
 
 
-def _refused(node: JavaObject, why: str = "is outside what a stream evaluates itself") -> BuildError:
+def _refused(
+    node: JavaObject, why: str = "is outside what a stream evaluates itself"
+) -> BuildError:
     return BuildError(
         f"the expression {node.sql()} {why}: compute it before still.stream(...), or in mapInArrow"
     )
@@ -202,13 +203,20 @@ def _mode_of(node: JavaObject) -> str:
     raise _refused(node)
 
 
-_MADE_UP_ZONES = {"Z": "UTC", "GMT": "UTC", "UTC": "UTC", "Etc/UTC": "UTC", "+00:00": "UTC"}
+_NAMES_OF_UTC = {"Z": "UTC", "GMT": "UTC", "UTC": "UTC", "Etc/UTC": "UTC", "+00:00": "UTC"}
+
+
+def _session_zone(frame: DataFrame) -> str:
+    return str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
 
 
 def _zone_of(node: JavaObject) -> Literal:
     option = node.timeZoneId()
-    zone = "UTC" if option.isEmpty() else str(option.get())
-    zone = _MADE_UP_ZONES.get(zone, zone)
+    return _known_zone(node, "UTC" if option.isEmpty() else str(option.get()))
+
+
+def _known_zone(node: JavaObject, zone: str) -> Literal:
+    zone = _NAMES_OF_UTC.get(zone, zone)
     try:
         pc.local_timestamp(pa.array([0], pa.timestamp("us", tz=zone)))
     except pa.ArrowInvalid:
@@ -244,7 +252,7 @@ def _constant(node: JavaObject) -> JavaObject | None:
         return None
     try:
         return [node.eval(None)]
-    except (Py4JError, Py4JJavaError):
+    except (Py4JError, PySparkException):
         # Either it is a name for other expressions, or it fails: that is for the rows to find.
         return None
 
@@ -274,8 +282,10 @@ def _scalar(value: Any, type_: pa.DataType) -> pa.Scalar:
 class _Translator:
     """Translates expressions over columns whose meaning is known by their ids."""
 
-    def __init__(self, columns: dict[ExprId, Expression]) -> None:
+    def __init__(self, columns: dict[ExprId, Expression], zone: str) -> None:
         self._columns = columns
+        self.zone = zone
+        """The session's time zone, for the expressions that do not carry it themselves."""
         self._shared: dict[int, Expression] = {}
 
     def translate(self, node: JavaObject) -> Expression:
@@ -535,10 +545,14 @@ def _replace(translator: _Translator, node: JavaObject) -> Expression:
 def _concat_ws(translator: _Translator, node: JavaObject) -> Expression:
     separator, *parts = translator.children(node)
     _literal_arguments(node, [separator])
-    parts = [part for part in parts if not types.is_null(part.type)]
+    parts = [part for part in parts if not _is_null_literal(part)]
     if not parts or not all(types.is_string(part.type) for part in parts):
         raise _refused(node)
     return Call("concat_ws", (separator, *parts), pa.string())
+
+
+def _is_null_literal(expression: Expression) -> bool:
+    return isinstance(expression, Literal) and not expression.value.is_valid
 
 
 def _like(translator: _Translator, node: JavaObject) -> Expression:
@@ -604,7 +618,7 @@ def _unix_timestamp(translator: _Translator, node: JavaObject) -> Expression:
         moments = Call("cast", (moments, _zone_of(node)), TIMESTAMP)
     if moments.type != TIMESTAMP:
         raise _refused(node)
-    return Call("unix_seconds", (moments,), pa.int64())
+    return Call("unix_timestamp", (moments,), pa.int64())
 
 
 def _from_unix(function: str) -> _Rule:
@@ -671,10 +685,8 @@ def _python_udf(translator: _Translator, node: JavaObject) -> Expression:
         raise _refused(node, "is a pandas function, which a stream does not call")
     if any(_class_name(child) == "NamedArgumentExpression" for child in _children(node)):
         raise _refused(node, "has named arguments, which a stream does not pass on")
-    zone = _session_zone(node)
-    arguments = tuple(
-        _as_clock(translator.translate(child), zone) for child in _children(node)
-    )
+    zone = _known_zone(node, translator.zone)
+    arguments = tuple(_as_clock(translator.translate(child), zone) for child in _children(node))
     type_ = _type_of(node)
     # A Python function meets timestamps as datetimes without a zone, in the session's.
     returned = TIMESTAMP_NTZ if type_ == TIMESTAMP else type_
@@ -686,11 +698,6 @@ def _as_clock(argument: Expression, zone: Literal) -> Expression:
     if argument.type != TIMESTAMP:
         return argument
     return Call("cast", (argument, zone), TIMESTAMP_NTZ)
-
-
-def _session_zone(node: JavaObject) -> Literal:
-    zone = str(node.conf().sessionLocalTimeZone())
-    return _text(_MADE_UP_ZONES.get(zone, zone))
 
 
 def _function_of(node: JavaObject) -> Callable[..., Any]:
@@ -803,9 +810,9 @@ _AGGREGATES: dict[str, AggregateFunction] = {
 class _Grouping(_Translator):
     """Translates Spark's result columns over the keys and the aggregates, and collects both."""
 
-    def __init__(self, source: dict[ExprId, Expression]) -> None:
-        super().__init__({})
-        self._source = _Translator(source)
+    def __init__(self, source: dict[ExprId, Expression], zone: str) -> None:
+        super().__init__({}, zone)
+        self._source = _Translator(source, zone)
         self._key_nodes: list[tuple[JavaObject, Column]] = []
         self._call_nodes: list[tuple[JavaObject, Column]] = []
         self._input_nodes: list[tuple[JavaObject, str]] = []
@@ -854,9 +861,7 @@ class _Grouping(_Translator):
                 return column
         function = node.aggregateFunction()
         kind = self._kind(node, function)
-        name = self._new_name(
-            str(node.sql()), [*self.keys, *(call.name for call in self.calls)]
-        )
+        name = self._new_name(str(node.sql()), [*self.keys, *(call.name for call in self.calls)])
         call = AggregateCall(kind, self._input(node, function), name, _type_of(node))
         self.calls.append(call)
         column = Column(name, call.type)

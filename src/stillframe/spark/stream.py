@@ -132,7 +132,7 @@ class Stream:
         self._frame.printSchema(level)
 
     def explain(self) -> None:
-        """Print the physical plan: tasks, their parallelism, and how records travel between them."""
+        """Print the physical plan: its tasks, how many of each, and what travels between them."""
         config = self._still.job_config({})
         slots = config.parallelism or self._still.spark.sparkContext.defaultParallelism
         print(build_plan("stream", [self._node], slots, config.max_parallelism).explain())
@@ -165,10 +165,10 @@ class Stream:
     # --- Rows in, rows out --------------------------------------------------------------------
 
     def select(self, *cols: ColumnOrName | list[ColumnOrName]) -> Stream:
-        return self._projected(self._frame.select(*cols))
+        return self._projected(self._frame.select(*_listed(cols)))
 
     def selectExpr(self, *expr: str | list[str]) -> Stream:
-        return self._projected(self._frame.selectExpr(*expr))
+        return self._projected(self._frame.selectExpr(*_listed(expr)))
 
     def withColumn(self, colName: str, col: Column) -> Stream:
         return self._projected(self._frame.withColumn(colName, col))
@@ -244,7 +244,7 @@ class Stream:
                 "this stream is already aggregated, and grouping its updates again would count"
                 " every new value beside the old one: group once, by the keys that are wanted"
             )
-        return GroupedStream(self, self._frame.groupBy(*cols))
+        return GroupedStream(self, self._frame.groupBy(*_listed(cols)))
 
     groupby = groupBy
 
@@ -273,9 +273,7 @@ class Stream:
         _refuse_unsupported(made, node.schema)
         aggregate = Node(Aggregate(made.keys, made.calls), _aggregate_schema(made, node), (node,))
         last = _projection(aggregate, made.after, to_arrow_schema(frame.schema))
-        return Stream(
-            self._still, last, _leaf(frame), principal=aggregate, is_updates=True
-        )
+        return Stream(self._still, last, _leaf(frame), principal=aggregate, is_updates=True)
 
     def _projected(self, frame: DataFrame) -> Stream:
         _refuse_repeated(frame.columns)
@@ -300,9 +298,7 @@ class Stream:
 
     def _with(self, node: Node, frame: DataFrame) -> Stream:
         principal = self._principal if node is self._node else node
-        return Stream(
-            self._still, node, frame, principal=principal, is_updates=self._is_updates
-        )
+        return Stream(self._still, node, frame, principal=principal, is_updates=self._is_updates)
 
     def _with_principal(self, principal: Node) -> Stream:
         last = self._node
@@ -349,14 +345,17 @@ class GroupedStream:
         )
 
 
-def _projection(
-    upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema
-) -> Node:
+def _listed(given: tuple[Any, ...]) -> Any:
+    """As in PySpark, one list is as good as several arguments."""
+    return given[0] if len(given) == 1 and isinstance(given[0], list) else given
+
+
+def _projection(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema) -> Node:
     """A node that computes these columns; none where they are what comes in."""
-    same = [graph.Named(field.name, graph.Column(field.name, field.type)) for field in upstream.schema]
-    if list(columns) == same:
-        return upstream
-    return Node(Project(columns), schema, (upstream,))
+    unchanged = tuple(
+        graph.Named(field.name, graph.Column(field.name, field.type)) for field in upstream.schema
+    )
+    return upstream if columns == unchanged else Node(Project(columns), schema, (upstream,))
 
 
 def _leaf(frame: DataFrame) -> DataFrame:
@@ -367,8 +366,11 @@ def _leaf(frame: DataFrame) -> DataFrame:
     """
     spark = frame.sparkSession
     output = frame._jdf.queryExecution().analyzed().output()
-    sql = spark._jvm.org.apache.spark.sql
-    relation = sql.catalyst.plans.logical.LocalRelation.apply(output)
+    jvm: Any = spark._jvm
+    sql = jvm.org.apache.spark.sql
+    # By its companion object: the class has a constructor of another shape in every version.
+    local_relation = getattr(getattr(sql.catalyst.plans.logical, "LocalRelation$"), "MODULE$")
+    relation = local_relation.apply(output)
     return DataFrame(sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
 
 

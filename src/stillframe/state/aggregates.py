@@ -173,6 +173,12 @@ class _ValueOrNull(_Accumulator):
         seen = np.asarray(columns[0].is_valid())
         return [np.where(seen, fixed_width_values(columns[0]), self.columns[0].initial), seen]
 
+    def _mark_seen(self, seen: Array, touched: _Touched, rows: Positions) -> None:
+        """These rows, which are all touched ones where there are no nulls, have had a value."""
+        rows = touched.distinct if rows is touched.rows else rows
+        if not seen.take(rows).all():
+            seen[rows] = True
+
 
 class _SumOfFloats(_ValueOrNull):
     columns = (ColumnSpec(np.float64, 0.0), ColumnSpec(np.bool_, False))
@@ -180,27 +186,44 @@ class _SumOfFloats(_ValueOrNull):
     def fold(self, arrays: Sequence[Array], touched: _Touched, column: pa.Array | None) -> None:
         rows, values = _non_null(touched.rows, column)
         np.add.at(arrays[0], rows, values.astype(np.float64, copy=False))
-        arrays[1][rows] = True
+        self._mark_seen(arrays[1], touched, rows)
 
 
 class _SumOfIntegers(_ValueOrNull):
     columns = (ColumnSpec(np.int64, 0), ColumnSpec(np.bool_, False))
 
+    def __init__(self, call: AggregateCall) -> None:
+        super().__init__(call)
+        self._bound = 0
+        """No sum can be further from 0; while it fits 64 bits, nothing needs to be checked."""
+
     def fold(self, arrays: Sequence[Array], touched: _Touched, column: pa.Array | None) -> None:
+        rows, values = _non_null(touched.rows, column)
+        self._bound += _furthest_from_zero(values) * len(values)
+        if self._bound <= _INT64_MAX:
+            np.add.at(arrays[0], rows, values.astype(np.int64, copy=False))
+        else:
+            self._fold_checked(arrays[0], touched, column)
+        self._mark_seen(arrays[1], touched, rows)
+
+    def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
+        sums, seen = super().from_snapshot(columns)
+        self._bound += _furthest_from_zero(sums)
+        return [sums, seen]
+
+    def _fold_checked(self, sums: Array, touched: _Touched, column: pa.Array | None) -> None:
         groups, values = _non_null(touched.groups, column)
         of_batch = self._sums(groups, values.astype(np.int64, copy=False), len(touched.distinct))
-        before = arrays[0].take(touched.distinct)
+        before = sums.take(touched.distinct)
         after = before + of_batch
         # Overflow: both summands have the sign that the result has not.
         if bool((((before ^ after) & (of_batch ^ after)) < 0).any()):
             raise self._overflow()
-        arrays[0][touched.distinct] = after
-        arrays[1][touched.distinct[groups]] = True
+        sums[touched.distinct] = after
 
     def _sums(self, groups: Positions, values: Array, count: int) -> Array:
-        largest = max((abs(int(values.min())), abs(int(values.max()))) if len(values) else (0,))
         sums = np.zeros(count, dtype=np.int64)
-        if largest * len(values) <= _INT64_MAX:
+        if _furthest_from_zero(values) * len(values) <= _INT64_MAX:
             np.add.at(sums, groups, values)
             return sums
         # The halves of 32 bits cannot overflow on their own; put together they may.
@@ -219,6 +242,10 @@ class _SumOfIntegers(_ValueOrNull):
         )
 
 
+def _furthest_from_zero(values: Array) -> int:
+    return max(-int(values.min()), int(values.max())) if len(values) else 0
+
+
 class _Extreme(_ValueOrNull):
     """min and max; NaN is larger than any other number, as in Spark."""
 
@@ -227,6 +254,7 @@ class _Extreme(_ValueOrNull):
         dtype = np.dtype(stored_dtype(input_type))
         smallest = call.function == "min"
         initial: Any = smallest
+        self._fold: np.ufunc
         if dtype.kind == "f":
             # fmin takes the number beside a NaN, so NaN is what every number replaces.
             self._fold = np.fmin if smallest else np.maximum
@@ -241,7 +269,7 @@ class _Extreme(_ValueOrNull):
     def fold(self, arrays: Sequence[Array], touched: _Touched, column: pa.Array | None) -> None:
         rows, values = _non_null(touched.rows, column)
         self._fold.at(arrays[0], rows, values)
-        arrays[1][rows] = True
+        self._mark_seen(arrays[1], touched, rows)
 
 
 class _ExtremeText(_Accumulator):
@@ -258,9 +286,9 @@ class _ExtremeText(_Accumulator):
         reduced = table.group_by("group", use_threads=False).aggregate([("value", function)])
         reduced = reduced.filter(reduced.column(f"value_{function}").is_valid())
         rows = touched.distinct[reduced.column("group").to_numpy()]
-        candidates = np.array([*reduced.column(f"value_{function}").to_pylist(), None])[:-1]
+        candidates = _objects(reduced.column(f"value_{function}"))
         current = arrays[0][rows]
-        current = np.where(np.equal(current, None), candidates, current)
+        current = np.where(current == _NO_TEXT, candidates, current)
         better = np.minimum if function == "min" else np.maximum
         arrays[0][rows] = better(current, candidates)
 
@@ -268,7 +296,14 @@ class _ExtremeText(_Accumulator):
         return pa.array(parts[0], self.call.type)
 
     def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
-        return [np.array([*columns[0].to_pylist(), None], dtype=np.object_)[:-1]]
+        return [_objects(columns[0])]
+
+
+_NO_TEXT = np.array(None, dtype=np.object_)
+
+
+def _objects(column: pa.Array) -> Array:
+    return np.asarray(column.to_pylist(), dtype=np.object_)
 
 
 class _Average(_Accumulator):
@@ -329,6 +364,7 @@ class _Layout:
     ) -> None:
         self.accumulators = accumulators
         self.key_count = len(key_fields)
+        self.columns = [spec for each in accumulators for spec in each.columns]
         self.in_memory = _consecutive([len(each.columns) for each in accumulators])
         fields = [each.snapshot_fields() for each in accumulators]
         self.in_snapshot = _consecutive([len(each) for each in fields], self.key_count)
@@ -374,7 +410,7 @@ class AggregateTable:
         ]
         self._layout = _Layout(key_fields, accumulators)
         self._index = KeyIndex([field.type for field in key_fields])
-        self._columns = ChangingColumns([spec for each in accumulators for spec in each.columns])
+        self._columns = ChangingColumns(self._layout.columns)
         self._scratch: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:
@@ -482,11 +518,11 @@ class FrozenTable:
         """
         groups = key_groups_of(self._index.hashes, self._max_parallelism)
         order = _order_of(groups, self._max_parallelism)
-        sizes = np.bincount(groups, minlength=self._max_parallelism)
-        ends = np.cumsum(sizes)
+        # Not bincount, which keeps the interpreter to itself.
+        bounds = np.searchsorted(groups.take(order), np.arange(self._max_parallelism + 1))
         columns = self._whole_columns()
-        for group in np.flatnonzero(sizes).tolist():
-            rows = order[ends[group] - sizes[group] : ends[group]]
+        for group in np.flatnonzero(np.diff(bounds)).tolist():
+            rows = order[bounds[group] : bounds[group + 1]]
             yield group, self._batch(rows, [column.take(rows) for column in columns])
 
     def release(self) -> None:
@@ -494,8 +530,14 @@ class FrozenTable:
         self._columns.release()
 
     def _whole_columns(self) -> list[Array]:
-        chunks = [self._columns.chunk(chunk) for chunk in range(self._columns.chunk_count)]
-        return [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
+        whole = [np.empty(len(self), dtype=spec.dtype) for spec in self._layout.columns]
+        start = 0
+        for chunk in range(self._columns.chunk_count):
+            parts = self._columns.chunk(chunk)
+            for column, part in zip(whole, parts, strict=True):
+                column[start : start + len(part)] = part
+            start += len(parts[0]) if parts else 0
+        return whole
 
     def _batch(self, rows: Positions, parts: Sequence[Array]) -> pa.RecordBatch:
         columns = [key.take(rows) for key in self._index.columns]

@@ -1,8 +1,8 @@
 """Columns that grow: append-only ones for keys, and changing ones that can be frozen.
 
 Theory of operation: the working layout of a column is one contiguous numpy array, so that a whole
-batch is looked up, added and read in single numpy calls; a list of chunks was tried on paper and
-costs a Python loop over the chunks per batch. Freezing takes references only. A frozen view shares
+batch is looked up, added and read in single numpy calls; a list of chunks would
+cost a Python loop over the chunks per batch. Freezing takes references only. A frozen view shares
 the array with the living column, divided in thought into chunks of 65,536 rows: before the first
 change to a chunk after the freeze, its old contents are copied aside for the view. When a column
 outgrows its array, the old array is left to the views as it is, which preserves all of it at once.

@@ -36,20 +36,17 @@ from stillframe.key_groups import (
     hash_key_columns,
     is_text,
     key_column,
+    keys_repeat,
     stored_dtype,
     words_at,
 )
 from stillframe.state.columns import AppendOnly, Array
 
 _FIRST_SLOTS_LOG2 = 12
-_LOAD_TO_START_GROWING = 0.4
+_LOAD_TO_START_GROWING = 0.3
 _LOAD_MAX = 0.7
-_GROWTH_STEP_PER_ROW = 4
+_GROWTH_STEP_PER_ROW = 2
 """Rows moved to the new table per row looked up: it is ready before the old one is too full."""
-
-_SAMPLE_ROWS = 1024
-_SAMPLE_DISTINCT_MAX = 920
-"""Encoding a batch pays when a key comes many times in it; beyond some 5,000 keys it does not."""
 
 _WORD_BYTES = 8
 
@@ -236,7 +233,7 @@ class _Slots:
 
 
 class KeyIndex:
-    """Row numbers 0, 1, 2, … for keys, in the order in which they were first seen."""
+    """Dense row numbers 0, 1, 2, … for keys; a batch gives those it saw first the next ones."""
 
     def __init__(
         self,
@@ -272,7 +269,7 @@ class KeyIndex:
         `hashes`, if they are known already, are those of `hash_columns`. Without any column all
         keys are the same, and only the hashes tell how many there are.
         """
-        if self._encodes and hashes is None and _repeats(columns[0]):
+        if self._encodes and hashes is None and keys_repeat(columns[0]):
             return self._rows_of_encoded(columns[0])
         prepared = [key_column(column) for column in columns]
         return self._rows_of(prepared, self._hash_of(prepared) if hashes is None else hashes)
@@ -305,9 +302,9 @@ class KeyIndex:
         exact = self._hash_is_exact and not bool((hashes == np.uint64(NULL_HASH)).any())
         places, mask = self._slots.places, self._slots.mask
         at = self._slots.home(hashes)
-        found = places.take(at)
+        found = places.take(at).astype(np.int64)
         matches = self._matches(columns, None, hashes, found, exact)
-        rows = found.astype(np.int64) - 1
+        rows = found - 1
         waiting = np.flatnonzero(~matches)
         at, found = at[waiting], found[waiting]
         while len(waiting):
@@ -318,9 +315,9 @@ class KeyIndex:
             step = np.ones(len(at), dtype=np.int64)
             step[claimants] = 0  # they look again at the place they claimed
             at = (at + step) & mask
-            found = places.take(at)
+            found = places.take(at).astype(np.int64)
             matches = self._matches(columns, waiting, hashes[waiting], found, exact)
-            rows[waiting[matches]] = found[matches].astype(np.int64) - 1
+            rows[waiting[matches]] = found[matches] - 1
             unmatched = ~matches
             waiting, at, found = waiting[unmatched], at[unmatched], found[unmatched]
         return rows
@@ -330,7 +327,7 @@ class KeyIndex:
         columns: Sequence[KeyColumn],
         positions: Positions | None,
         hashes: Words,
-        found: npt.NDArray[np.int32],
+        found: Positions,
         exact: bool,
     ) -> Flags:
         """Which keys (those at `positions`, or all) are the ones stored where they looked."""
@@ -340,7 +337,7 @@ class KeyIndex:
             return matches
         hits = np.flatnonzero(matches)
         at = hits if positions is None else positions[hits]
-        hit_rows = found[hits].astype(np.int64) - 1
+        hit_rows = found[hits] - 1
         for keys, column in zip(self._stored, columns, strict=True):
             matches[hits] &= keys.equal(column, at, hit_rows)
         return matches
@@ -403,15 +400,6 @@ class FrozenKeyIndex:
     def __init__(self, hashes: Words, columns: Sequence[FrozenKeys]) -> None:
         self.hashes = hashes
         self.columns = columns
-
-
-def _repeats(column: pa.Array) -> bool:
-    """Whether keys come often enough in this batch for encoding it to pay."""
-    if pt.is_dictionary(column.type):
-        return len(column.dictionary) <= len(column)
-    if len(column) < 2 * _SAMPLE_ROWS:
-        return False
-    return len(column.slice(0, _SAMPLE_ROWS).unique()) <= _SAMPLE_DISTINCT_MAX
 
 
 def _decoded(column: pa.Array) -> pa.Array:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
+from stillframe.errors import StillframeError
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.ids import SlotIndex
 
@@ -14,7 +16,7 @@ _HOST = "127.0.0.1"
 
 
 class ProcessDeployment(Deployment):
-    """Starts every slot as a child process. As with a barrier stage, one that dies ends them all."""
+    """Starts every slot as a child process."""
 
     def launch(self, launch: SlotLaunch, on_ended: Callable[[str | None], None]) -> RunningSlots:
         context = multiprocessing.get_context("forkserver")
@@ -31,7 +33,7 @@ class ProcessDeployment(Deployment):
 
 
 class _Processes(RunningSlots):
-    def __init__(self, processes: list[BaseProcess]) -> None:
+    def __init__(self, processes: Sequence[BaseProcess]) -> None:
         self._processes = processes
 
     def cancel(self) -> None:
@@ -44,10 +46,13 @@ def _run(launch: SlotLaunch, slot: SlotIndex) -> None:
 
     from stillframe.runtime.slot import run_slot
 
-    run_slot(launch, slot, _HOST, os.getpid(), feed=None)
+    try:
+        run_slot(launch, slot, _HOST, os.getpid(), feed=None)
+    except StillframeError:
+        sys.exit(1)  # the coordinator has been told why
 
 
-def _wait(processes: list[BaseProcess], on_ended: Callable[[str | None], None]) -> None:
+def _wait(processes: Sequence[BaseProcess], on_ended: Callable[[str | None], None]) -> None:
     for process in processes:
         process.join()
     broken = [

@@ -1,0 +1,106 @@
+"""What must be true of a Spark session before a job is started on it, each told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from stillframe.errors import StartRefused
+
+_ENCRYPTION = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+)
+
+
+def slots_max(spark: SparkSession) -> int:
+    """How many tasks can run at the same time on what Spark has now."""
+    context = spark.sparkContext._jsc.sc()
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    return int(context.maxNumConcurrentTasks(profile))
+
+
+def is_local(spark: SparkSession) -> bool:
+    master = str(spark.sparkContext.master)
+    return master == "local" or master.startswith("local[")
+
+
+def refuse_unfit_session(spark: SparkSession) -> None:
+    """Settings under which a job could not run, or not as the user was promised."""
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        raise StartRefused(
+            "spark.dynamicAllocation.enabled is true, but slots are tasks of a barrier stage, which"
+            " Spark refuses to run under dynamic allocation: set it to false for this application"
+        )
+    for setting in _ENCRYPTION:
+        if conf.get(setting, "false") == "true":
+            raise StartRefused(
+                f"{setting} is true, but Stillframe does not encrypt the traffic between slots yet:"
+                " run the job on a session without it, in a network you trust"
+            )
+
+
+def refuse_too_few_slots(wanted: int, beside: int, available: int) -> None:
+    """A barrier stage that does not fit waits in silence, and so do Spark jobs without a core."""
+    if wanted > available:
+        raise StartRefused(
+            f"the job needs {wanted} slots at the same time and Spark has {available}: lower the"
+            " parallelism or give Spark more cores"
+        )
+    if wanted + beside > available:
+        raise StartRefused(
+            f"the job needs {wanted} slots and {beside} more core for the Spark jobs it starts"
+            f" beside them, and Spark has {available}: lower the parallelism to"
+            f" {available - beside} or give Spark more cores"
+        )
+
+
+def refuse_unfit_executors(spark: SparkSession, slots: int) -> None:
+    """Compare what the executors have with what the driver has, by a small Spark job."""
+    probe = _probe()
+    here = probe(None)
+    found = spark.sparkContext.parallelize(range(slots), slots).map(probe).collect()
+    for there in found:
+        for what in ("python", "stillframe", "pyarrow"):
+            wanted, seen = here[what], there[what]
+            if seen is None:
+                raise StartRefused(
+                    f"{what} is not installed on executor host {there['host']}: install {what}"
+                    f" {wanted} there"
+                )
+            if seen != wanted:
+                raise StartRefused(
+                    f"executor host {there['host']} has {what} {seen} and the driver has {wanted}:"
+                    " install the same version on both"
+                )
+
+
+_PROBE_SOURCE = """
+def versions(_):
+    import importlib, platform, socket
+    found = {"host": socket.gethostname()}
+    found["python"] = ".".join(platform.python_version_tuple()[:2])
+    for package in ("stillframe", "pyarrow"):
+        try:
+            found[package] = importlib.import_module(package).__version__
+        except ImportError:
+            found[package] = None
+    return found
+"""
+
+
+def _probe() -> Callable[[object], dict[str, str | None]]:
+    """A function made from its source, so that it travels to executors whole.
+
+    A function of this module would be looked up there in the very package whose absence it is to
+    report.
+    """
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(_PROBE_SOURCE, namespace)
+    probe: Callable[[object], dict[str, str | None]] = namespace["versions"]
+    return probe

@@ -1,0 +1,77 @@
+"""Completed epochs on the driver: a DataFrame for `foreachBatch`, a growing view for `memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from stillframe.errors import DataError, StillframeError, UserCodeError
+from stillframe.ids import Epoch
+from stillframe.runtime.row_functions import name_of
+from stillframe.spark.types import empty_frame, from_arrow_schema
+
+
+@dataclass(frozen=True, slots=True)
+class FrameOfEpoch:
+    """Calls the user's function with each epoch as a DataFrame over its staged files."""
+
+    spark: SparkSession
+    schema: StructType
+    function: Callable[[DataFrame, int], None]
+
+    def __call__(self, epoch: Epoch, files: list[str]) -> None:
+        try:
+            self.function(self._frame(files), epoch)
+        except StillframeError:
+            raise
+        except Exception as error:
+            # Spark's own errors bring pages of Java; the first line says what is wrong.
+            said = str(error).strip().partition("\n")[0]
+            raise UserCodeError(
+                f"function {name_of(self.function)} given to foreachBatch raised"
+                f" {type(error).__name__} in epoch {epoch}: {said}; correct it and start the job"
+                " again, the epoch is kept and will be handed to it again"
+            ) from error
+
+    def _frame(self, files: list[str]) -> DataFrame:
+        if not files:
+            return empty_frame(self.spark, self.schema)
+        return self.spark.read.schema(self.schema).parquet(*(f"file://{file}" for file in files))
+
+
+class MemoryTable:
+    """Keeps the rows of all epochs on the driver, as a temporary view named after the query."""
+
+    def __init__(self, spark: SparkSession, name: str, schema: pa.Schema, rows_max: int) -> None:
+        self._spark = spark
+        self._name = name
+        self._schema = schema
+        self._rows_max = rows_max
+        self._table = schema.empty_table()
+        self._last: Epoch | None = None
+        # Now, so that a name that Spark refuses is refused at once.
+        empty_frame(spark, schema).createOrReplaceTempView(name)
+
+    def __call__(self, epoch: Epoch, files: list[str]) -> None:
+        if self._last is not None and epoch <= self._last:
+            return  # a commit that is repeated
+        tables = [pq.read_table(file, schema=self._schema) for file in files]
+        grown = pa.concat_tables([self._table, *tables])
+        if grown.num_rows > self._rows_max:
+            raise DataError(
+                f"the memory table {self._name} would have {grown.num_rows} rows, more than its"
+                f" maxRows of {self._rows_max}: raise the option or write to files instead"
+            )
+        if grown.num_rows > self._table.num_rows:
+            self._show(grown)
+        self._table = grown
+        self._last = epoch
+
+    def _show(self, table: pa.Table) -> None:
+        frame = self._spark.createDataFrame(table, from_arrow_schema(self._schema))
+        frame.createOrReplaceTempView(self._name)

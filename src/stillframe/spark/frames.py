@@ -1,0 +1,329 @@
+"""DataFrames as sources: fed to the slots by Spark itself, or written to files once.
+
+Theory of operation
+-------------------
+A job that reads a DataFrame has a placeholder in its graph until it starts; then the placeholder
+becomes a real source. Spark can feed one DataFrame straight into the barrier stage: partition p
+to slot p. After a failure it is computed again and the rows that were already taken are skipped
+by count, so this is right only if the plan gives the same rows in the same order each time. That
+is known of a few kinds of plan; a DataFrame of any other kind is *spooled*: written to Parquet
+files before the job's first attempt, and read from there ever after.
+
+Rules of this file
+------------------
+1. In doubt, spool: what is not on the list of plans that repeat themselves does not.
+2. A spool that is complete is never written again, or a restored job would skip other rows than
+   those it has seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame, SparkSession
+
+from stillframe.api.sources import Source, SourceContext, Split
+from stillframe.connectors.files import ParquetSource, local_path
+from stillframe.connectors.frame import FrameSource
+from stillframe.errors import BuildError, StartRefused
+from stillframe.graph.logical import Node, Read, walk
+from stillframe.ids import OperatorUid
+from stillframe.spark.types import to_arrow_schema
+
+_REPEATING = frozenset(
+    [
+        "RangeExec",
+        "LocalTableScanExec",
+        "OneRowRelationExec",
+        "FileSourceScanExec",
+        "ProjectExec",
+        "FilterExec",
+        "GenerateExec",
+        # Spark takes a UDF for deterministic unless it is told otherwise, and so do we.
+        "BatchEvalPythonExec",
+        "ArrowEvalPythonExec",
+    ]
+)
+"""Kinds of physical plan that repeat their rows in order, and keep the number of partitions.
+
+Not on it, though they look harmless: Coalesce and Union (a barrier stage refuses a chain whose
+partitions change in number), cached tables (a lost block is computed anew, from any plan), RDDs
+(nobody knows what their functions do), mapInArrow and mapInPandas (the same), samples and limits.
+"""
+
+_FIELDS_MAX = 100_000
+_SUCCESS = "_SUCCESS"
+"""Spark writes this file last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnresolvedFrame(Source):
+    """Stands in the graph for a DataFrame until the job starts. Never leaves the driver."""
+
+    frame: DataFrame
+    arrow_schema: pa.Schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.arrow_schema
+
+    def splits(self, parallelism: int) -> list[Split]:
+        self._refuse()
+
+    def open(self, splits: Sequence[Split], context: SourceContext) -> NoReturn:
+        self._refuse()
+
+    def describe(self) -> str:
+        """Only what is the same at every start: the uid, and with it the state, hangs on it."""
+        return f"DataFrame({', '.join(self.arrow_schema.names)})"
+
+    def __reduce__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise AssertionError(f"{self.describe()} was not resolved before the job started")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A graph without placeholders, and what the barrier stage is made of."""
+
+    sinks: tuple[Node, ...]
+    feed: DataFrame | None
+    """The DataFrame in whose tasks the slots run; None where no DataFrame is fed directly."""
+    parallelism: int | None
+    """How many slots: the feed's partitions, or what was asked for."""
+
+
+def frame_node(spark: SparkSession, frame: DataFrame) -> Node:
+    """A source node for a DataFrame. Nothing is computed before the job starts."""
+    if not isinstance(frame, DataFrame):
+        raise BuildError(
+            f"still.stream(...) takes a DataFrame, not a {type(frame).__name__}: make one with"
+            " spark.read or spark.createDataFrame"
+        )
+    if frame.isStreaming:
+        raise BuildError(
+            "a DataFrame of spark.readStream cannot be streamed from yet: use still.readStream,"
+            " or a bounded DataFrame of spark.read"
+        )
+    repeated = sorted({name for name in frame.columns if frame.columns.count(name) > 1})
+    if repeated:
+        raise BuildError(
+            f"the DataFrame has more than one column named {repeated[0]}: rename one of them"
+        )
+    schema = to_arrow_schema(frame.schema)
+    return Node(Read(UnresolvedFrame(frame, schema)), schema)
+
+
+def resolve_frames(
+    spark: SparkSession,
+    sinks: Sequence[Node],
+    parallelism: int | None,
+    spool_directory: Callable[[OperatorUid], str],
+    max_slots: int,
+) -> Resolved:
+    """Make real sources of all DataFrames in the graph; spools those that cannot be fed directly.
+
+    Called on the driver when the job starts, before its first attempt. Operators keep their uids.
+    `spool_directory` raises StartRefused where there is no place for one.
+    """
+    nodes = walk(sinks)
+    placeholders = [node for node in nodes if _placeholder(node) is not None]
+    least = max((node.parallelism or 1 for node in nodes), default=1)
+    sources: dict[int, Source] = {}
+    feed: DataFrame | None = None
+    for node in placeholders:
+        source, frame = _resolved(node)
+        fed = None
+        if feed is None and not _has_spool(node.uid, spool_directory):
+            wanted = {node.parallelism, parallelism} - {None}
+            fed = _fed(source, range(least, max_slots + 1), wanted)
+        if fed is not None:
+            feed, parallelism = frame, fed.partitions
+        sources[id(node)] = fed or _spooled(source, spool_directory(node.uid))
+    return Resolved(tuple(_rewritten(nodes, sinks, sources)), feed, parallelism)
+
+
+def _has_spool(uid: OperatorUid, spool_directory: Callable[[OperatorUid], str]) -> bool:
+    try:
+        return is_spooled(spool_directory(uid))
+    except StartRefused:
+        return False  # a job that keeps nothing has no spool either
+
+
+def _placeholder(node: Node) -> UnresolvedFrame | None:
+    match node.operator:
+        case Read(UnresolvedFrame() as source):
+            return source
+        case _:
+            return None
+
+
+def _resolved(node: Node) -> tuple[UnresolvedFrame, DataFrame]:
+    source = _placeholder(node)
+    assert source is not None
+    return source, source.frame
+
+
+def _rewritten(
+    nodes: Sequence[Node], sinks: Sequence[Node], sources: dict[int, Source]
+) -> Iterator[Node]:
+    """The sinks of a graph in which these nodes read from these sources."""
+    new: dict[int, Node] = {}
+    for node in nodes:
+        inputs = tuple(new[id(upstream)] for upstream in node.inputs)
+        source = sources.get(id(node))
+        if source is not None:
+            # The uid is given, as it followed from the placeholder; those behind follow from it.
+            new[id(node)] = Node(Read(source), node.schema, (), node.uid, node.parallelism)
+        elif inputs == node.inputs:
+            new[id(node)] = node
+        else:
+            new[id(node)] = Node(
+                node.operator, node.schema, inputs, node.given_uid, node.parallelism
+            )
+    return (new[id(sink)] for sink in sinks)
+
+
+# --- Fed directly ----------------------------------------------------------------------------
+
+
+def _fed(source: UnresolvedFrame, slots: range, wanted: set[int | None]) -> FrameSource | None:
+    """This DataFrame as what feeds the slots, if it may, and if the numbers fit.
+
+    The slots are tasks of its own stage, so there will be as many as it has partitions.
+    """
+    if why_not_repeating(source.frame) is not None:
+        return None
+    partitions = int(_execution(source.frame).toRdd().getNumPartitions())
+    if partitions not in slots or not wanted <= {partitions}:
+        return None
+    fingerprint = fingerprint_of(source.frame)
+    return FrameSource(source.schema, partitions, fingerprint, source.describe())
+
+
+def why_not_repeating(frame: DataFrame) -> str | None:
+    """What keeps this DataFrame's plan from giving the same rows in the same order each time."""
+    execution = _execution(frame)
+    analyzed = execution.analyzed()
+    if not analyzed.deterministic():
+        return "it has an expression whose value is another one each time"
+    jvm: Any = frame.sparkSession._jvm
+    pattern = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if analyzed.containsPattern(pattern.CURRENT_LIKE()):
+        return "it asks for the current time"
+    if analyzed.containsPattern(pattern.PLAN_EXPRESSION()):
+        return "it has a subquery"
+    for node in _walk_plan(execution.sparkPlan()):
+        if _class_name(node) not in _REPEATING:
+            return f"it has the step {str(node.nodeName()).strip()}"
+    return None
+
+
+def fingerprint_of(frame: DataFrame) -> str:
+    """Equal for plans of equal rows in equal order, also in another driver process.
+
+    A plan that repeats itself only. The code of UDFs is not in it, only their names.
+    """
+    execution = _execution(frame)
+    texts = [str(execution.toRdd().getNumPartitions())]
+    for node in _walk_plan(execution.sparkPlan()):
+        texts.append(str(node.simpleString(_FIELDS_MAX)))
+        texts += _content_of(frame.sparkSession, node)
+    return hashlib.blake2b(_renumbered("\n".join(texts)).encode(), digest_size=12).hexdigest()
+
+
+def _content_of(spark: SparkSession, node: JavaObject) -> Iterator[str]:
+    """What a leaf reads, which its own description leaves out."""
+    kind = _class_name(node)
+    jvm: Any = spark._jvm
+    if kind == "LocalTableScanExec":
+        yield str(node.rows().hashCode())
+    elif kind == "FileSourceScanExec":
+        # The whole packing: which part of which file is read by which partition, in which order.
+        for partition in _sequence(node.inputRDD().filePartitions()):
+            files = partition.files()
+            yield str(jvm.java.util.Arrays.toString(files))
+            yield str([file.modificationTime() for file in files])
+
+
+def _renumbered(text: str) -> str:
+    """Column ids are counted up in a session; only which of them are equal is worth something."""
+    numbers: dict[str, str] = {}
+    return re.sub(r"#\d+", lambda found: numbers.setdefault(found[0], f"#{len(numbers)}"), text)
+
+
+def _execution(frame: DataFrame) -> JavaObject:
+    return frame._jdf.queryExecution()
+
+
+def _walk_plan(plan: JavaObject) -> Iterator[JavaObject]:
+    yield plan
+    for child in _sequence(plan.children()):
+        yield from _walk_plan(child)
+
+
+def _sequence(scala_seq: JavaObject) -> list[JavaObject]:
+    return [scala_seq.apply(index) for index in range(scala_seq.size())]
+
+
+def _class_name(node: JavaObject) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+# --- Spooled ---------------------------------------------------------------------------------
+
+
+def is_spooled(directory: str) -> bool:
+    """Whether a complete spool is there."""
+    return os.path.exists(os.path.join(local_path(directory), _SUCCESS))
+
+
+def _spooled(source: UnresolvedFrame, directory: str) -> ParquetSource:
+    path = local_path(directory)
+    if is_spooled(path):
+        _refuse_other_columns(source, path)
+    else:
+        _spool(source.frame, path)
+    return ParquetSource(path, source.schema)
+
+
+def _spool(frame: DataFrame, path: str) -> None:
+    writer = frame.write.mode("overwrite")  # of what an earlier driver did not finish
+    writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "true")
+    # Spark's own choice is INT96, which is read back in nanoseconds and so ends in 2262.
+    with _setting(frame.sparkSession, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+        writer.parquet(f"file://{path}")
+    if not is_spooled(path):
+        raise StartRefused(
+            f"Spark wrote the rows of a DataFrame to {path}, but the driver does not see them"
+            " there: put checkpointLocation on storage that the driver and all executors share"
+        )
+
+
+def _refuse_other_columns(source: UnresolvedFrame, path: str) -> None:
+    spooled = source.frame.sparkSession.read.parquet(f"file://{path}").dtypes
+    if spooled != source.frame.dtypes:
+        raise StartRefused(
+            f"{path} holds the rows of another DataFrame, with the columns {spooled}: give the job"
+            " the one it began with, another queryName, or another checkpointLocation"
+        )
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    before: Any = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)

@@ -1,0 +1,95 @@
+"""Starts a job: checks the session, makes the plan, hands it to a coordinator on this driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from pyspark.sql import SparkSession
+
+from stillframe.clock import SystemClock
+from stillframe.config import JobConfig
+from stillframe.coordinator.attempt import DriverAddress
+from stillframe.coordinator.job import Job
+from stillframe.coordinator.query import Query
+from stillframe.errors import StartRefused
+from stillframe.graph.logical import Node, Write
+from stillframe.graph.plan import build_plan
+from stillframe.ids import OperatorUid
+from stillframe.spark import checks
+from stillframe.spark.deploy import SparkDeployment
+from stillframe.spark.frames import resolve_frames
+from stillframe.storage.paths import job_directory, quoted_name
+
+_LOOPBACK = "127.0.0.1"
+_active: dict[tuple[str | None, str], Query] = {}
+_active_lock = threading.Lock()
+
+
+def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
+    """Start the job and return at once; what cannot work is refused here."""
+    _use_this_python(spark)
+    checks.refuse_unfit_session(spark)
+    available = checks.slots_max(spark)
+    beside = 1 if _runs_spark_jobs(sinks) else 0
+
+    def spool(uid: OperatorUid) -> str:
+        if config.checkpoint_location is None:
+            raise StartRefused(
+                f"a DataFrame of job {name!r} has to be written to files first, because Spark does"
+                " not give its rows in the same order each time: set checkpointLocation"
+            )
+        place = f"{job_directory(name)}/spool/{quoted_name(uid, 'operator uid')}"
+        return f"{config.checkpoint_location}/{place}"
+
+    resolved = resolve_frames(spark, sinks, config.parallelism, spool, max(1, available - beside))
+    slots = resolved.parallelism or config.parallelism or max(1, available - 2)
+    plan = build_plan(name, resolved.sinks, slots, config.max_parallelism)
+    checks.refuse_too_few_slots(plan.slots, beside, available)
+    checks.refuse_unfit_executors(spark, plan.slots)
+    deployment = SparkDeployment(
+        spark, resolved.feed, slot_host=_LOOPBACK if checks.is_local(spark) else None
+    )
+    job = Job(plan, config, deployment, _driver_address(spark), SystemClock())
+    return _start_once(job)
+
+
+def _start_once(job: Job) -> Query:
+    """One job of a name and place at a time in this process; the job log guards against others."""
+    key = (job.config.checkpoint_location, job.plan.job)
+    with _active_lock:
+        running = _active.get(key)
+        if running is not None and running.isActive and key[0] is not None:
+            raise StartRefused(
+                f"job {job.plan.job!r} is running already in {key[0]}: stop it first, or give this"
+                " one another queryName"
+            )
+        query = Query(job)
+        job.start()
+        _active[key] = query
+        return query
+
+
+def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
+    return any(
+        isinstance(node.operator, Write) and node.operator.sink.commits_at_coordinator
+        for node in sinks
+    )
+
+
+def _use_this_python(spark: SparkSession) -> None:
+    """On a local master workers are ours: the driver's own interpreter has what they need."""
+    if checks.is_local(spark) and "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        spark.sparkContext.pythonExec = sys.executable
+
+
+def _driver_address(spark: SparkSession) -> DriverAddress:
+    if checks.is_local(spark):
+        return DriverAddress(_LOOPBACK)
+    conf = spark.sparkContext.getConf()
+    host = conf.get("spark.driver.host")
+    assert host is not None, "a running SparkContext has told where its driver is"
+    return DriverAddress(host, bind_host=conf.get("spark.driver.bindAddress", host))

@@ -1,0 +1,286 @@
+"""`stream.writeStream`: PySpark's DataStreamWriter, where a job gets its sink and its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from stillframe.api.sinks import Sink
+from stillframe.config import JobConfig, job_option_names, parse_count, refuse_unknown
+from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.file_sink import FileFormat, FileSink
+from stillframe.connectors.files import local_path
+from stillframe.connectors.staged import Handler, StagedSink
+from stillframe.errors import BuildError
+from stillframe.graph.logical import Node, Read, Write, walk
+from stillframe.runtime.row_functions import name_of
+from stillframe.spark import formats
+from stillframe.spark.epochs import FrameOfEpoch, MemoryTable
+from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
+
+if TYPE_CHECKING:
+    from stillframe.coordinator.query import Query
+    from stillframe.spark.stream import Stream
+
+_MEMORY_ROWS_MAX = "1000000"
+_OUTPUT_MODES = ("append", "update", "complete")
+
+
+class StreamWriter:
+    """Collects where a stream goes to; `start` begins the job. Changes in place, as in PySpark."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._name: str | None = None
+        self._format = "parquet"
+        self._output_mode = "append"
+        self._options: dict[str, str] = {}
+        self._function: Callable[[DataFrame, int], None] | None = None
+        self._given_uid: str | None = None
+        self._trigger: str | None = None
+
+    # --- PySpark's -----------------------------------------------------------------------------
+
+    def queryName(self, queryName: str) -> StreamWriter:
+        """The job's name: its checkpoints are kept under it, and a restart finds them by it."""
+        if not isinstance(queryName, str) or not queryName.strip():
+            raise BuildError(f"queryName is a text that is not empty, not {queryName!r}")
+        self._name = queryName
+        return self
+
+    def format(self, source: str) -> StreamWriter:
+        self._format = formats.known_sink(source)
+        return self
+
+    def outputMode(self, outputMode: str) -> StreamWriter:
+        mode = str(outputMode).lower()
+        if mode not in _OUTPUT_MODES:
+            raise BuildError(
+                f"Invalid streaming output mode: {outputMode}; say 'append', or 'update' for an"
+                " aggregation"
+            )
+        if mode == "complete":
+            raise BuildError(
+                "outputMode 'complete' is not there yet: say 'update', which gives the new values"
+                " of the keys that changed"
+            )
+        self._output_mode = mode
+        return self
+
+    def option(self, key: str, value: Any) -> StreamWriter:
+        """None takes the option back."""
+        self._options = {k: v for k, v in self._options.items() if k.lower() != key.lower()}
+        if value is not None:
+            self._options[key] = formats.option_text(value)
+        return self
+
+    def options(self, **options: Any) -> StreamWriter:
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> StreamWriter:
+        """Call `func(df, epoch)` on the driver with the rows of each completed epoch.
+
+        Epochs come in order and without gaps. After a crash the last one may come a second time,
+        with the same number: to be exact, ignore a number that was seen before.
+        """
+        if not callable(func):
+            raise BuildError(f"foreachBatch takes a function of (df, epoch), not {func!r}")
+        self._function = func
+        return self
+
+    def trigger(
+        self,
+        *,
+        processingTime: str | None = None,
+        once: bool | None = None,
+        continuous: str | None = None,
+        availableNow: bool | None = None,
+        realTime: str | None = None,
+    ) -> StreamWriter:
+        """Records are always processed as they come; only the wish to stop at the end is taken."""
+        refused = {
+            "processingTime": processingTime, "continuous": continuous, "realTime": realTime,
+        }  # fmt: skip
+        for name, value in refused.items():
+            if value is not None:
+                raise BuildError(
+                    f"trigger({name}={value!r}) has no meaning here: records are processed as"
+                    " they come; say option('checkpointInterval', ...) for how often they show"
+                )
+        wanted = [name for name, on in (("once", once), ("availableNow", availableNow)) if on]
+        if len(wanted) != 1:
+            raise BuildError("trigger(...) takes one of availableNow=True and once=True")
+        self._trigger = wanted[0]
+        return self
+
+    def foreach(self, f: object) -> StreamWriter:
+        raise BuildError("foreach is not there yet: use foreachBatch, which gets whole epochs")
+
+    def partitionBy(self, *cols: str) -> StreamWriter:
+        raise BuildError(
+            "partitionBy is not there yet: write partitioned tables with Spark, in foreachBatch"
+        )
+
+    def toTable(self, tableName: str, **options: Any) -> Query:
+        raise BuildError(
+            f"toTable({tableName!r}) is not there yet: use foreachBatch with"
+            " df.write.mode('append').saveAsTable(...)"
+        )
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> Query:
+        """Start the job; the arguments say last what the methods said first."""
+        self._finish(path, format, outputMode, partitionBy, queryName, options)
+        return self._stream.still.start(self._name or "query", self)
+
+    # --- Ours ------------------------------------------------------------------------------------
+
+    def uid(self, name: str) -> StreamWriter:
+        """Name the sink, so that what it has prepared finds it after changes of the job."""
+        self._given_uid = name
+        return self
+
+    def job_options(self) -> dict[str, str]:
+        """Those options that are the job's; one that is nobody's is refused."""
+        own = self._sink_options()
+        of = f"the sink {self._sink_name()}"
+        refuse_unknown(self._options, [*own, *job_option_names()], of)
+        owned = {name.lower() for name in own}
+        return {k: v for k, v in self._options.items() if k.lower() not in owned}
+
+    def sink_node(self, job: str, config: JobConfig) -> Node:
+        """The end of the graph. Everything that can be refused before the job runs is, here."""
+        self._refuse_append_of_updates()
+        self._refuse_trigger_without_end()
+        return self._node(self._sink(job, config))
+
+    # --- How it is built -------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        path: str | None,
+        format: str | None,
+        output_mode: str | None,
+        partition_by: str | list[str] | None,
+        query_name: str | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.options(**options)
+        if path is not None:
+            self.option("path", path)
+        if format is not None:
+            self.format(format)
+        if output_mode is not None:
+            self.outputMode(output_mode)
+        if partition_by:
+            self.partitionBy()
+        if query_name is not None:
+            self.queryName(query_name)
+
+    def _sink_name(self) -> str:
+        return "foreachBatch" if self._function is not None else self._format
+
+    def _sink_options(self) -> tuple[str, ...]:
+        return () if self._function is not None else formats.SINK_OPTIONS[self._format]
+
+    def _node(self, sink: Sink) -> Node:
+        upstream = self._stream.node
+        return Node(Write(sink), upstream.schema, (upstream,), self._given_uid)
+
+    def _sink(self, job: str, config: JobConfig) -> Sink:
+        if self._function is not None:
+            self._refuse_without_checkpoints(config)
+            return self._foreach_batch_sink(self._function, job, config)
+        match self._format:
+            case "noop":
+                return DiscardSink()
+            case "memory":
+                self._refuse_without_checkpoints(config)
+                return self._memory_sink(job, config)
+            case "json":
+                return self._file_sink("json", config)
+            case _:
+                return self._file_sink("parquet", config)
+
+    def _file_sink(self, format: FileFormat, config: JobConfig) -> FileSink:
+        path = formats.option_value(self._options, "path")
+        if path is None:
+            raise BuildError(
+                f"the sink {format} has no path: say .start(path) or .option('path', ...), or"
+                " choose another format"
+            )
+        self._refuse_without_checkpoints(config)
+        # Made absolute here: an executor may stand in another directory than the driver.
+        sink = FileSink(local_path(path), format, self._schema)
+        sink.check()
+        return sink
+
+    def _foreach_batch_sink(
+        self, function: Callable[[DataFrame, int], None], job: str, config: JobConfig
+    ) -> StagedSink:
+        handler = FrameOfEpoch(self._stream.still.spark, self._stream.schema, function)
+        return self._staged(handler, f"foreachBatch {name_of(function)}", job, config)
+
+    def _memory_sink(self, job: str, config: JobConfig) -> StagedSink:
+        if self._name is None:
+            raise BuildError("queryName must be specified for memory sink: it names the table")
+        text = formats.option_value(self._options, "maxRows") or _MEMORY_ROWS_MAX
+        rows_max = parse_count("maxRows", text)
+        table = MemoryTable(self._stream.still.spark, self._name, self._schema, rows_max)
+        return self._staged(table, f"memory {self._name}", job, config)
+
+    def _staged(
+        self, handler: Handler, description: str, job: str, config: JobConfig
+    ) -> StagedSink:
+        assert config.checkpoint_location is not None, "an interval implies a location"
+        draft = StagedSink("", handler, self._schema, description)
+        directory = os.path.join(
+            local_path(config.checkpoint_location),
+            job_directory(job),
+            STAGED_DIRECTORY,
+            quoted_name(self._node(draft).uid, "operator uid"),
+        )
+        return StagedSink(directory, handler, self._schema, description)
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._stream.node.schema
+
+    def _refuse_append_of_updates(self) -> None:
+        if self._output_mode == "append" and self._stream.is_updates:
+            raise BuildError(
+                "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
+                " append. This output mode is not supported for streaming aggregations without"
+                " watermark on streaming DataFrames/DataSets; say .outputMode('update')"
+            )
+
+    def _refuse_trigger_without_end(self) -> None:
+        if self._trigger is None:
+            return
+        for node in walk([self._stream.node]):
+            if isinstance(node.operator, Read) and formats.is_unbounded(node.operator.source):
+                raise BuildError(
+                    f"trigger({self._trigger}=True) would never stop: the source"
+                    f" {node.operator.source.describe()} has no end; give it a number of records"
+                )
+
+    def _refuse_without_checkpoints(self, config: JobConfig) -> None:
+        if config.checkpoint_interval_seconds is None:
+            also = " and checkpointLocation" if config.checkpoint_location is None else ""
+            raise BuildError(
+                f"the sink {self._sink_name()} shows records only when a checkpoint completes, and"
+                f" checkpoints are off: set the option checkpointInterval, such as '1 second'{also}"
+            )

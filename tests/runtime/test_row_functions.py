@@ -1,0 +1,184 @@
+"""The user's functions, called as the slots call them."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from stillframe.errors import DataError
+from stillframe.runtime.row_functions import (
+    ArrowFunction,
+    PandasFunction,
+    RowFlatMap,
+    RowMap,
+)
+
+CLICKS = pa.record_batch({"app_id": ["chess", "go", "chess"], "n": [1, 2, 3]})
+NAMED = pa.schema([("name", pa.string()), ("twice", pa.int64())])
+
+
+def rows(function: Any, batch: pa.RecordBatch = CLICKS) -> list[tuple[Any, ...]]:
+    table = pa.Table.from_batches(list(function(iter([batch]))), function.schema)
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def double(row: Any) -> tuple[str, int]:
+    return row.app_id, row["n"] * 2
+
+
+def test_a_row_has_its_fields_by_name_by_key_and_by_place() -> None:
+    function = RowMap(lambda row: (row.app_id, row["n"] + row[1]), NAMED)
+    assert rows(function) == [("chess", 2), ("go", 4), ("chess", 6)]
+
+
+def test_a_column_that_is_called_count_is_found_by_its_name() -> None:
+    batch = pa.record_batch({"count": [7], "two words": ["x"]})
+    function = RowMap(lambda row: (row["two words"], row.count), NAMED)
+    assert rows(function, batch) == [("x", 7)]
+
+
+def test_an_unknown_field_is_named_beside_those_there_are() -> None:
+    with pytest.raises(KeyError, match="no field 'app' in this row: it has app_id, n"):
+        rows(RowMap(lambda row: (row["app"], 1), NAMED))
+
+
+def test_a_row_tells_what_it_holds() -> None:
+    seen: list[str] = []
+    function = RowMap(lambda row: seen.append(repr(row)), NAMED)
+    assert rows(function) == []
+    assert seen[0] == "Row(app_id='chess', n=1)"
+
+
+def test_none_drops_the_row() -> None:
+    function = RowMap(lambda row: None if row.n == 2 else double(row), NAMED)
+    assert rows(function) == [("chess", 2), ("chess", 6)]
+
+
+def test_a_dict_a_named_tuple_and_a_row_are_taken_by_name() -> None:
+    backwards = namedtuple("Backwards", ["twice", "name"])
+    for made in (lambda row: {"twice": 5, "name": "x"}, lambda row: backwards(5, "x")):
+        assert rows(RowMap(made, NAMED)) == [("x", 5)] * 3
+    assert rows(RowMap(lambda row: row, CLICKS.schema)) == [("chess", 1), ("go", 2), ("chess", 3)]
+
+
+def test_a_flat_map_gives_any_number_of_rows() -> None:
+    def repeat(row: Any) -> Iterator[tuple[str, int]]:
+        for _ in range(row.n - 1):
+            yield row.app_id, row.n
+
+    assert rows(RowFlatMap(repeat, NAMED)) == [("go", 2), ("chess", 3), ("chess", 3)]
+
+
+def test_a_flat_map_that_gives_no_iterable_of_rows_is_told_so() -> None:
+    def single(row: Any) -> dict[str, Any]:
+        return {"name": "x", "twice": 1}
+
+    with pytest.raises(DataError, match=r"function single gave back .* wants an iterable"):
+        rows(RowFlatMap(single, NAMED))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (("x",), r"declared name string, twice int64 but gave back 1 values"),
+        (5, r"gave back 5, which is no tuple, dict or Row"),
+        ({"name": "x"}, r"gave back fields name"),
+        ({"name": "x", "twice": 1, "more": 2}, r"gave back fields name, twice, more"),
+        (("x", "y"), r"column twice that are no int64"),
+        ((1, 1), r"column name that are no string"),
+    ],
+)
+def test_a_result_that_does_not_fit_names_the_function_and_both_schemas(
+    made: Any, message: str
+) -> None:
+    def wrong(row: Any) -> Any:
+        return made
+
+    with pytest.raises(DataError, match=message) as raised:
+        rows(RowMap(wrong, NAMED))
+    assert "function wrong" in str(raised.value)
+
+
+def test_null_in_a_column_that_is_never_null_is_refused() -> None:
+    schema = pa.schema([pa.field("name", pa.string(), nullable=False)])
+    with pytest.raises(DataError, match="null for column name, which is declared as never null"):
+        rows(RowMap(lambda row: (None,), schema))
+
+
+def test_a_long_batch_is_emitted_in_slices_and_keeps_its_order() -> None:
+    batch = pa.record_batch({"app_id": ["x"] * 10_000, "n": list(range(10_000))})
+    made = list(RowMap(double, NAMED)(iter([batch])))
+    assert len(made) > 1
+    assert [n for each in made for n in each["twice"].to_pylist()] == list(range(0, 20_000, 2))
+
+
+def test_a_row_function_travels_by_pickle() -> None:
+    travelled = pickle.loads(pickle.dumps(RowMap(double, NAMED)))
+    assert rows(travelled) == [("chess", 2), ("go", 4), ("chess", 6)]
+
+
+def test_an_arrow_function_may_yield_another_type_of_the_same_meaning() -> None:
+    def small(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            names = batch["app_id"].cast(pa.large_string()).dictionary_encode()
+            yield pa.record_batch({"name": names, "twice": batch["n"].cast(pa.int16())})
+
+    assert rows(ArrowFunction(small, NAMED)) == [("chess", 1), ("go", 2), ("chess", 3)]
+
+
+def test_an_arrow_function_that_yields_text_for_a_number_is_refused() -> None:
+    def text(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"name": batch["app_id"], "twice": batch["app_id"]})
+
+    message = "function text declared name string, twice int64 but gave back .* twice string"
+    with pytest.raises(DataError, match=message):
+        rows(ArrowFunction(text, NAMED))
+
+
+def test_an_arrow_function_that_yields_a_table_is_refused() -> None:
+    def table(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+        yield pa.Table.from_batches(batches)
+
+    with pytest.raises(DataError, match="yielded a Table: mapInArrow wants"):
+        rows(ArrowFunction(table, NAMED))
+
+
+def test_pandas_columns_are_matched_by_name() -> None:
+    def swap(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield pd.DataFrame({"twice": frame.n * 2, "name": frame.app_id})
+
+    assert rows(PandasFunction(swap, NAMED, "UTC")) == [("chess", 2), ("go", 4), ("chess", 6)]
+
+
+def test_pandas_sees_timestamps_in_the_sessions_time_zone_and_without_one() -> None:
+    at = pa.field("at", pa.timestamp("us", tz="UTC"))
+    noon = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)
+    batch = pa.record_batch([pa.array([noon, None], at.type)], schema=pa.schema([at]))
+    seen: list[Any] = []
+
+    def watch(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            seen.extend(frame["at"])
+            yield frame
+
+    function = PandasFunction(watch, batch.schema, "Asia/Shanghai")
+    assert rows(function, batch) == [(noon,), (None,)]
+    assert seen[0] == pd.Timestamp(2026, 7, 1, 20)
+
+
+def test_a_pandas_frame_with_other_columns_is_refused() -> None:
+    def other(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield frame
+
+    with pytest.raises(DataError, match="function other declared .* gave back columns app_id, n"):
+        rows(PandasFunction(other, NAMED, "UTC"))
