@@ -61,6 +61,7 @@ def receive_with_network(pipe: Pipe) -> None:
     while True:
         if arriving.is_empty():
             assert woken.wait(LIMIT_SECONDS)
+            assert network.failure() is None, network.failure()
             woken.clear()
             continue
         element = arriving.take()
@@ -114,6 +115,7 @@ def send_with_network(batch: pa.RecordBatch, seconds: float, pipe: Pipe) -> tupl
             count += 1
         else:
             assert woken.wait(LIMIT_SECONDS)
+            assert network.failure() is None, network.failure()
             woken.clear()
     output.send(EndOfChannel())
     assert pipe.recv() == count * batch.num_rows

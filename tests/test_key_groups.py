@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillframe.errors import BuildError
@@ -53,7 +53,8 @@ GOLDEN_COMPOSITE = 0xA64B8E75DF8B9EF3
 @pytest.mark.parametrize(("value", "type_", "hash_"), GOLDEN)
 def test_the_hash_of_a_value_is_the_same_as_in_every_release(value, type_, hash_):
     assert hash_row([value], [type_]) == hash_
-    assert hash_columns([pa.array([value], type_)]).tolist() == [hash_]
+    for length in (1, 40):  # few rows and many go different ways
+        assert hash_columns([pa.array([value] * length, type_)]).tolist() == [hash_] * length
 
 
 def test_the_hash_of_a_composite_key_is_the_same_as_in_every_release():
@@ -89,6 +90,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.lists(st.none() | st.text(max_size=40), min_size=1, max_size=60)
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | INT64, min_size=1, max_size=60))
 def test_rows_and_columns_of_integers_hash_the_same(values):
     assert hash_columns([pa.array(values, pa.int64())]).tolist() == [
@@ -96,6 +98,7 @@ def test_rows_and_columns_of_integers_hash_the_same(values):
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.floats(), min_size=1, max_size=60))
 def test_rows_and_columns_of_doubles_hash_the_same(values):
     assert hash_columns([pa.array(values, pa.float64())]).tolist() == [
@@ -103,6 +106,7 @@ def test_rows_and_columns_of_doubles_hash_the_same(values):
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.floats(width=32), min_size=1, max_size=60))
 def test_rows_and_columns_of_floats_hash_the_same(values):
     assert hash_columns([pa.array(values, pa.float32())]).tolist() == [
@@ -110,6 +114,7 @@ def test_rows_and_columns_of_floats_hash_the_same(values):
     ]
 
 
+@settings(deadline=None)
 @given(TEXTS, st.data())
 def test_strings_hash_the_same_in_every_encoding(values, data):
     expected = [hash_row([value], [pa.string()]) for value in values]
@@ -127,6 +132,7 @@ def test_strings_hash_the_same_in_every_encoding(values, data):
         assert hash_columns([column.slice(start)]).tolist() == expected[start:]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | st.text(max_size=20), st.none() | INT64), min_size=1))
 def test_rows_and_columns_of_composites_hash_the_same(rows):
     types = [pa.string(), pa.int64()]
@@ -222,6 +228,7 @@ def test_ranges_and_owners_agree_for_all_small_numbers():
                     assert subtask_of_key_group(group, parallelism, max_parallelism) == subtask
 
 
+@settings(deadline=None)
 @given(st.integers(1, 32768), st.integers(1, 500))
 def test_ranges_and_owners_agree(max_parallelism, parallelism):
     groups = np.arange(max_parallelism)

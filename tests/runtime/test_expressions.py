@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import time
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -101,6 +103,12 @@ MANY = call("less", constant(5), TENTH, type=BOOL)
 def test_a_branch_is_not_evaluated_for_the_rows_it_is_not_for() -> None:
     case = call("case", IS_ZERO, constant(-1), TENTH)
     assert evaluate(case, BATCH).to_pylist() == [10, -1, None, 2]
+
+
+def test_every_value_finds_its_own_row_again() -> None:
+    batch = pa.record_batch({"x": pa.array([1, 2, 0, 5, 0], INT)})
+    case = call("case", IS_ZERO, constant(-1), TENTH)
+    assert evaluate(case, batch).to_pylist() == [10, 5, -1, 2, -1]
 
 
 def test_a_branch_that_fails_on_its_own_rows_is_an_error() -> None:
@@ -252,3 +260,25 @@ def test_the_names_of_functions_are_known() -> None:
 def test_the_evaluator_does_not_bring_pyspark_with_it() -> None:
     program = "import stillframe.runtime.expressions, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_a_row_function_meets_timestamps_in_the_machines_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instant = pa.timestamp("us", tz="UTC")
+    batch = pa.record_batch({"at": pa.array([0, None, 1_500_000], pa.int64()).cast(instant)})
+    seen = []
+
+    def same(at: Any) -> Any:
+        seen.append(at)
+        return at
+
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        result = evaluate(RowFunction(same, (Column("at", instant),), instant, "same"), batch)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert result.equals(batch.column("at"))
+    assert seen[:2] == [datetime(1970, 1, 1, 9), None]

@@ -177,8 +177,7 @@ def test_pandas_sees_timestamps_in_the_sessions_time_zone_and_without_one() -> N
 
 def test_a_pandas_frame_with_other_columns_is_refused() -> None:
     def other(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        for frame in frames:
-            yield frame
+        yield from frames
 
-    with pytest.raises(DataError, match="function other declared .* gave back columns app_id, n"):
+    with pytest.raises(DataError, match=r"function other declared .* gave back columns app_id, n"):
         rows(PandasFunction(other, NAMED, "UTC"))

@@ -1,4 +1,4 @@
-"""PySpark's dialect: the same words, schemas and errors as on a DataFrame, checked before a start."""
+"""PySpark's dialect: the words, schemas and errors of a DataFrame, before anything starts."""
 
 from __future__ import annotations
 
@@ -207,9 +207,7 @@ def test_functions_become_map_operators_that_carry_their_names(clicks: Stream) -
         (lambda s: s.map_rows(lambda row: row, "id lon"), "UNSUPPORTED_DATATYPE"),
     ],
 )
-def test_a_mistake_is_told_in_sparks_words(
-    clicks: Stream, mistake: Any, condition: str
-) -> None:
+def test_a_mistake_is_told_in_sparks_words(clicks: Stream, mistake: Any, condition: str) -> None:
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as raised:
@@ -242,9 +240,7 @@ def test_an_expression_outside_the_subset_is_named_at_build_time(clicks: Stream)
         lambda s: s.map_rows("not a function", "id long"),
     ],
 )
-def test_what_a_stream_cannot_do_is_refused_in_one_sentence(
-    clicks: Stream, operation: Any
-) -> None:
+def test_what_a_stream_cannot_do_is_refused_in_one_sentence(clicks: Stream, operation: Any) -> None:
     with pytest.raises(BuildError) as raised:
         operation(clicks)
     assert "\n" not in str(raised.value)
@@ -322,7 +318,7 @@ def test_a_path_that_does_not_exist_is_refused_at_once(still: Still, tmp_path: P
 def test_an_unknown_format_names_the_nearest(clicks: Stream, still: Still) -> None:
     with pytest.raises(BuildError, match="no format 'parqet', did you mean 'parquet'"):
         still.readStream.format("parqet")
-    with pytest.raises(BuildError, match="writeStream has no format 'memry', did you mean 'memory'"):
+    with pytest.raises(BuildError, match="no format 'memry', did you mean 'memory'"):
         clicks.writeStream.format("memry")
 
 
@@ -354,7 +350,7 @@ def test_a_streaming_dataframe_is_refused_for_now(spark: SparkSession, still: St
 
 def test_a_spark_connect_session_is_refused_at_once() -> None:
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(StartRefused, match="Spark Connect session.*use a classic session"):
+    with pytest.raises(StartRefused, match=r"Spark Connect session.*use a classic session"):
         stillframe.on(remote)
 
 
@@ -379,9 +375,7 @@ def test_parquet_is_the_default_format_and_needs_a_path(
         checkpointed(clicks.writeStream, tmp_path).start()
 
 
-def test_an_unknown_option_of_a_writer_names_the_nearest(
-    clicks: Stream, tmp_path: Path
-) -> None:
+def test_an_unknown_option_of_a_writer_names_the_nearest(clicks: Stream, tmp_path: Path) -> None:
     with pytest.raises(UnknownOption, match="did you mean 'checkpointInterval'"):
         clicks.writeStream.option("checkpointIntervall", "1 second").start(str(tmp_path))
     with pytest.raises(UnknownOption, match="the sink noop has no option 'path'"):
@@ -447,7 +441,7 @@ def test_triggers_that_would_change_nothing_are_refused(clicks: Stream, still: S
     ],
 )
 def test_what_a_writer_has_not_says_what_to_do_instead(clicks: Stream, wish: Any) -> None:
-    with pytest.raises(BuildError, match="not there yet: .*foreachBatch"):
+    with pytest.raises(BuildError, match=r"not there yet: .*foreachBatch"):
         wish(clicks.writeStream)
 
 
@@ -538,7 +532,7 @@ def test_a_foreach_batch_function_that_raises_is_named_in_one_sentence(
         frame.select("nosuch")
 
     node, _ = sink_of(still, checkpointed(clicks.writeStream.foreachBatch(broken), tmp_path))
-    with pytest.raises(UserCodeError, match="function broken .* raised .* in epoch 4") as raised:
+    with pytest.raises(UserCodeError, match=r"function broken .* raised .* in epoch 4") as raised:
         node.operator.sink.handler(4, [])
     assert "\n" not in str(raised.value)
 

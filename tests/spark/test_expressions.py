@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError, DataError, UserCodeError
@@ -377,7 +377,7 @@ SUPPORTED = r"""
 SUPPORTED_LIST = [line.strip() for line in SUPPORTED.strip().splitlines()]
 
 
-@pytest.fixture(scope="module", params=["UTC", "America/New_York", "Asia/Kathmandu", "+02:00"])
+@pytest.fixture(scope="module", params=["UTC", "America/New_York", "+05:45"])
 def zone(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
     with _setting(spark, "spark.sql.session.timeZone", request.param):
         yield request.param
@@ -526,7 +526,8 @@ def test_what_fails_in_spark_fails_here_too(spark: SparkSession, text: str) -> N
 
 LEGACY = [
     "i + 1", "l - 1", "i * i", "-i", "abs(i)", "d / 0", "l % 0", "pmod(i, 0)", "i div 0",
-    "CAST(i AS bigint)", "CAST(i AS string)", "d + 1", "CAST(l AS double)", "i > 1",
+    "CAST(i AS bigint)", "CAST(i AS string)", "CAST(null AS int)", "d + 1",
+    "CAST(l AS double)", "i > 1",
 ]  # fmt: skip
 
 
@@ -742,7 +743,7 @@ def _shout(text: str | None, times: int | None) -> str | None:
     return None if text is None or times is None else text.upper() + "!" * max(0, times)
 
 
-def test_a_python_function_is_called_per_row(spark: SparkSession, zone: str) -> None:
+def test_a_python_function_is_called_per_row(spark: SparkSession) -> None:
     batch = _batch(spark)
     shout = F.udf(_shout, "string")
     next_hour = F.udf(

@@ -63,8 +63,8 @@ DIRECT: dict[str, Make] = {
     "a projection and a filter": lambda spark, files: (
         spark.range(0, 100, 1, 3).selectExpr("id + 1 AS x").where("x > 3")
     ),
-    "an explode": lambda spark, files: (
-        spark.range(0, 100, 1, 3).selectExpr("explode(array(id, -id)) AS x")
+    "an explode": lambda spark, files: spark.range(0, 100, 1, 3).selectExpr(
+        "explode(array(id, -id)) AS x"
     ),
     "an Arrow table": lambda spark, files: spark.createDataFrame(pa.table({"a": [3, 1, 2]})),
     "SQL values": lambda spark, files: spark.sql("SELECT * FROM VALUES (1, 'a'), (2, 'b') AS t"),
@@ -245,8 +245,8 @@ def test_of_two_dataframes_one_is_fed_and_the_other_is_spooled(
 def test_operators_keep_their_uids_and_shared_streams_stay_shared(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    from stillframe.spark.frames import frame_node
     from stillframe.graph.expressions import Column, Named
+    from stillframe.spark.frames import frame_node
 
     read = frame_node(spark, spark.range(0, 9, 1, 2))
     columns = (Named("n", Column("id", pa.int64())),)
@@ -353,9 +353,7 @@ def test_a_complete_spool_is_used_again_and_never_written_again(
     assert random_rows() == random_rows()
 
 
-def test_a_spool_that_was_not_finished_is_written_anew(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_spool_that_was_not_finished_is_written_anew(spark: SparkSession, tmp_path: Path) -> None:
     sinks = job_over(spark, spark.range(0, 5, 1, 1).repartition(2))
     [uid] = [node.uid for node in walk(sinks) if isinstance(node.operator, Read)]
     rubbish = tmp_path / uid / "part-00000.parquet"

@@ -240,6 +240,16 @@ def test_a_sum_that_leaves_64_bits_is_an_error_in_one_sentence():
         single(total, pa.int64(), [-(2**63), -1])
 
 
+def test_a_restored_sum_that_leaves_64_bits_is_an_error_too():
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    tables = [AggregateTable(schema, ["k"], [of_v("sum", pa.int64())], 8) for _ in range(2)]
+    tables[0].update(pa.record_batch({"k": [1], "v": [2**63 - 1]}))
+    for _, batch in tables[0].freeze().batches_by_key_group():
+        tables[1].restore(batch)
+    with pytest.raises(DataError, match="64-bit"):
+        tables[1].update(pa.record_batch({"k": [1], "v": [1]}))
+
+
 def test_a_sum_at_the_edge_of_64_bits_is_exact():
     total = [of_v("sum", pa.int64())]
     assert single(total, pa.int64(), [2**63 - 1, -5, 5]) == [2**63 - 1]

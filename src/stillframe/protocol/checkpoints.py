@@ -32,7 +32,8 @@ Subtask = TypeVar("Subtask")
 Snapshot = TypeVar("Snapshot")
 
 FINAL_RETRY_SECONDS = 1.0
-"""How long after a failed last checkpoint the next try begins, in jobs without an interval."""
+"""How long after the start of a failed last checkpoint the next try begins, unless the interval is
+shorter: nothing else is left to do, so a long interval is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self, checkpoint_id: CheckpointId, reason: str, now_seconds: float
     ) -> list[Instruction[Subtask, Snapshot]]:
         """A subtask could not do its part."""
-        if self._pending is None or self._pending.checkpoint_id != checkpoint_id:
+        pending = self._pending
+        if pending is None or pending.checkpoint_id != checkpoint_id or pending.is_storing:
             return []
         return self._abort(reason, now_seconds)
 
@@ -220,7 +222,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._coordinator_commits_outstanding = coordinator_commits
         if pending.is_final:
             self._final_complete = checkpoint_id
-        return [AnnounceComplete(checkpoint_id), *self._finish_if_done()]
+        following = self._finish_if_done() or self._trigger_if_due(now_seconds)
+        return [AnnounceComplete(checkpoint_id), *following]
 
     def on_store_failed(
         self, checkpoint_id: CheckpointId, reason: str, now_seconds: float
@@ -285,9 +288,10 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return [Trigger(checkpoint_id)]
 
     def _next_due_at_seconds(self, now_seconds: float) -> float | None:
-        if self._settings.interval_seconds is not None:
-            return now_seconds + self._settings.interval_seconds
-        return None if self._undrained else now_seconds + FINAL_RETRY_SECONDS
+        interval = self._settings.interval_seconds
+        if self._undrained:
+            return None if interval is None else now_seconds + interval
+        return now_seconds + min(FINAL_RETRY_SECONDS, interval or FINAL_RETRY_SECONDS)
 
     def _abort(self, reason: str, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         assert self._pending is not None

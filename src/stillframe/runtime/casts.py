@@ -54,7 +54,9 @@ def castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 def cannot_fail(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether every value can be cast, so that Spark's ANSI and legacy modes agree."""
-    if source == target or types.is_null(source) or types.is_temporal(source):
+    if source == target or types.is_null(source):
+        return True
+    if types.is_temporal(source):
         return not types.is_integer(target)
     if types.is_boolean(source) or types.is_string(target) or types.is_boolean(target):
         return not types.is_string(source)

@@ -51,9 +51,6 @@ _GATHER_BYTES_MAX = 512 * 1024
 _PARTS_PER_CALL_MAX = 512
 # How much one connection moves before the others have their turn.
 _TURN_BYTES_MAX = 4 * 1024 * 1024
-# Each call into the kernel gives the interpreter away and must win it back from the loop, so small
-# frames are read several at a time and copied out; a large one is read into its place.
-_SCRATCH_BYTES = 128 * 1024
 
 
 class NetworkOutput(OutputChannel):
@@ -202,8 +199,9 @@ class Connection:
         self._leaving: deque[_Leaving] = deque()
         self._gathered_bytes = 0
         self._written_bytes = 0
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._scratch_filled = 0  # with a header that has not come whole
+        self._header_bytes = bytearray(HEADER.size)
+        self._header_view = memoryview(self._header_bytes)
+        self._header_filled = 0
         self._header: Header | None = None
         self._payload = pa.py_buffer(b"")
         self._payload_view = memoryview(bytearray())  # the part not yet filled
@@ -342,8 +340,9 @@ class Connection:
         while read_bytes < _TURN_BYTES_MAX and not self.has_peer_left:
             assert self.sock is not None
             try:
+                # The rest of this frame's payload and the next header: one call for each frame.
                 count = self.sock.recvmsg_into(
-                    [self._payload_view, self._scratch[self._scratch_filled :]]
+                    [self._payload_view, self._header_view[self._header_filled :]]
                 )[0]
             except BlockingIOError:
                 return
@@ -357,28 +356,19 @@ class Connection:
         self._payload_view = self._payload_view[payload_count:]
         if self._header is not None and not self._payload_view:
             self._finish_frame(self._header)
-        self._parse_scratch(self._scratch_filled + count - payload_count)
+        self._header_filled += count - payload_count
+        if self._header_filled == HEADER.size:
+            self._header_filled = 0
+            self._start_frame(decode_header(self._header_bytes))
 
-    def _parse_scratch(self, end: int) -> None:
-        start = 0
-        while end - start >= HEADER.size and not self.has_peer_left:
-            header = decode_header(self._scratch[start : start + HEADER.size])
-            start += HEADER.size
-            start += self._start_frame(header, self._scratch[start:end])
-        self._scratch[: end - start] = self._scratch[start:end]
-        self._scratch_filled = end - start
-
-    def _start_frame(self, header: Header, come: memoryview) -> int:
-        """How much of what has come belongs to this frame's payload."""
+    def _start_frame(self, header: Header) -> None:
         self._header = header
-        self._payload = pa.allocate_buffer(header.payload_bytes)
-        view = memoryview(self._payload)
-        count = min(len(come), header.payload_bytes)
-        view[:count] = come[:count]
-        self._payload_view = view[count:]
-        if not self._payload_view:
+        if header.payload_bytes == 0:
+            self._payload = pa.py_buffer(b"")
             self._finish_frame(header)
-        return count
+            return
+        self._payload = pa.allocate_buffer(header.payload_bytes)
+        self._payload_view = memoryview(self._payload)
 
     def _finish_frame(self, header: Header) -> None:
         payload, self._payload = self._payload, pa.py_buffer(b"")

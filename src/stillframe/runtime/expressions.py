@@ -11,6 +11,8 @@ The names a `Call` may have are those in `runtime/functions` and the four above.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ import pyarrow.compute as pc
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
 from stillframe.runtime.functions import FUNCTIONS, Datum, as_array
+from stillframe.runtime.times import INSTANT
 
 
 def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
@@ -109,7 +112,7 @@ class _Evaluation:
         return _GUARDS[call.function][0](values)
 
     def _call_per_row(self, call: RowFunction) -> pa.Array:
-        columns = [self.array(argument).to_pylist() for argument in call.arguments]
+        columns = [_python_values(self.array(argument)) for argument in call.arguments]
         rows = zip(*columns, strict=True) if columns else [()] * self._batch.num_rows
         try:
             values = [call.function(*row) for row in rows]
@@ -119,8 +122,8 @@ class _Evaluation:
                 "correct the function or filter out the records it cannot take"
             ) from error
         try:
-            return pa.array(values, call.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            return _arrow_values(values, call.type)
+        except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserCodeError(
                 f"the function {call.name} was declared to return {call.type} but returned "
                 f"something else ({error}): return that type or declare another one"
@@ -199,6 +202,21 @@ FUNCTION_NAMES = frozenset(FUNCTIONS) | frozenset(_GUARDS)
 def _mask(condition: pa.Array, *, null_is: bool) -> npt.NDArray[np.bool_]:
     mask: npt.NDArray[np.bool_] = pc.fill_null(condition, null_is).to_numpy(zero_copy_only=False)
     return mask
+
+
+def _python_values(array: pa.Array) -> list[Any]:
+    """What a user's function gets; a timestamp as PySpark hands it out: the machine's own time."""
+    values: list[Any] = array.to_pylist()
+    if array.type != INSTANT:
+        return values
+    return [None if at is None else at.astimezone().replace(tzinfo=None) for at in values]
+
+
+def _arrow_values(values: list[Any], type_: pa.DataType) -> pa.Array:
+    if type_ == INSTANT:
+        # Without a zone it is the machine's own time, as it was on the way in.
+        values = [None if at is None else at.astimezone(UTC) for at in values]
+    return pa.array(values, type_)
 
 
 def _as_type(datum: Datum, type_: pa.DataType) -> Datum:

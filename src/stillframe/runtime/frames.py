@@ -226,7 +226,7 @@ def _compact(column: pa.DictionaryArray) -> pa.DictionaryArray:
     )
 
 
-def decode_header(data: bytes | memoryview) -> Header:
+def decode_header(data: bytes | bytearray) -> Header:
     number, flags, channel_id, payload_bytes = HEADER.unpack(data)
     try:
         kind = FrameType(number)

@@ -115,7 +115,8 @@ def _months_later(days: npt.NDArray[np.int64], months: int) -> npt.NDArray[np.in
     first = target.astype("datetime64[D]")
     one_day = np.timedelta64(1, "D")
     last_day = (target + np.timedelta64(1, "M")).astype("datetime64[D]") - first - one_day
-    return (first + np.minimum(day_of_month, last_day)).astype(np.int64)
+    later: npt.NDArray[np.int64] = (first + np.minimum(day_of_month, last_day)).astype(np.int64)
+    return later
 
 
 def add_interval(moments: pa.Array, months: int, days: int, micros: int, zone: str) -> pa.Array:

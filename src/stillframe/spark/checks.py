@@ -31,12 +31,21 @@ def is_local(spark: SparkSession) -> bool:
 
 def refuse_unfit_session(spark: SparkSession) -> None:
     """Settings under which a job could not run, or not as the user was promised."""
+    refuse_dynamic_allocation(spark)
+    refuse_encryption(spark)
+
+
+def refuse_dynamic_allocation(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         raise StartRefused(
             "spark.dynamicAllocation.enabled is true, but slots are tasks of a barrier stage, which"
             " Spark refuses to run under dynamic allocation: set it to false for this application"
         )
+
+
+def refuse_encryption(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
     for setting in _ENCRYPTION:
         if conf.get(setting, "false") == "true":
             raise StartRefused(

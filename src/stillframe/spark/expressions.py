@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject, get_field
 from py4j.protocol import Py4JError
 from pyarrow import types
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
-from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     CalendarIntervalType,
@@ -63,7 +63,7 @@ class Aggregation:
 def projection_of(frame: DataFrame) -> tuple[Named, ...]:
     """The columns of `select`, `withColumn`, `drop`, … over the columns of the empty frame."""
     plan = _analyzed(frame)
-    columns = _columns_of(plan, _session_zone(frame))
+    columns = _columns_of(plan)
     outputs = _sequence(plan.output())
     return tuple(Named(output.name(), columns[_id_of(output)]) for output in outputs)
 
@@ -77,7 +77,7 @@ def condition_of(frame: DataFrame) -> Expression:
         plan = _below_aliases(plan.child())
     if not conditions or not _is_leaf(plan):
         raise _refused_plan(plan)
-    translator = _Translator(_leaf_columns(plan), _session_zone(frame))
+    translator = _Translator(_leaf_columns(plan))
     # The last filter is the outermost: the first one written comes first.
     first, *rest = [translator.translate(condition) for condition in reversed(conditions)]
     for condition in rest:
@@ -90,8 +90,7 @@ def aggregation_of(frame: DataFrame) -> Aggregation:
     plan = _below_aliases(_analyzed(frame))
     if _class_name(plan) != "Aggregate":
         raise _refused_plan(plan)
-    zone = _session_zone(frame)
-    grouping = _Grouping(_columns_of(plan.child(), zone), zone)
+    grouping = _Grouping(_columns_of(plan.child()))
     outputs = _sequence(plan.aggregateExpressions())
     for key in _sequence(plan.groupingExpressions()):
         grouping.add_key(_without_alias(key), outputs)
@@ -117,14 +116,14 @@ def _is_leaf(plan: JavaObject) -> bool:
     return bool(plan.children().isEmpty())
 
 
-def _columns_of(plan: JavaObject, zone: str) -> dict[ExprId, Expression]:
+def _columns_of(plan: JavaObject) -> dict[ExprId, Expression]:
     """What each column that comes out of the plan is, over the columns of the empty frame."""
     plan = _below_aliases(plan)
     if _is_leaf(plan):
         return _leaf_columns(plan)
     if _class_name(plan) != "Project":
         raise _refused_plan(plan)
-    translator = _Translator(_columns_of(plan.child(), zone), zone)
+    translator = _Translator(_columns_of(plan.child()))
     return {
         _id_of(output): translator.translate(output) for output in _sequence(plan.projectList())
     }
@@ -206,16 +205,9 @@ def _mode_of(node: JavaObject) -> str:
 _NAMES_OF_UTC = {"Z": "UTC", "GMT": "UTC", "UTC": "UTC", "Etc/UTC": "UTC", "+00:00": "UTC"}
 
 
-def _session_zone(frame: DataFrame) -> str:
-    return str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
-
-
 def _zone_of(node: JavaObject) -> Literal:
     option = node.timeZoneId()
-    return _known_zone(node, "UTC" if option.isEmpty() else str(option.get()))
-
-
-def _known_zone(node: JavaObject, zone: str) -> Literal:
+    zone = "UTC" if option.isEmpty() else str(option.get())
     zone = _NAMES_OF_UTC.get(zone, zone)
     try:
         pc.local_timestamp(pa.array([0], pa.timestamp("us", tz=zone)))
@@ -282,10 +274,8 @@ def _scalar(value: Any, type_: pa.DataType) -> pa.Scalar:
 class _Translator:
     """Translates expressions over columns whose meaning is known by their ids."""
 
-    def __init__(self, columns: dict[ExprId, Expression], zone: str) -> None:
+    def __init__(self, columns: dict[ExprId, Expression]) -> None:
         self._columns = columns
-        self.zone = zone
-        """The session's time zone, for the expressions that do not carry it themselves."""
         self._shared: dict[int, Expression] = {}
 
     def translate(self, node: JavaObject) -> Expression:
@@ -450,11 +440,12 @@ def _whole(function: str) -> _Rule:
 
 
 def _round(translator: _Translator, node: JavaObject) -> Expression:
-    argument, scale = translator.children(node)
+    argument, given = translator.children(node)
+    (scale,) = _literal_arguments(node, [given])
     type_ = _type_of(node)
-    if types.is_integer(type_) and isinstance(scale, Literal) and scale.value.as_py() >= 0:
+    if types.is_integer(type_) and scale >= 0:
         return argument
-    if not types.is_decimal(type_) or scale.value.as_py() < 0:
+    if not types.is_decimal(type_) or scale < 0:
         raise _refused(node)
     return Call("round_decimal", (argument,), type_)
 
@@ -685,24 +676,14 @@ def _python_udf(translator: _Translator, node: JavaObject) -> Expression:
         raise _refused(node, "is a pandas function, which a stream does not call")
     if any(_class_name(child) == "NamedArgumentExpression" for child in _children(node)):
         raise _refused(node, "has named arguments, which a stream does not pass on")
-    zone = _known_zone(node, translator.zone)
-    arguments = tuple(_as_clock(translator.translate(child), zone) for child in _children(node))
-    type_ = _type_of(node)
-    # A Python function meets timestamps as datetimes without a zone, in the session's.
-    returned = TIMESTAMP_NTZ if type_ == TIMESTAMP else type_
-    call = RowFunction(_function_of(node), arguments, returned, node.name())
-    return Call("cast", (call, zone), type_) if returned != type_ else call
-
-
-def _as_clock(argument: Expression, zone: Literal) -> Expression:
-    if argument.type != TIMESTAMP:
-        return argument
-    return Call("cast", (argument, zone), TIMESTAMP_NTZ)
+    return RowFunction(
+        _function_of(node), translator.children(node), _type_of(node), str(node.name())
+    )
 
 
 def _function_of(node: JavaObject) -> Callable[..., Any]:
     command = bytes(node.func().command().unsafeArray())
-    unpickled = CPickleSerializer().loads(command)
+    unpickled = cloudpickle.loads(command)
     if not isinstance(unpickled, tuple) or not callable(unpickled[0]):
         raise _refused(node, "holds more data than Spark sends with a function")
     function: Callable[..., Any] = unpickled[0]
@@ -810,9 +791,9 @@ _AGGREGATES: dict[str, AggregateFunction] = {
 class _Grouping(_Translator):
     """Translates Spark's result columns over the keys and the aggregates, and collects both."""
 
-    def __init__(self, source: dict[ExprId, Expression], zone: str) -> None:
-        super().__init__({}, zone)
-        self._source = _Translator(source, zone)
+    def __init__(self, source: dict[ExprId, Expression]) -> None:
+        super().__init__({})
+        self._source = _Translator(source)
         self._key_nodes: list[tuple[JavaObject, Column]] = []
         self._call_nodes: list[tuple[JavaObject, Column]] = []
         self._input_nodes: list[tuple[JavaObject, str]] = []

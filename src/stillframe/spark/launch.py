@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
 
@@ -26,6 +26,12 @@ from stillframe.storage.paths import job_directory, quoted_name
 _LOOPBACK = "127.0.0.1"
 _active: dict[tuple[str | None, str], Query] = {}
 _active_lock = threading.Lock()
+_observers: list[Callable[[Query], None]] = []
+
+
+def observe_starts(observer: Callable[[Query], None]) -> None:
+    """Have `observer` told of every query of this process, before its job begins."""
+    _observers.append(observer)
 
 
 def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
@@ -52,7 +58,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     deployment = SparkDeployment(
         spark, resolved.feed, slot_host=_LOOPBACK if checks.is_local(spark) else None
     )
-    job = Job(plan, config, deployment, _driver_address(spark), SystemClock())
+    job = Job(plan, config, deployment, driver_address(spark), SystemClock())
     return _start_once(job)
 
 
@@ -67,6 +73,8 @@ def _start_once(job: Job) -> Query:
                 " one another queryName"
             )
         query = Query(job)
+        for observer in _observers:
+            observer(query)
         job.start()
         _active[key] = query
         return query
@@ -86,7 +94,8 @@ def _use_this_python(spark: SparkSession) -> None:
         spark.sparkContext.pythonExec = sys.executable
 
 
-def _driver_address(spark: SparkSession) -> DriverAddress:
+def driver_address(spark: SparkSession) -> DriverAddress:
+    """Where slots find the coordinator."""
     if checks.is_local(spark):
         return DriverAddress(_LOOPBACK)
     conf = spark.sparkContext.getConf()

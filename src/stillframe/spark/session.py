@@ -48,10 +48,10 @@ class Still:
 
         Job options such as checkpointLocation may be given here or to any of the writers.
         """
-        from stillframe.spark import launch
+        from stillframe.spark.launch import start
 
         sinks, config = self.prepare(name, *writers, **options)
-        return launch.start(self.spark, name, sinks, config)
+        return start(self.spark, name, sinks, config)
 
     def prepare(
         self, name: str, *writers: StreamWriter, **options: Any

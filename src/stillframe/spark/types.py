@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -136,16 +138,12 @@ def parse_schema(spark: SparkSession, ddl_or_struct: str | sql.StructType) -> sq
             f"a schema is a StructType or a DDL string, not {ddl_or_struct!r}: "
             'write for example "app_id string, at timestamp"'
         )
-    parsed = spark._jvm.org.apache.spark.sql.types.StructType.fromDDL(ddl_or_struct)
-    return sql.StructType.fromJson(_json(parsed))
+    parsed = _jvm(spark).org.apache.spark.sql.types.StructType.fromDDL(ddl_or_struct)
+    return sql.StructType.fromJson(json.loads(parsed.json()))
 
 
-def _json(java_type: object) -> dict[str, object]:
-    import json
-
-    parsed = json.loads(java_type.json())  # type: ignore[attr-defined]
-    assert isinstance(parsed, dict)
-    return parsed
+def _jvm(spark: SparkSession) -> Any:
+    return spark._jvm
 
 
 def empty_frame(spark: SparkSession, schema: pa.Schema | sql.StructType) -> DataFrame:
@@ -153,6 +151,6 @@ def empty_frame(spark: SparkSession, schema: pa.Schema | sql.StructType) -> Data
     struct = from_arrow_schema(schema) if isinstance(schema, pa.Schema) else schema
     # A local relation, made on the JVM side: createDataFrame([]) would make an RDD.
     session = spark._jsparkSession
-    rows = spark._jvm.java.util.ArrayList()
+    rows = _jvm(spark).java.util.ArrayList()
     java_schema = session.parseDataType(struct.json())
     return DataFrame(session.createDataFrame(rows, java_schema), spark)

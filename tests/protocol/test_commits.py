@@ -1,0 +1,65 @@
+"""What a sink subtask keeps, snapshots and commits."""
+
+from stillframe.protocol.commits import Commit, PendingCommits
+from stillframe.protocol.manifests import PendingCommit
+
+A, B, C = {"file": "a"}, {"file": "b"}, {"file": "c"}
+
+
+def test_what_was_prepared_is_committed_when_its_checkpoint_is_complete():
+    pending = PendingCommits()
+
+    assert pending.on_prepared(1, [A, B]) == (PendingCommit(1, A), PendingCommit(1, B))
+    assert pending.on_complete(1) == Commit(1, (A, B))
+
+
+def test_what_is_not_yet_committed_is_in_the_next_snapshot_too():
+    pending = PendingCommits()
+    pending.on_prepared(1, [A])
+    pending.on_complete(1)
+
+    assert pending.on_prepared(2, [B]) == (PendingCommit(1, A), PendingCommit(2, B))
+
+
+def test_what_was_committed_is_forgotten():
+    pending = PendingCommits()
+    pending.on_prepared(1, [A])
+    pending.on_complete(1)
+    pending.on_committed(1)
+
+    assert pending.on_prepared(2, [B]) == (PendingCommit(2, B),)
+    assert pending.on_complete(2) == Commit(2, (B,))
+
+
+def test_an_aborted_checkpoints_records_come_out_with_the_next_that_completes():
+    pending = PendingCommits()
+    pending.on_prepared(1, [A])
+    pending.on_prepared(2, [B])
+
+    assert pending.on_complete(2) == Commit(2, (A, B))
+
+
+def test_a_later_epoch_prepared_early_is_neither_in_the_snapshot_nor_in_the_commit():
+    pending = PendingCommits()
+    pending.on_prepared(2, [B])
+
+    assert pending.on_prepared(1, [A]) == (PendingCommit(1, A),)
+    assert pending.on_complete(1) == Commit(1, (A,))
+    pending.on_committed(1)
+    assert pending.on_complete(2) == Commit(2, (B,))
+
+
+def test_told_twice_that_a_checkpoint_is_complete_it_commits_the_rest():
+    pending = PendingCommits()
+    pending.on_prepared(1, [A])
+
+    assert pending.on_complete(1) == pending.on_complete(1)
+    pending.on_committed(1)
+    assert pending.on_complete(1) == Commit(1, ())
+
+
+def test_a_restored_sink_commits_what_its_checkpoint_held():
+    pending = PendingCommits([PendingCommit(3, A), PendingCommit(4, B)])
+
+    assert pending.on_complete(4) == Commit(4, (A, B))
+    assert pending.on_prepared(5, [C])[-1] == PendingCommit(5, C)

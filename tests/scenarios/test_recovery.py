@@ -1,0 +1,212 @@
+"""Slots die; every record still comes out once and every count is right."""
+
+import os
+import signal
+
+from stillframe.connectors.generate import ClickSource
+from stillframe.coordinator.history import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointCompleted,
+    SlotsRunning,
+)
+from stillframe.graph.launch import Deployment
+from stillframe.testing.processes import ProcessDeployment
+from stillframe.testing.sinks import GatedSink
+from stillframe.testing.sources import Die, ScriptedSource
+
+
+def test_without_a_failure_every_record_comes_out_once(page_views):
+    source = ClickSource(records=20_000, records_per_second=20_000)
+
+    running = page_views.start(page_views.plan(source))
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    summary = running.query.summary
+    assert (summary.attempts, summary.restarts, summary.records_in) == (1, 0, 20_000)
+    assert summary.checkpoints_completed >= 1
+
+
+def test_a_slot_killed_while_records_flow_loses_and_doubles_nothing(page_views):
+    source = ClickSource(records=30_000, records_per_second=15_000)
+
+    running = page_views.start(page_views.plan(source))
+    running.wait(CheckpointCompleted)
+    running.kill(slot=1)
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert [each.attempt for each in running.attempts()] == [1, 2]
+    failed = running.wait(AttemptFailed)
+    assert failed.reason.startswith("slot 1 (pid ")
+
+
+def test_a_recovery_reads_on_from_the_checkpoint_and_not_from_the_beginning(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+
+    running = page_views.start(page_views.plan(source))
+    running.wait_for_records(2_000)
+    checkpoint = running.next_checkpoint()
+    running.kill(slot=0)
+    second = running.wait(AttemptStarted, attempt=2)
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert second.restored_from is not None
+    assert second.restored_from >= checkpoint.checkpoint_id
+    assert second.positions == ("script-0 at next=10", "script-1 at next=10")
+    assert running.job.history.records_of_attempt()[0] == 2_000, "only the second half was read"
+
+
+def test_a_slot_killed_before_any_checkpoint_starts_the_job_from_the_beginning(page_views):
+    died = page_views.gate("died")
+    script = (*page_views.batches(0, 5), Die(died), *page_views.batches(500, 5))
+    source = ScriptedSource(script[0].schema, (script, tuple(page_views.batches(10_000, 5))))
+
+    running = page_views.start(page_views.plan(source), checkpointInterval="1 hour")
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert died.is_open
+    assert [each.restored_from for each in running.attempts()] == [None, None]
+
+
+def test_a_slot_killed_while_its_snapshot_is_written_loses_and_doubles_nothing(page_views, until):
+    prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
+    prepare.open()
+    halves = page_views.gate("second-half")
+    source = page_views.halves(halves)
+    plan = page_views.plan(
+        source, around_clicks=lambda sink: GatedSink(sink, prepare=prepare, reached=reached)
+    )
+
+    running = page_views.start(plan)
+    running.wait(CheckpointCompleted)
+    prepare.close()
+    until(lambda: reached.is_open)
+    running.kill(slot=0)
+    prepare.open()
+    halves.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert running.attempts()[1].restored_from is not None
+
+
+def test_records_flow_on_while_a_snapshot_is_being_written(page_views, until):
+    prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
+    halves = page_views.gate("second-half")
+    source = page_views.halves(halves)
+    plan = page_views.plan(
+        source, around_clicks=lambda sink: GatedSink(sink, prepare=prepare, reached=reached)
+    )
+
+    running = page_views.start(plan)
+    until(lambda: reached.is_open)
+    halves.open()
+    running.wait_for_records(4_000)
+    assert running.query.summary.checkpoints_completed == 0
+    assert page_views.clicks_visible() == 0, "nothing is seen before its checkpoint is complete"
+    prepare.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+
+
+def test_slots_killed_between_completion_and_commit_commit_after_the_restart(page_views, until):
+    commit, reached = page_views.gate("commit"), page_views.gate("reached")
+    halves = page_views.gate("second-half")
+    source = page_views.halves(halves)
+    plan = page_views.plan(
+        source, around_clicks=lambda sink: GatedSink(sink, commit=commit, reached=reached)
+    )
+
+    running = page_views.start(plan)
+    running.wait_for_records(2_000)
+    running.next_checkpoint()
+    until(lambda: reached.is_open)
+    assert page_views.clicks_visible() == 0
+    running.kill(slot=0)
+    running.kill(slot=1)
+    running.wait(AttemptStarted, attempt=2)
+    commit.open()
+    until(lambda: page_views.clicks_visible() == 2_000)
+    halves.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+
+
+def test_a_slot_killed_as_soon_as_the_second_attempt_runs_loses_and_doubles_nothing(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+
+    running = page_views.start(page_views.plan(source))
+    running.wait(CheckpointCompleted)
+    running.kill(slot=0)
+    running.kill(slot=1, attempt=2)
+    running.wait(SlotsRunning, attempt=3)
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert len(running.attempts()) == 3
+
+
+class KillsOneEarly(Deployment):
+    """Kills slot 0 of one attempt before it can have reported to the coordinator."""
+
+    def __init__(self, attempt):
+        self.attempt = attempt
+
+    def launch(self, launch, on_ended):
+        running = ProcessDeployment().launch(launch, on_ended)
+        if launch.attempt == self.attempt:
+            os.kill(running.pids[0], signal.SIGKILL)
+        return running
+
+
+def test_a_slot_killed_before_the_second_attempt_runs_loses_and_doubles_nothing(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    page_views.deployment = KillsOneEarly(attempt=2)
+
+    running = page_views.start(page_views.plan(source))
+    running.wait(CheckpointCompleted)
+    running.kill(slot=0)
+    running.wait(SlotsRunning, attempt=3)
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+
+
+def test_two_slots_killed_in_quick_succession_are_one_failure(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+
+    running = page_views.start(page_views.plan(source))
+    running.wait(CheckpointCompleted)
+    running.kill(slot=0)
+    running.kill(slot=1)
+    running.wait(SlotsRunning, attempt=2)
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert len(running.attempts()) == 2
+
+
+def test_a_job_that_is_killed_too_often_gives_up_and_says_what_to_raise(page_views):
+    source = page_views.halves(page_views.gate("never"))
+    page_views.deployment = KillsOneEarly(attempt=1)
+
+    running = page_views.start(page_views.plan(source), restartAttempts="0")
+    running.job.join(30)
+
+    failure = str(running.query.exception())
+    assert failure.startswith("job 'page-views' failed: slot 0 ended with exit code -9")
+    assert "restartAttempts" in failure

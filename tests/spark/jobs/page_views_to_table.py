@@ -1,0 +1,77 @@
+"""A job for spark-submit: a DataFrame of clicks in, page views per app and the clicks themselves
+out to two Spark tables, through foreachBatch. Prints one JSON line per event and the verdict last.
+"""
+
+import json
+import sys
+import time
+
+import pyspark.sql.functions as F
+from pyspark.sql import SparkSession
+
+import stillframe
+
+RECORDS, APPS = 600_000, 50
+
+
+def slowly(batches):
+    """Holds the stream back, so that there is time to kill something."""
+    for batch in batches:
+        time.sleep(0.12)
+        yield batch
+
+
+def say(**line):
+    print("EVENT " + json.dumps(line), flush=True)
+
+
+def tell(event):
+    said = {"kind": type(event).__name__, "text": str(event)}
+    if hasattr(event, "pids"):
+        said["pids"] = event.pids
+    say(**said)
+
+
+checkpoint_location = sys.argv[1]
+spark = SparkSession.builder.appName("page views").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+still = stillframe.on(spark)
+
+source = spark.range(0, RECORDS, 1, 2).select(
+    "id", F.concat(F.lit("app-"), (F.col("id") % APPS).cast("string")).alias("app_id")
+)
+clicks = still.stream(source).mapInArrow(slowly, source.schema)
+views = clicks.groupBy("app_id").count()
+
+
+def to_table(name):
+    def write(frame, epoch):
+        frame.withColumn("epoch", F.lit(epoch)).write.mode("append").saveAsTable(name)
+
+    return write
+
+
+query = still.start(
+    "page-views",
+    clicks.writeStream.foreachBatch(to_table("clicks")).uid("clicks"),
+    views.writeStream.foreachBatch(to_table("views")).uid("views").outputMode("update"),
+    checkpointLocation=checkpoint_location,
+    checkpointInterval="1 second",
+)
+query.add_listener(tell)
+if query.slot_pids:
+    say(kind="SlotsRunning", pids=query.slot_pids)
+query.awaitTermination()
+
+table = spark.table("clicks")
+expected = source.groupBy("app_id").count()
+final = spark.table("views").groupBy("app_id").agg(F.max("count").alias("count"))
+say(
+    kind="Verdict",
+    restarts=query.summary.restarts,
+    rows=table.count(),
+    lost=source.exceptAll(table.select("id", "app_id")).count(),
+    doubled=table.select("id", "app_id").exceptAll(source).count(),
+    wrong_counts=expected.exceptAll(final).count() + final.exceptAll(expected).count(),
+)
+spark.stop()

@@ -1,0 +1,176 @@
+"""The page-view job under spark-submit on a real cluster: a standalone master and two workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillframe.spark.java import ensure_java
+from stillframe.wire import address_of, listen
+
+JOB = Path(__file__).parent / "jobs" / "page_views_to_table.py"
+START_SECONDS_MAX = 60.0
+JOB_SECONDS_MAX = 240.0
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
+
+
+class Cluster:
+    """A master and two workers of two cores each, from the installed pyspark."""
+
+    def __init__(self, directory: Path) -> None:
+        import pyspark
+
+        self._home = Path(pyspark.__file__).parent
+        self._directory = directory
+        self.environment = {
+            **os.environ,
+            "SPARK_HOME": str(self._home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_WORKER_DIR": str(directory / "work"),
+            "SPARK_LOCAL_DIRS": str(directory / "local"),
+        }
+        ensure_java(self.environment)
+        with contextlib.closing(listen("127.0.0.1")) as free:
+            port = address_of(free).port
+        self.master = f"spark://127.0.0.1:{port}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._run(
+            "master", "org.apache.spark.deploy.master.Master",
+            "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0",
+        )  # fmt: skip
+        for number in (1, 2):
+            self._run(
+                f"worker-{number}", "org.apache.spark.deploy.worker.Worker",
+                "--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--webui-port", "0",
+                self.master,
+            )  # fmt: skip
+
+    def submit(self, *arguments: str) -> subprocess.Popen[str]:
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.executor.memory": "600m",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.sql.warehouse.dir": str(self._directory / "warehouse"),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+        confs = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        command = [str(self._home / "bin" / "spark-submit"), "--master", self.master, *confs]
+        with (self._directory / "submit.log").open("w") as log:
+            return subprocess.Popen(
+                [*command, *arguments],
+                env=self.environment,
+                cwd=self._directory,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def executor_of(self, pid: int) -> int:
+        """The executor JVM in whose Python worker this process runs."""
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise AssertionError("a slot does not run below an executor")
+
+    def stop(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            process.wait(START_SECONDS_MAX)
+
+    def _run(self, name: str, *command: str) -> None:
+        command = (str(self._home / "bin" / "spark-class"), *command)
+        with (self._directory / f"{name}.log").open("w") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command, env=self.environment, cwd=self._directory, stdout=log, stderr=log
+                )
+            )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    running = Cluster(tmp_path)
+    yield running
+    running.stop()
+
+
+class Events:
+    """The lines a job prints, read as they come; whoever waits for one says how long at most."""
+
+    def __init__(self, job: subprocess.Popen[str]) -> None:
+        self._changed = threading.Condition()
+        self._seen: list[dict[str, Any]] = []
+        self._ended = False
+        assert job.stdout is not None
+        self._lines = job.stdout
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def after(self, position: int, kind: str, seconds_max: float) -> tuple[int, dict[str, Any]]:
+        """The first event of this kind from this position on, and the position behind it."""
+        deadline = time.monotonic() + seconds_max
+        with self._changed:
+            while True:
+                for index in range(position, len(self._seen)):
+                    if self._seen[index]["kind"] == kind:
+                        return index + 1, self._seen[index]
+                left = deadline - time.monotonic()
+                assert left > 0, f"no {kind} in {seconds_max} s, but {self._seen[-10:]}"
+                assert not self._ended, f"the job ended without {kind}: {self._seen[-10:]}"
+                self._changed.wait(left)
+
+    def _read(self) -> None:
+        for line in self._lines:
+            if line.startswith("EVENT "):
+                with self._changed:
+                    self._seen.append(json.loads(line.removeprefix("EVENT ")))
+                    self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+@pytest.mark.timeout(600)
+def test_a_job_on_a_cluster_survives_the_loss_of_a_slot_and_of_an_executor(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    job = cluster.submit(str(JOB), str(tmp_path / "checkpoints"))
+    try:
+        events = Events(job)
+        position, running = events.after(0, "SlotsRunning", JOB_SECONDS_MAX)
+        position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
+        os.kill(running["pids"][1], signal.SIGKILL)
+
+        position, restarted = events.after(position, "AttemptStarted", JOB_SECONDS_MAX)
+        assert "restored checkpoint" in restarted["text"]
+        position, running = events.after(position, "SlotsRunning", JOB_SECONDS_MAX)
+        position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
+        os.kill(cluster.executor_of(running["pids"][0]), signal.SIGKILL)
+
+        position, restarted = events.after(position, "AttemptStarted", JOB_SECONDS_MAX)
+        assert "restored checkpoint" in restarted["text"]
+        _, verdict = events.after(position, "Verdict", JOB_SECONDS_MAX)
+        assert job.wait(START_SECONDS_MAX) == 0
+    finally:
+        job.kill()
+        job.wait()
+    assert verdict["restarts"] >= 2
+    assert (verdict["lost"], verdict["doubled"], verdict["wrong_counts"]) == (0, 0, 0)
+    assert verdict["rows"] == 600_000
