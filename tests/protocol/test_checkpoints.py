@@ -96,9 +96,7 @@ def test_one_that_is_overdue_starts_as_soon_as_the_one_before_is_complete():
 
 
 def test_the_pause_keeps_an_overdue_checkpoint_waiting():
-    settings = CheckpointSettings(
-        interval_seconds=1.0, timeout_seconds=10.0, min_pause_seconds=0.5
-    )
+    settings = CheckpointSettings(interval_seconds=1.0, timeout_seconds=10.0, min_pause_seconds=0.5)
     checkpoints = running(settings)
     checkpoints.on_time(1.0)
 

@@ -63,8 +63,8 @@ def prepare_spark(master: str, conf: Mapping[str, str], logs: Path, *, is_verbos
     all that it says by itself, where it says it by itself.
     """
     ensure_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if is_local_master(master):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     arguments = ["--master", master]
     for name, value in {**_DEFAULTS, **conf}.items():

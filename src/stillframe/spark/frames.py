@@ -219,7 +219,7 @@ def why_not_repeating(frame: DataFrame) -> str | None:
         return "it has an expression whose value is another one each time"
     jvm: Any = frame.sparkSession._jvm
     pattern = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    if False:
+    if analyzed.containsPattern(pattern.CURRENT_LIKE()):
         return "it asks for the current time"
     if analyzed.containsPattern(pattern.PLAN_EXPRESSION()):
         return "it has a subquery"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 from stillframe.errors import StillframeError
@@ -13,12 +15,16 @@ from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.ids import SlotIndex
 
 _HOST = "127.0.0.1"
+_OUTLIVE_SECONDS_MAX = 2.0
+"""How long the others may run on when one has died; under Spark it is about as long."""
 
 
 class ProcessDeployment(Deployment):
-    """Starts every slot as a child process."""
+    """Every slot is a child process. As with a barrier stage, one that dies ends them all."""
 
-    def launch(self, launch: SlotLaunch, on_ended: Callable[[str | None], None]) -> RunningSlots:
+    def launch(
+        self, launch: SlotLaunch, on_ended: Callable[[str | None], None]
+    ) -> RunningProcesses:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["stillframe.runtime.slot"])
         processes = [
@@ -27,14 +33,21 @@ class ProcessDeployment(Deployment):
         ]
         for process in processes:
             process.start()
-        running = _Processes(processes)
+        running = RunningProcesses(processes)
         threading.Thread(target=_wait, args=(processes, on_ended), daemon=True).start()
         return running
 
 
-class _Processes(RunningSlots):
+class RunningProcesses(RunningSlots):
+    """The slots of one attempt, one process each."""
+
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
         self._processes = processes
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """By slot."""
+        return tuple(process.pid or 0 for process in self._processes)
 
     def cancel(self) -> None:
         for process in self._processes:
@@ -53,11 +66,28 @@ def _run(launch: SlotLaunch, slot: SlotIndex) -> None:
 
 
 def _wait(processes: Sequence[BaseProcess], on_ended: Callable[[str | None], None]) -> None:
+    first = _first_to_break(processes)
+    if first is not None:
+        _end_all(processes)
+    on_ended(first)
+
+
+def _first_to_break(processes: Sequence[BaseProcess]) -> str | None:
+    """Wait until all have returned or one has not."""
+    slots = {process.sentinel: slot for slot, process in enumerate(processes)}
+    while slots:
+        for sentinel in wait(list(slots)):
+            assert isinstance(sentinel, int)
+            slot = slots.pop(sentinel)
+            processes[slot].join()
+            if processes[slot].exitcode != 0:
+                return f"slot {slot} ended with exit code {processes[slot].exitcode}"
+    return None
+
+
+def _end_all(processes: Sequence[BaseProcess]) -> None:
+    deadline = time.monotonic() + _OUTLIVE_SECONDS_MAX
     for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
         process.join()
-    broken = [
-        f"slot {slot} ended with exit code {process.exitcode}"
-        for slot, process in enumerate(processes)
-        if process.exitcode != 0
-    ]
-    on_ended("; ".join(broken) or None)

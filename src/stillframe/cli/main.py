@@ -1,0 +1,233 @@
+"""The command `stillframe`: what can be asked, and how failures are told.
+
+A command's own imports happen when it runs, so that `--help` and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from stillframe import __version__
+from stillframe.errors import StillframeError
+
+_ABOUT = """\
+Stateful stream jobs on PySpark that survive kill -9 with every record counted once.
+
+Stillframe takes Flink-style checkpoints of a running job: a consistent photograph of everything the
+job knows, made while it moves. A job that dies goes on from its last one by itself.
+"""
+_FIRST_STEPS = """\
+first steps:
+  stillframe demo           watch a job lose its workers and keep its counts
+  stillframe doctor         find out whether jobs can run here
+  stillframe run JOB.py     run a job file; the same file runs under spark-submit
+  stillframe inspect PATH   look into the checkpoints a job has left
+"""
+
+INTERRUPTED = 130
+"""What shells expect of a command that Ctrl-C has ended."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: fine. 1: it failed, and one sentence on stderr says why. 2: the command was not understood."""
+    given, job_arguments = _split(list(sys.argv[1:] if argv is None else argv))
+    parser = _parser()
+    arguments = parser.parse_args(given)
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    if job_arguments and arguments.command != "run":
+        parser.error(f"{arguments.command} takes no arguments after --")
+    arguments.job_arguments = job_arguments
+    try:
+        return _dispatch(arguments)
+    except StillframeError as error:
+        if arguments.debug:
+            traceback.print_exc()
+        else:
+            print(f"stillframe: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stillframe: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has seen enough; say nothing while ending either.
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - it stays open to the end
+        return 1
+
+
+def _dispatch(arguments: argparse.Namespace) -> int:
+    match arguments.command:
+        case "demo":
+            from stillframe.cli.demo import demo
+
+            return demo(arguments)
+        case "run":
+            from stillframe.cli.run import run
+
+            return run(arguments)
+        case "doctor":
+            from stillframe.cli.doctor import doctor
+
+            return doctor(arguments)
+        case _:
+            from stillframe.cli.inspection import inspect
+
+            return inspect(arguments)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and what comes after `--` and is the job's."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="stillframe",
+        description=_ABOUT,
+        epilog=_FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stillframe {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for add in (_add_demo, _add_doctor, _add_run, _add_inspect):
+        command = add(commands)
+        command.add_argument("--json", action="store_true", help="JSON lines, for machines")
+        command.add_argument(
+            "--debug", action="store_true", help="show where an error comes from, in full"
+        )
+    return parser
+
+
+_Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "demo",
+        help="a page-view job on local Spark that kills its own slots and proves its counts",
+        description="Run a page-view job on local Spark, kill some of its slots with SIGKILL, and"
+        " compare every record it let through, every count and its last checkpoint with a recount"
+        " by Spark SQL. Exit code 0: exactly once. 1: not.",
+    )
+    command.add_argument(
+        "--records", type=_count, default=3_000_000, metavar="N", help="clicks (%(default)s)"
+    )
+    command.add_argument(
+        "--kills", type=_count_or_zero, default=3, metavar="K", help="slots to kill (%(default)s)"
+    )
+    command.add_argument(
+        "--parallelism", type=_count, default=2, metavar="P", help="slots (%(default)s)"
+    )
+    command.add_argument(
+        "--seed",
+        type=_count_or_zero,
+        metavar="S",
+        help="makes the same clicks, victims and moments again (another one each time)",
+    )
+    return command
+
+
+def _add_doctor(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "doctor",
+        help="can jobs run here?",
+        description="Check whether jobs can run on this machine or Spark cluster, and say what to"
+        " do where they cannot. Exit code 1: there is a problem.",
+    )
+    _add_master(command)
+    command.add_argument(
+        "--checkpoint-location",
+        metavar="DIR",
+        help="the directory to check as a place for checkpoints (a temporary one)",
+    )
+    return command
+
+
+def _add_run(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "run",
+        usage="stillframe run JOB.py [options] [-- ARGUMENT ...]",
+        help="run a job file and show its progress",
+        description="Run a job file, which is an ordinary PySpark script, and show the progress of"
+        " the queries it starts (on stderr; with --json on stdout). The command ends when the"
+        " script and all its queries have; Ctrl-C stops them in good order.",
+    )
+    command.add_argument("job", metavar="JOB.py", help="the script; its arguments come after --")
+    _add_master(command)
+    command.add_argument(
+        "--parallelism", type=_count, metavar="N", help="slots, where the job file does not say"
+    )
+    command.add_argument(
+        "--restore",
+        type=_restore,
+        default="latest",
+        metavar="latest|NUMBER",
+        help="the checkpoint to start from (%(default)s)",
+    )
+    command.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a job option where the job file does not say, such as checkpointInterval='5 seconds',"
+        " or a Spark setting by its full name; may be repeated",
+    )
+    return command
+
+
+def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "inspect",
+        help="what is in a checkpoint",
+        description="Show what a checkpoint consists of, and verify every file of it. Exit code 1:"
+        " something is damaged.",
+    )
+    command.add_argument(
+        "path", metavar="PATH", help="a checkpoint (chk-7), a job's directory or a location"
+    )
+    command.add_argument(
+        "--rows", type=_count, default=0, metavar="N", help="show so many rows of each state"
+    )
+    return command
+
+
+def _add_master(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--master", metavar="M", help="Spark's master (local, two more than cores)")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _count_or_zero(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
+def _restore(text: str) -> str:
+    if text == "latest" or (text.isascii() and text.isdigit() and int(text) >= 1):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither 'latest' nor the number of a checkpoint; to restore from a path is"
+        " not possible yet: set checkpointLocation to the place and give the number"
+    )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key.strip() or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key.strip(), value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

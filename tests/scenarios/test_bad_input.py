@@ -1,0 +1,226 @@
+"""What goes wrong outside ends in one clear sentence, with the completed checkpoints untouched."""
+
+import operator
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.aggregates import AggregateCall
+from stillframe.connectors.discard import DiscardSink
+from stillframe.coordinator.history import (
+    AttemptStarted,
+    CheckpointCompleted,
+    CheckpointDamaged,
+    CheckpointFailed,
+)
+from stillframe.errors import DataError, JobFailed
+from stillframe.graph.logical import Aggregate, Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.testing.sources import Fail, ScriptedSource
+
+
+def failure_of(running):
+    with pytest.raises(JobFailed) as raised:
+        running.query.awaitTermination(30)
+    assert "\n" not in str(raised.value), "one sentence"
+    return str(raised.value)
+
+
+def files_of_checkpoints(page_views):
+    job = Path(page_views.location) / "page-views"
+    return {file: file.read_bytes() for file in job.glob("chk-*/*")}
+
+
+def stopped_after_checkpoints(page_views, source, plan=None):
+    """Run the job until two checkpoints are retained, then stop it; their numbers."""
+    running = page_views.start(plan or page_views.plan(source))
+    running.wait_for_records(2_000)
+    running.next_checkpoint()
+    running.query.stop()
+    return [kept.checkpoint_id for kept in running.query.checkpoints[-2:]]
+
+
+def newest_files(page_views, checkpoint_id, pattern):
+    return sorted((Path(page_views.location) / "page-views").glob(f"chk-{checkpoint_id}/{pattern}"))
+
+
+def test_a_function_that_raises_fails_the_job_at_once_and_leaves_checkpoints_alone(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    stopped_after_checkpoints(page_views, source)
+    before = files_of_checkpoints(page_views)
+    gate.open()
+
+    broken = page_views.start(page_views.plan(source, function=operator.itemgetter("app_id")))
+    sentence = failure_of(broken)
+
+    assert "function tidy raised TypeError" in sentence
+    assert len(broken.attempts()) == 1
+    assert files_of_checkpoints(page_views) == before
+    page_views.start(page_views.plan(source)).finish()
+    page_views.check_exactly_once(source)
+
+
+def test_a_record_that_does_not_fit_fails_the_job_at_once(page_views):
+    good = page_views.batch(0)
+    source = ScriptedSource(good.schema, ((good, Fail(DataError("line 7 is not a click"))),))
+
+    running = page_views.start(page_views.plan(source))
+
+    assert "line 7 is not a click" in failure_of(running)
+    assert len(running.attempts()) == 1
+
+
+def test_a_source_that_breaks_for_other_reasons_is_tried_again_and_then_given_up(page_views):
+    good = page_views.batch(0)
+    source = ScriptedSource(good.schema, ((good, Fail(OSError("the cable is out"))),))
+
+    running = page_views.start(page_views.plan(source), restartAttempts="1")
+
+    assert "the cable is out" in failure_of(running)
+    assert len(running.attempts()) == 2
+
+
+def test_a_checkpoint_location_that_is_a_file_is_said(page_views):
+    Path(page_views.location).write_text("not a directory")
+
+    running = page_views.start(page_views.plan(page_views.halves(page_views.gate("never"))))
+
+    assert page_views.location in failure_of(running)
+    assert Path(page_views.location).read_text() == "not a directory"
+
+
+def test_a_sink_directory_that_is_a_file_is_said(page_views):
+    (page_views.home / "clicks").write_text("not a directory")
+
+    running = page_views.start(
+        page_views.plan(page_views.halves(page_views.gate("never"))), restartAttempts="1"
+    )
+
+    assert str(page_views.home / "clicks") in failure_of(running)
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_a_byte(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [
+        ("count-0-*.arrow", truncate),
+        ("count-1-*.arrow", flip_a_byte),
+        ("_metadata", flip_a_byte),
+        ("_metadata", Path.unlink),
+    ],
+    ids=["state cut off", "state altered", "metadata altered", "metadata gone"],
+)
+def test_a_damaged_checkpoint_whose_output_may_be_visible_is_not_stepped_over_unasked(
+    page_views, pattern, damage
+):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    older, newest = stopped_after_checkpoints(page_views, source)
+    gate.open()
+    damage(newest_files(page_views, newest, pattern)[0])
+
+    running = page_views.start(page_views.plan(source))
+    sentence = failure_of(running)
+
+    assert f"checkpoint {newest} is damaged" in sentence
+    assert f"restoreFrom={older}" in sentence
+    assert isinstance(running.wait(CheckpointDamaged, checkpoint_id=newest), CheckpointDamaged)
+    asked = page_views.start(page_views.plan(source), restoreFrom=str(older))
+    asked.finish()
+    assert asked.attempts()[0].restored_from == older
+
+
+def counting_for_nobody(source):
+    read = Node(Read(source), source.schema, given_uid="clicks")
+    call = AggregateCall("count", None, "count", pa.int64())
+    schema = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
+    counted = Node(Aggregate(("app_id",), (call,)), schema, (read,), given_uid="count")
+    return build_plan("page-views", [Node(Write(DiscardSink()), schema, (counted,))], 2)
+
+
+@pytest.mark.parametrize("pattern", ["count-0-*.arrow", "_metadata"])
+def test_a_damaged_checkpoint_that_nobody_saw_is_stepped_over(page_views, pattern):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    plan = counting_for_nobody(source)
+    older, newest = stopped_after_checkpoints(page_views, source, plan)
+    gate.open()
+    flip_a_byte(newest_files(page_views, newest, pattern)[0])
+
+    running = page_views.start(plan)
+    running.finish()
+
+    assert running.wait(CheckpointDamaged).checkpoint_id == newest
+    assert running.attempts()[-1].restored_from == older
+
+
+def test_a_checkpoint_that_is_not_retained_cannot_be_asked_for(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    older, newest = stopped_after_checkpoints(page_views, source)
+
+    sentence = failure_of(page_views.start(page_views.plan(source), restoreFrom="999"))
+
+    assert f"checkpoint 999 is not retained; there are: {older}, {newest}" in sentence
+
+
+def test_a_checkpoint_of_another_job_shape_is_refused_and_names_what_is_missing(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    stopped_after_checkpoints(page_views, source)
+
+    other = Node(Write(DiscardSink()), source.schema, (Node(Read(source), source.schema),))
+    sentence = failure_of(page_views.start(build_plan("page-views", [other], 2)))
+
+    assert "(count), which the job does not have" in sentence
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of a few hundred kilobytes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if mounted.returncode != 0:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_fails_checkpoints_and_the_job_goes_on_when_there_is_room(
+    page_views, small_disk
+):
+    page_views.location = str(small_disk / "chk")
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    running = page_views.start(page_views.plan(source))
+    running.wait(CheckpointCompleted)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"x" * 512)
+
+    failed = running.wait(CheckpointFailed, number=2)
+    assert "No space left" in failed.reason
+    ballast.unlink()
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert running.told.count(AttemptStarted) <= 1
