@@ -34,6 +34,14 @@ def parse_duration_seconds(option: str, text: str) -> float:
     return float(match[1]) * unit
 
 
+def _parse_time_span_seconds(option: str, text: str) -> float:
+    """A duration of which something must be left: checkpoints that may take no time all fail."""
+    seconds = parse_duration_seconds(option, text)
+    if seconds == 0:
+        raise BuildError(f"option {option} must be longer than nothing, not {text!r}")
+    return seconds
+
+
 def parse_count(option: str, text: str) -> int:
     """A whole number, at least 1."""
     if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
@@ -77,8 +85,8 @@ class JobConfig:
 
 _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "checkpointLocation": ("checkpoint_location", _text),
-    "checkpointInterval": ("checkpoint_interval_seconds", parse_duration_seconds),
-    "checkpointTimeout": ("checkpoint_timeout_seconds", parse_duration_seconds),
+    "checkpointInterval": ("checkpoint_interval_seconds", _parse_time_span_seconds),
+    "checkpointTimeout": ("checkpoint_timeout_seconds", _parse_time_span_seconds),
     "checkpointMinPause": ("checkpoint_min_pause_seconds", parse_duration_seconds),
     "checkpointsRetained": ("checkpoints_retained", parse_count),
     "parallelism": ("parallelism", parse_count),

@@ -12,6 +12,7 @@ from stillframe.protocol.checkpoints import (
     Checkpoints,
     CheckpointSettings,
     Finish,
+    NoteCommitted,
     StoreCheckpoint,
     Trigger,
 )
@@ -74,7 +75,7 @@ def test_a_checkpoint_is_stored_when_the_last_subtask_acknowledges_and_announced
         Acknowledged.COUNTED,
         [StoreCheckpoint(1, 1.0, {"a": "A", "b": "B"})],
     )
-    assert checkpoints.on_stored(1, False, 1.2) == [AnnounceComplete(1)]
+    assert checkpoints.on_stored(1, False, 1.2) == [AnnounceComplete(1), NoteCommitted(1)]
     assert checkpoints.in_progress == 0
 
 
@@ -92,7 +93,7 @@ def test_one_that_is_overdue_starts_as_soon_as_the_one_before_is_complete():
     checkpoints.on_time(1.0)
 
     assert checkpoints.on_time(2.5) == [], "one at a time"
-    assert complete(checkpoints, 1, now=3.0) == [AnnounceComplete(1), Trigger(2)]
+    assert complete(checkpoints, 1, now=3.0) == [AnnounceComplete(1), NoteCommitted(1), Trigger(2)]
 
 
 def test_the_pause_keeps_an_overdue_checkpoint_waiting():
@@ -100,7 +101,7 @@ def test_the_pause_keeps_an_overdue_checkpoint_waiting():
     checkpoints = running(settings)
     checkpoints.on_time(1.0)
 
-    assert complete(checkpoints, 1, now=3.0) == [AnnounceComplete(1)]
+    assert complete(checkpoints, 1, now=3.0) == [AnnounceComplete(1), NoteCommitted(1)]
     assert checkpoints.wake_at_seconds() == 3.5
     assert checkpoints.on_time(3.4) == []
     assert checkpoints.on_time(3.5) == [Trigger(2)]
@@ -155,7 +156,7 @@ def test_a_checkpoint_that_everybody_acknowledged_can_no_longer_be_declined():
     acknowledge(checkpoints, 1)
 
     assert checkpoints.on_declined(1, "too late", 1.1) == []
-    assert checkpoints.on_stored(1, False, 1.2) == [AnnounceComplete(1)]
+    assert checkpoints.on_stored(1, False, 1.2) == [AnnounceComplete(1), NoteCommitted(1)]
 
 
 def test_an_acknowledgement_counts_once_and_only_while_its_checkpoint_is_pending():
@@ -207,8 +208,8 @@ def test_a_checkpoint_requested_during_another_follows_it_at_once():
     checkpoints.request(1.0)
 
     assert checkpoints.request(1.5) == []
-    assert complete(checkpoints, 1, now=2.0) == [AnnounceComplete(1), Trigger(2)]
-    assert complete(checkpoints, 2, now=3.0) == [AnnounceComplete(2)], "it was asked for once"
+    assert complete(checkpoints, 1, now=2.0) == [AnnounceComplete(1), NoteCommitted(1), Trigger(2)]
+    assert complete(checkpoints, 2, now=3.0) == [AnnounceComplete(2), NoteCommitted(2)], "it was asked for once"
 
 
 def test_a_checkpoint_requested_before_the_start_begins_with_it():
@@ -231,7 +232,7 @@ def test_when_the_last_subtask_is_drained_the_last_checkpoint_starts_at_once_and
 
     assert checkpoints.on_drained("a", 0.2) == []
     assert checkpoints.on_drained("b", 0.3) == [Trigger(1)]
-    assert complete(checkpoints, 1, now=0.4) == [AnnounceComplete(1), Finish()]
+    assert complete(checkpoints, 1, now=0.4) == [AnnounceComplete(1), NoteCommitted(1), Finish()]
     assert checkpoints.on_time(100.0) == []
     assert checkpoints.request(100.0) == []
     assert checkpoints.wake_at_seconds() is None
@@ -257,8 +258,8 @@ def test_records_that_end_during_a_checkpoint_get_one_of_their_own_right_after_i
     checkpoints.on_time(1.0)
 
     assert drain(checkpoints, 1.1) == []
-    assert complete(checkpoints, 1, now=1.2) == [AnnounceComplete(1), Trigger(2)]
-    assert complete(checkpoints, 2, now=1.3) == [AnnounceComplete(2), Finish()]
+    assert complete(checkpoints, 1, now=1.2) == [AnnounceComplete(1), NoteCommitted(1), Trigger(2)]
+    assert complete(checkpoints, 2, now=1.3) == [AnnounceComplete(2), NoteCommitted(2), Finish()]
 
 
 def test_records_that_end_during_a_checkpoint_that_fails_get_theirs_without_a_pause():
@@ -279,7 +280,7 @@ def test_a_last_checkpoint_that_fails_is_tried_again():
     assert checkpoints.on_declined(1, "disk full", 5.1) == [Abort(1, "disk full")]
     assert checkpoints.wake_at_seconds() == 5.0 + FINAL_RETRY_SECONDS
     assert checkpoints.on_time(5.0 + FINAL_RETRY_SECONDS) == [Trigger(2)]
-    assert complete(checkpoints, 2, now=7.0) == [AnnounceComplete(2), Finish()]
+    assert complete(checkpoints, 2, now=7.0) == [AnnounceComplete(2), NoteCommitted(2), Finish()]
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again_soon_even_if_the_interval_is_long():
@@ -306,7 +307,7 @@ def test_the_job_ends_only_when_every_sink_has_committed_the_last_checkpoint():
     assert complete(checkpoints, 1, now=0.6) == [AnnounceComplete(1)]
     assert checkpoints.on_committed(1, "a") == []
     assert checkpoints.on_committed(1, "a") == []
-    assert checkpoints.on_committed(1, "b") == [Finish()]
+    assert checkpoints.on_committed(1, "b") == [NoteCommitted(1), Finish()]
     assert checkpoints.on_committed(1, "b") == []
 
 
@@ -318,7 +319,7 @@ def test_commits_of_an_older_checkpoint_do_not_end_the_job():
     complete(checkpoints, 2, now=1.3)
 
     assert checkpoints.on_committed(1, "a") == []
-    assert checkpoints.on_committed(2, "a") == [Finish()]
+    assert checkpoints.on_committed(2, "a") == [NoteCommitted(2), Finish()]
 
 
 def test_the_coordinators_own_commits_hold_up_the_next_checkpoint():
@@ -329,7 +330,7 @@ def test_the_coordinators_own_commits_hold_up_the_next_checkpoint():
     assert checkpoints.wake_at_seconds() is None
     assert checkpoints.on_time(5.0) == []
     assert checkpoints.request(5.5) == []
-    assert checkpoints.on_coordinator_committed(6.0) == [Trigger(2)]
+    assert checkpoints.on_coordinator_committed(6.0) == [NoteCommitted(1), Trigger(2)]
 
 
 def test_the_job_ends_only_when_the_coordinator_has_committed_too():
@@ -338,7 +339,7 @@ def test_the_job_ends_only_when_the_coordinator_has_committed_too():
     complete(checkpoints, 1, now=0.6, coordinator_commits=True)
 
     assert checkpoints.on_committed(1, "a") == []
-    assert checkpoints.on_coordinator_committed(1.0) == [Finish()]
+    assert checkpoints.on_coordinator_committed(1.0) == [NoteCommitted(1), Finish()]
 
 
 def test_records_that_end_while_the_coordinator_commits_wait_for_it():
@@ -347,7 +348,7 @@ def test_records_that_end_while_the_coordinator_commits_wait_for_it():
     complete(checkpoints, 1, now=1.1, coordinator_commits=True)
 
     assert drain(checkpoints, 1.2) == []
-    assert checkpoints.on_coordinator_committed(1.3) == [Trigger(2)]
+    assert checkpoints.on_coordinator_committed(1.3) == [NoteCommitted(1), Trigger(2)]
 
 
 def test_ids_go_on_from_where_the_attempt_before_stopped():

@@ -155,13 +155,15 @@ class PageViews:
         write_counts = Node(Write(counts), COUNTS_SCHEMA, (counted,), given_uid="write-counts")
         return build_plan("page-views", [write, write_counts], parallelism)
 
-    def start(self, plan: Plan, **options: str) -> RunningQuery:
-        settings = {
+    def start(self, plan: Plan, **options: str | None) -> RunningQuery:
+        """Start the job with these options; None takes one of the usual ones away."""
+        usual = {
             "checkpointLocation": self.location,
             "checkpointInterval": "200 ms",
             "restartDelay": "20 ms",
-            **options,
         }
+        given: dict[str, str | None] = {**usual, **options}
+        settings = {name: value for name, value in given.items() if value is not None}
         job = Job(
             plan,
             job_config(settings),

@@ -1,13 +1,17 @@
 """A job that is stopped, finished, rescaled or run by two drivers at once."""
 
+import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, SlotsRunning
+from stillframe.coordinator.history import CheckpointCompleted, SlotsRunning
 from stillframe.errors import JobFailed
+from stillframe.graph.launch import Deployment
+from stillframe.testing.processes import ProcessDeployment
 
 
 def test_a_stopped_job_goes_on_from_its_last_checkpoint_in_a_new_driver(page_views):
@@ -98,20 +102,46 @@ def test_a_requested_checkpoint_is_taken_at_once_and_returns_its_number(page_vie
     assert running.query.checkpoint(timeout=20) == 2
 
 
-def test_strangers_on_every_port_change_nothing(page_views):
-    source = ClickSource(records=20_000, records_per_second=10_000)
-    running = page_views.start(page_views.plan(source))
-    pids = running.wait(SlotsRunning).pids
-    ports = {port for pid in (*pids, "self") for port in _listening_ports(pid)}
-    assert len(ports) >= 3, "the coordinator and two slots listen"
+class AmongStrangers(Deployment):
+    """From the launch on, somebody talks nonsense to every port the slots or the driver open."""
 
-    strangers = [threading.Thread(target=_bother, args=(port,)) for port in ports]
-    for stranger in strangers:
-        stranger.start()
-    for stranger in strangers:
-        stranger.join(20)
+    def __init__(self):
+        self.bothered = set()
+        self.over = threading.Event()
+        self.strangers = []
+
+    def launch(self, launch, on_ended):
+        running = ProcessDeployment().launch(launch, on_ended)
+        self.bothered.add(launch.coordinator.port)
+        for pid in running.pids:
+            stranger = threading.Thread(target=self.bother_all_ports_of, args=(pid,))
+            stranger.start()
+            self.strangers.append(stranger)
+        _bother(launch.coordinator.port)
+        return running
+
+    def bother_all_ports_of(self, pid):
+        while not self.over.is_set() and os.path.exists(f"/proc/{pid}"):
+            for port in set(_listening_ports(pid)) - self.bothered:
+                self.bothered.add(port)
+                _bother(port)
+
+    def go_away(self):
+        self.over.set()
+        for stranger in self.strangers:
+            stranger.join(30)
+
+
+def test_strangers_on_every_port_change_nothing(page_views):
+    source = ClickSource(records=20_000, records_per_second=20_000)
+    page_views.deployment = strangers = AmongStrangers()
+
+    running = page_views.start(page_views.plan(source))
+    running.wait(SlotsRunning)
+    strangers.go_away()
     running.finish()
 
+    assert len(strangers.bothered) >= 3, "the coordinator's port and one per slot"
     page_views.check_exactly_once(source)
     assert len(running.attempts()) == 1
 
@@ -129,29 +159,30 @@ def _bother(port):
 
 def _listening_ports(pid):
     """The ports a process listens on, as Linux tells them."""
-    from pathlib import Path
-
-    sockets = {
-        fd.readlink().name for fd in Path(f"/proc/{pid}/fd").iterdir() if _is_socket_link(fd)
-    }
+    try:
+        sockets = {_link_of(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return  # the process has ended
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
             yield int(fields[1].split(":")[1], 16)
 
 
-def _is_socket_link(fd):
+def _link_of(fd):
     try:
-        return fd.readlink().name.startswith("socket:")
+        return os.readlink(fd)
     except OSError:
-        return False
+        return ""  # it was closed while we looked
 
 
-def test_a_job_without_a_checkpoint_location_runs_once_and_ends(page_views):
+def test_a_job_without_a_place_for_checkpoints_ends_when_its_records_do(page_views):
     source = ClickSource(records=5_000)
+
     running = page_views.start(
-        page_views.plan(source), checkpointLocation="x", checkpointInterval="1 hour"
+        page_views.plan(source), checkpointLocation=None, checkpointInterval=None
     )
-    running.query.stop()
-    del running
-    assert isinstance(page_views.started[0].told[0], AttemptStarted)
+    running.finish()
+
+    assert running.query.summary.checkpoints_completed == 0
+    assert running.query.summary.records_in == 5_000

@@ -147,30 +147,32 @@ class Events:
             self._changed.notify_all()
 
 
+def _kill_a_slot_then_an_executor(cluster: Cluster, events: Events) -> dict[str, Any]:
+    position, running = events.after(0, "SlotsRunning", JOB_SECONDS_MAX)
+    position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
+    os.kill(running["pids"][1], signal.SIGKILL)
+
+    position, restarted = events.after(position, "AttemptStarted", JOB_SECONDS_MAX)
+    assert "restored checkpoint" in restarted["text"]
+    position, running = events.after(position, "SlotsRunning", JOB_SECONDS_MAX)
+    position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
+    os.kill(cluster.executor_of(running["pids"][0]), signal.SIGKILL)
+
+    position, restarted = events.after(position, "AttemptStarted", JOB_SECONDS_MAX)
+    assert "restored checkpoint" in restarted["text"]
+    return events.after(position, "Verdict", JOB_SECONDS_MAX)[1]
+
+
 @pytest.mark.timeout(600)
 def test_a_job_on_a_cluster_survives_the_loss_of_a_slot_and_of_an_executor(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    job = cluster.submit(str(JOB), str(tmp_path / "checkpoints"))
-    try:
-        events = Events(job)
-        position, running = events.after(0, "SlotsRunning", JOB_SECONDS_MAX)
-        position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
-        os.kill(running["pids"][1], signal.SIGKILL)
-
-        position, restarted = events.after(position, "AttemptStarted", JOB_SECONDS_MAX)
-        assert "restored checkpoint" in restarted["text"]
-        position, running = events.after(position, "SlotsRunning", JOB_SECONDS_MAX)
-        position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
-        os.kill(cluster.executor_of(running["pids"][0]), signal.SIGKILL)
-
-        position, restarted = events.after(position, "AttemptStarted", JOB_SECONDS_MAX)
-        assert "restored checkpoint" in restarted["text"]
-        _, verdict = events.after(position, "Verdict", JOB_SECONDS_MAX)
-        assert job.wait(START_SECONDS_MAX) == 0
-    finally:
-        job.kill()
-        job.wait()
+    with cluster.submit(str(JOB), str(tmp_path / "checkpoints")) as job:
+        try:
+            verdict = _kill_a_slot_then_an_executor(cluster, Events(job))
+            assert job.wait(START_SECONDS_MAX) == 0
+        finally:
+            job.kill()
     assert verdict["restarts"] >= 2
     assert (verdict["lost"], verdict["doubled"], verdict["wrong_counts"]) == (0, 0, 0)
     assert verdict["rows"] == 600_000

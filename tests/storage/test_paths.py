@@ -22,14 +22,9 @@ def state_path(uid: str, subtask: int, attempt: int, state: str) -> str:
 
 def test_the_layout_is_the_documented_one() -> None:
     assert paths.job_directory("page-views") == "page-views"
-    assert paths.metadata_path(CHECKPOINT) == "chk-7/_metadata"
-    assert state_path("count-views", 3, 2, "counts") == "chk-7/count-views-3-2-counts.arrow"
+    assert paths.metadata_path(CHECKPOINT, Attempt(2)) == "chk-7-2/_metadata"
+    assert state_path("count-views", 3, 2, "counts") == "chk-7-2/count-views-3-counts.arrow"
     assert paths.log_path(12) == "log/00000000000000000012"
-    staged = paths.staged_path(
-        Attempt(2), CHECKPOINT, OperatorUid("out"), SubtaskIndex(1), "part.parquet"
-    )
-    assert staged == "staged/2/chk-7/out-1-part.parquet"
-    assert staged.startswith(paths.staged_directory(Attempt(2)) + "/")
 
 
 def test_a_name_is_quoted_where_a_file_system_would_stumble() -> None:
@@ -63,9 +58,8 @@ def test_a_quoted_name_is_one_visible_part_of_a_path(name: str) -> None:
 
 
 def test_directories_and_entries_are_known_by_their_names() -> None:
-    assert paths.checkpoint_id_of("chk-12") == 12
-    assert [paths.checkpoint_id_of(name) for name in ("chk-", "chk-x", "log", "chk-01")] == [
-        None
-    ] * 4
+    assert paths.checkpoint_of("chk-12-3") == (12, 3)
+    foreign = ("chk-", "chk-x-1", "log", "chk-01-1", "chk-12", "chk-1-2-3")
+    assert [paths.checkpoint_of(name) for name in foreign] == [None] * 6
     assert paths.sequence_of("00000000000000000012") == 12
     assert [paths.sequence_of(name) for name in ("12", ".tmp-1", "x" * 20)] == [None] * 3

@@ -30,6 +30,9 @@ from stillframe.storage.paths import job_directory
 from stillframe.storage.store import open_store
 
 _CHUNK_ROWS = 100_000
+_CLICKS = "id bigint, app_id string, user_id bigint, at timestamp"
+_COUNTS_FILE = "-([0-9]+)-[0-9]+-[0-9]+-[0-9a-f]+[.]parquet$"
+"""Checkpoint, subtask, attempt and a token at the end of a file's name."""
 _SHOWN_MAX = 5
 """How many examples of one kind of difference are told."""
 
@@ -72,9 +75,7 @@ def compare(still: Still, source: ClickSource, output: Path, job: str) -> Compar
     records = sum(expected.values())
     if records != source.records:
         differences.append(f"Spark counts {records} records in an input of {source.records}")
-    return Comparison(
-        records, len(expected), clicks.lost, clicks.duplicated, tuple(differences)
-    )
+    return Comparison(records, len(expected), clicks.lost, clicks.duplicated, tuple(differences))
 
 
 def recount(still: Still, source: ClickSource) -> dict[str, int]:
@@ -87,7 +88,7 @@ def recount(still: Still, source: ClickSource) -> dict[str, int]:
 def compare_clicks(still: Still, source: ClickSource, path: Path) -> Difference:
     """Input and output as multisets of whole rows: an altered click is one lost and one extra."""
     _see_input(still, source)
-    _see_files(still, path, "demo_output", "id bigint, app_id string, user_id bigint, at timestamp")
+    _read_files(still, path, _CLICKS).createOrReplaceTempView("demo_output")
     still.spark.sql(
         """
         SELECT id, app_id, user_id, at, sum(n) AS surplus
@@ -120,26 +121,27 @@ def _describe_click(row: Mapping[str, Any]) -> str:
 def read_counts(still: Still, path: Path) -> tuple[dict[str, int], list[str]]:
     """The last count of each app, and where a count did not grow.
 
-    A file's name ends in checkpoint, subtask, attempt and a token; its rows are in the order in
-    which they were emitted; and one app's counts all come from one subtask.
+    A file's rows are in the order in which they were emitted, and of one checkpoint all counts of
+    an app are in one file, because they come from one subtask.
     """
-    _see_files(still, path, "demo_counts", "app_id string, count bigint")
+    _read_files(still, path, "app_id string, count bigint").selectExpr(
+        "app_id",
+        "count",
+        "_metadata.row_index AS row_index",
+        f"CAST(regexp_extract(_metadata.file_name, '{_COUNTS_FILE}', 1) AS BIGINT) AS checkpoint",
+    ).createOrReplaceTempView("demo_counts")
     still.spark.sql(
-        r"""
-        SELECT app_id, count, checkpoint, row_index,
+        """
+        SELECT *,
           lag(count) OVER (PARTITION BY app_id ORDER BY checkpoint, row_index) AS before,
-          row_number() OVER (PARTITION BY app_id ORDER BY checkpoint DESC, row_index DESC) AS age
-        FROM (
-          SELECT app_id, count, _metadata.row_index AS row_index, CAST(regexp_extract(
-            _metadata.file_name, '-([0-9]+)-[0-9]+-[0-9]+-[0-9a-f]+[.]parquet$', 1) AS BIGINT)
-            AS checkpoint
-          FROM demo_counts)
+          lead(count) OVER (PARTITION BY app_id ORDER BY checkpoint, row_index) IS NULL AS is_last
+        FROM demo_counts
         """
     ).createOrReplaceTempView("demo_steps")
     steps = still.spark.sql(
-        "SELECT * FROM demo_steps WHERE age = 1 OR count <= before ORDER BY checkpoint, row_index"
+        "SELECT * FROM demo_steps WHERE is_last OR count <= before ORDER BY checkpoint, row_index"
     ).collect()
-    last = {row["app_id"]: row["count"] for row in steps if row["age"] == 1}
+    last = {row["app_id"]: row["count"] for row in steps if row["is_last"]}
     shrinking = [
         f"{row['app_id']} is written as {row['count']} in checkpoint {row['checkpoint']} after"
         f" {row['before']}"
@@ -197,9 +199,7 @@ def _see_input(still: Still, source: ClickSource) -> None:
     assert source.records is not None, "only a bounded input can be recounted"
     chunks_per_partition = -(-source.records // (source.partitions * _CHUNK_ROWS)) or 1
     chunks = still.spark.range(chunks_per_partition * source.partitions)
-    frame = chunks.mapInArrow(
-        partial(_make_chunks, source), "id bigint, app_id string, user_id bigint, at timestamp"
-    )
+    frame = chunks.mapInArrow(partial(_make_chunks, source), _CLICKS)
     frame.createOrReplaceTempView("demo_input")
 
 
@@ -217,10 +217,10 @@ def _make_chunks(
                 yield clicks_table(source, partition, start, stop)
 
 
-def _see_files(still: Still, path: Path, name: str, schema: str) -> None:
+def _read_files(still: Still, path: Path, schema: str) -> Any:
     # A job without records leaves no directory, and Spark would refuse to read nothing.
     path.mkdir(parents=True, exist_ok=True)
-    still.spark.read.schema(schema).parquet(str(path)).createOrReplaceTempView(name)
+    return still.spark.read.schema(schema).parquet(str(path))
 
 
 def _shortened(sentences: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`stillframe demo`: a page-view job that kills its own slots and proves that nothing went wrong."""
+"""`stillframe demo`: a page-view job that kills its own slots and proves its counts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import shlex
 import shutil
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from stillframe.cli.jobs import run_job_file
 from stillframe.cli.kills import WAIT_SECONDS_MAX, Killer, planned_kills
 from stillframe.cli.lines import Lines, in_one_sentence
+from stillframe.cli.run import default_master
 from stillframe.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 JOB = "page-views"
 JOB_FILE = Path(__file__).with_name("page_views.py")
 
-_SECONDS_PER_KILL = 2.5 + WAIT_SECONDS_MAX
+_SECONDS_PER_KILL = 1.5 + WAIT_SECONDS_MAX
 """How much of the input an attempt may use up before it is killed: its first checkpoint comes after
 a second, or two on a busy machine."""
 _SECONDS_AT_THE_END = 4.0
@@ -45,7 +47,7 @@ class Demo:
 
     @property
     def master(self) -> str:
-        return f"local[{max(self.parallelism, os.cpu_count() or 1) + 2}]"
+        return default_master(self.parallelism)
 
     @property
     def partitions(self) -> int:
@@ -124,10 +126,8 @@ def _prove(chosen: Demo, lines: Lines, *, is_debugging: bool) -> bool:
 
 
 def _introduce(chosen: Demo, lines: Lines) -> None:
-    lines.for_people(
-        f"This is the job, {JOB_FILE.name}, an ordinary PySpark script:\n\n"
-        + "".join(f"    {line}\n" for line in JOB_FILE.read_text().splitlines()).replace("    \n", "\n")
-    )
+    script = textwrap.indent(JOB_FILE.read_text(), "    ")
+    lines.for_people(f"This is the job, {JOB_FILE.name}, an ordinary PySpark script:\n\n{script}")
     lines.say(
         "start",
         f"starting Spark ({chosen.master}) for {chosen.records} records on {chosen.parallelism}"
@@ -204,8 +204,11 @@ def _conclude(chosen: Demo, found: Comparison, kills_done: int, lines: Lines) ->
 def _say_failed(chosen: Demo, why: str, lines: Lines) -> bool:
     """Always False, the demo's answer."""
     lines.say(
-        "kept", f"everything is kept in {chosen.directory}, Spark's log in spark.log; to see it"
-        f" again: {chosen.again}", directory=str(chosen.directory), command=chosen.again,
+        "kept",
+        f"everything is kept in {chosen.directory}, Spark's log in spark.log; to see it"
+        f" again: {chosen.again}",
+        directory=str(chosen.directory),
+        command=chosen.again,
     )
     lines.say("verdict", f"exactly-once: FAIL  {why}", verdict="FAIL", why=why)
     return False

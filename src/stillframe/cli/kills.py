@@ -5,8 +5,8 @@ Rules of this file
 1. A slot is killed only in an attempt that has completed a checkpoint, so that a job that is killed
    any number of times still comes to its end.
 2. Victims and moments follow from the seed alone. Every fourth moment or so is the very instant in
-   which a checkpoint is complete and its sinks commit; the others lie anywhere in the next second
-   and a half, so that some hit the next checkpoint under way.
+   which a checkpoint is complete and its sinks commit; the others lie anywhere in the next few
+   seconds, so that some hit a later checkpoint under way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stillframe.coordinator.history import (
     SlotsRunning,
 )
 
-WAIT_SECONDS_MAX = 1.5
+WAIT_SECONDS_MAX = 2.5
 _AT_ONCE_SHARE = 0.25
 
 

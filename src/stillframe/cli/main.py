@@ -9,6 +9,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from stillframe import __version__
 from stillframe.errors import StillframeError
@@ -32,7 +33,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: fine. 1: it failed, and one sentence on stderr says why. 2: the command was not understood."""
+    """0: fine. 1: it failed, and a sentence on stderr says why. 2: nobody understood what to do."""
     given, job_arguments = _split(list(sys.argv[1:] if argv is None else argv))
     parser = _parser()
     arguments = parser.parse_args(given)
@@ -105,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
@@ -191,7 +192,7 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
         " something is damaged.",
     )
     command.add_argument(
-        "path", metavar="PATH", help="a checkpoint (chk-7), a job's directory or a location"
+        "path", metavar="PATH", help="a checkpoint (chk-7-1), a job's directory or a location"
     )
     command.add_argument(
         "--rows", type=_count, default=0, metavar="N", help="show so many rows of each state"
@@ -200,7 +201,7 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
 
 
 def _add_master(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--master", metavar="M", help="Spark's master (local, two more than cores)")
+    command.add_argument("--master", metavar="M", help="Spark's master (local[cores+2])")
 
 
 def _count(text: str) -> int:

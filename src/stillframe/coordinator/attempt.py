@@ -14,7 +14,7 @@ the attempt listens a moment longer and then reports the reason that explains th
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stillframe.clock import Clock
@@ -26,6 +26,7 @@ from stillframe.coordinator.control import (
     SlotReported,
 )
 from stillframe.coordinator.history import (
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     History,
@@ -38,7 +39,7 @@ from stillframe.errors import StorageError
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import Plan, SubtaskRef, Task, describe
-from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch, SlotIndex
+from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.protocol.checkpoints import (
     Abort,
     AnnounceComplete,
@@ -46,6 +47,7 @@ from stillframe.protocol.checkpoints import (
     CheckpointSettings,
     Finish,
     Instruction,
+    NoteCommitted,
     StoreCheckpoint,
     Trigger,
 )
@@ -87,7 +89,9 @@ class SlotsEnded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWanted:
-    """A person asks for a checkpoint."""
+    """A person asks for a checkpoint, and is told its number."""
+
+    on_numbered: Callable[[CheckpointId], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,7 @@ class RunningAttempt:
         self._triggered_at_ms = 0
         self._completed_before = restored.checkpoint_id if restored else NO_CHECKPOINT
         self._complained: set[SlotIndex] = set()
+        self._postponed: list[Mail] = []
         self._outcome: Outcome | None = None
         self._slots_ended = False
         self._swept = False
@@ -263,7 +268,9 @@ class RunningAttempt:
                 self._on_epoch_committed(epoch)
             case CommitFailed(reason, is_permanent):
                 self._break(reason, "permanent" if is_permanent else "other")
-            case CheckpointWanted():
+            case CheckpointWanted(on_numbered):
+                # One that is under way does not count: it holds less than was read until now.
+                on_numbered(self._checkpoints.next_id)
                 self._carry_out(self._checkpoints.request(self._now()))
             case StopWanted():
                 self._outcome = AttemptStopped()
@@ -289,6 +296,8 @@ class RunningAttempt:
                     self._slots_ended = True
                 case EpochCommitted(epoch):
                     self._log_epoch(epoch)
+                case CheckpointWanted():
+                    self._postponed.append(mail)
                 case StopWanted():
                     self._outcome = AttemptStopped()
                     return
@@ -299,7 +308,8 @@ class RunningAttempt:
 
     def _end(self, slots: RunningSlots) -> None:
         """Leave nothing running: slots are told, then cut off, then ended by force."""
-        if isinstance(self._outcome, AttemptFinished | AttemptStopped):
+        all_joined = len(self._joined) == self._around.plan.slots
+        if all_joined and isinstance(self._outcome, AttemptFinished | AttemptStopped):
             self._server.broadcast(EndSlot())
             self._await_slots_ended(_END_SECONDS_MAX)
         self._server.close()
@@ -308,6 +318,8 @@ class RunningAttempt:
             self._await_slots_ended(_CANCEL_SECONDS_MAX)
         self._commits.finish()
         self._drain_mailbox()
+        for mail in self._postponed:
+            self._around.mailbox.put(mail)  # for the next attempt
 
     def _await_slots_ended(self, seconds_max: float) -> None:
         deadline = self._now() + seconds_max
@@ -334,6 +346,8 @@ class RunningAttempt:
             case StopWanted():
                 if isinstance(self._outcome, AttemptBroke):
                     self._outcome = AttemptStopped()
+            case CheckpointWanted():
+                self._postponed.append(mail)
             case SlotReported(slot, Progress(records_in, records_out)):
                 self._around.history.report_progress(slot, records_in, records_out)
 
@@ -397,6 +411,8 @@ class RunningAttempt:
                     self._store(checkpoint_id, triggered_at, acknowledged)
                 case AnnounceComplete(checkpoint_id):
                     self._announce_complete(checkpoint_id)
+                case NoteCommitted(checkpoint_id):
+                    self._around.history.tell(CheckpointCommitted(checkpoint_id))
                 case Abort(checkpoint_id, reason):
                     self._abort(checkpoint_id, reason)
                 case Finish():
@@ -447,7 +463,7 @@ class RunningAttempt:
         self._completed_before = checkpoint_id
         self._carry_out(self._checkpoints.on_stored(checkpoint_id, commits_here, self._now()))
         for gone in dropped:
-            self._around.snapshots.delete(gone.checkpoint_id)
+            self._around.snapshots.delete(gone.checkpoint_id, gone.attempt)
         self._sweep_once(manifest)
 
     def _manifest(
@@ -479,7 +495,7 @@ class RunningAttempt:
         assert self._around.snapshots is not None
         self._around.history.tell(CheckpointFailed(checkpoint_id, reason))
         self._server.broadcast(AbortCheckpoint(checkpoint_id))
-        self._around.snapshots.delete(checkpoint_id)
+        self._around.snapshots.delete(checkpoint_id, self._attempt)
 
     def _sweep_once(self, manifest: Manifest) -> None:
         """A slot of the attempt before may have written on for seconds after its end."""
@@ -487,8 +503,7 @@ class RunningAttempt:
             return
         self._swept = True
         assert self._around.snapshots is not None
-        kept = [completed.checkpoint_id for completed in self._record.checkpoints]
-        self._around.snapshots.sweep(kept, up_to=manifest.checkpoint_id)
+        self._around.snapshots.sweep(self._record.checkpoints, Attempt(self._attempt - 1))
         self._around.sinks.sweep(self._attempt, manifest)
 
     def _on_epoch_committed(self, epoch: Epoch) -> None:

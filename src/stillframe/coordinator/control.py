@@ -112,6 +112,7 @@ class ControlServer:
             fields = JsonFields(hello)
             kind, job = fields.text("kind"), fields.text("job")
             attempt, slot = fields.integer("attempt"), fields.integer("slot")
+            _joined(hello)
         except ValueError as error:
             return f"the hello is not a slot's ({error})"
         if kind != "control" or job != self._job:
@@ -125,8 +126,8 @@ class ControlServer:
         return None
 
     def _on_peer(self, sock: socket.socket, hello: JsonObject) -> None:
-        fields = JsonFields(hello)
-        slot = SlotIndex(fields.integer("slot"))
+        joined = _joined(hello)
+        slot = joined.slot
         # Slots report twice a second, so a silence this long means that the machine is gone.
         sock.settimeout(_SLOT_SILENT_SECONDS_MAX)
         thread = threading.Thread(
@@ -135,9 +136,6 @@ class ControlServer:
         with self._lock:
             self._sockets[slot] = sock
             self._threads.append(thread)
-        joined = SlotJoined(
-            slot, fields.integer("pid"), (fields.text("host"), fields.integer("port"))
-        )
         self._on_event(joined)
         thread.start()
 
@@ -150,3 +148,10 @@ class ControlServer:
             reason = str(error)
         if not self._closing:
             self._on_event(SlotLost(slot, reason))
+
+
+def _joined(hello: JsonObject) -> SlotJoined:
+    """Raises `ValueError` for a hello that is not a slot's."""
+    fields = JsonFields(hello)
+    data_address = (fields.text("host"), fields.integer("port"))
+    return SlotJoined(SlotIndex(fields.integer("slot")), fields.integer("pid"), data_address)

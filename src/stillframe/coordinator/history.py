@@ -61,6 +61,16 @@ class CheckpointCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """Every sink has made visible what this checkpoint holds."""
+
+    checkpoint_id: CheckpointId
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.checkpoint_id} committed"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     checkpoint_id: CheckpointId
     reason: str
@@ -107,6 +117,7 @@ Event = (
     AttemptStarted
     | SlotsRunning
     | CheckpointCompleted
+    | CheckpointCommitted
     | CheckpointFailed
     | CheckpointDamaged
     | AttemptFailed
@@ -232,7 +243,7 @@ def format_bytes(count: int) -> str:
     """`21 KB`: as people say it."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
+        if round(size) < 1000 or unit == "GB":
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError("unreachable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
@@ -102,9 +102,9 @@ class Job(threading.Thread):
         """End the job in good order; it can be started again from its last checkpoint."""
         self._mailbox.put(StopWanted())
 
-    def request_checkpoint(self) -> None:
-        """Take a checkpoint as soon as none is under way."""
-        self._mailbox.put(CheckpointWanted())
+    def request_checkpoint(self, on_numbered: Callable[[CheckpointId], None]) -> None:
+        """Take a checkpoint as soon as none is under way; tells the number it will have."""
+        self._mailbox.put(CheckpointWanted(on_numbered))
 
     def run(self) -> None:
         outcome = "failed"
@@ -146,6 +146,8 @@ class Job(threading.Thread):
 
     def _run_attempt(self, record: JobRecord | None) -> tuple[JobRecord, Outcome]:
         manifest = self._choose_manifest(record)
+        # Before the fence: a job that does not fit must not end one that runs.
+        state = self._starting_state(manifest)
         started = attempt_started(
             record, manifest.checkpoint_id if manifest else None, self._highest_id
         )
@@ -154,7 +156,6 @@ class Job(threading.Thread):
         if manifest is not None:
             record = self._commit_again(record, manifest)
         self._sweep(record, manifest)
-        state = self._starting_state(manifest)
         self.history.tell(
             AttemptStarted(
                 record.attempt, manifest.checkpoint_id if manifest else None, _positions(state)
@@ -177,12 +178,18 @@ class Job(threading.Thread):
     def _wait_before_restart(self) -> bool:
         """False if somebody stops the job meanwhile."""
         deadline = self._clock.monotonic_seconds() + self.config.restart_delay_seconds
+        postponed: list[Mail] = []
         while (left := deadline - self._clock.monotonic_seconds()) > 0:
             try:
-                if isinstance(self._mailbox.get(timeout=left), StopWanted):
-                    return False
+                mail = self._mailbox.get(timeout=left)
             except queue.Empty:
                 break
+            if isinstance(mail, StopWanted):
+                return False
+            if isinstance(mail, CheckpointWanted):
+                postponed.append(mail)
+        for mail in postponed:
+            self._mailbox.put(mail)
         return True
 
     def _end_in_log(self, record: JobRecord) -> None:
@@ -190,8 +197,7 @@ class Job(threading.Thread):
             return
         self._log.append(ended(record, "finished"))
         assert self._snapshots is not None
-        kept = [completed.checkpoint_id for completed in record.checkpoints]
-        self._snapshots.sweep(kept, up_to=self._highest_id)
+        self._snapshots.sweep(record.checkpoints, record.attempt)
         self._sinks.sweep(Attempt(record.attempt + 1), None)
 
     # --- what an attempt starts from ---
@@ -242,8 +248,7 @@ class Job(threading.Thread):
 
     def _sweep(self, record: JobRecord, manifest: Manifest | None) -> None:
         if self._snapshots is not None:
-            kept = [completed.checkpoint_id for completed in record.checkpoints]
-            self._snapshots.sweep(kept, up_to=self._highest_id)
+            self._snapshots.sweep(record.checkpoints, Attempt(record.attempt - 1))
         self._sinks.sweep(record.attempt, manifest)
 
     def _starting_state(self, manifest: Manifest | None) -> StartingState:

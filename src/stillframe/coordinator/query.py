@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stillframe.coordinator.history import (
+    AttemptFailed,
+    CheckpointCommitted,
     CheckpointCompleted,
+    CheckpointFailed,
     Event,
     JobEnded,
     Listener,
@@ -17,9 +20,10 @@ from stillframe.coordinator.history import (
 )
 from stillframe.coordinator.job import Job
 from stillframe.errors import JobFailed, StillframeError
-from stillframe.ids import CheckpointId
+from stillframe.ids import NO_CHECKPOINT, CheckpointId
 
 _STOP_SECONDS_MAX = 120.0
+_COMMIT_SECONDS_MAX = 600.0
 
 
 class Query:
@@ -30,6 +34,8 @@ class Query:
         self._changed = threading.Condition()
         self._pids: tuple[int, ...] = ()
         self._ended = False
+        self._completed = self._committed = NO_CHECKPOINT
+        self._failed: dict[CheckpointId, str] = {}
         self._run_id = str(uuid.uuid4())
         job.history.add_listener(self._on_event)
 
@@ -98,9 +104,11 @@ class Query:
     def processAllAvailable(self) -> None:
         """Wait until what had been read when this was called is processed and committed.
 
-        A bounded job is waited for to its end. Meant for tests.
+        Takes a checkpoint for it; returns at once if the job has ended. Meant for tests.
         """
-        self.checkpoint()
+        checkpoint_id = self.checkpoint()
+        if checkpoint_id is not None:
+            self._await(lambda: self._committed >= checkpoint_id, _COMMIT_SECONDS_MAX)
 
     def stop(self) -> None:
         """End the job; started again, it goes on from its last completed checkpoint."""
@@ -146,32 +154,51 @@ class Query:
     def checkpoint(self, timeout: float = 600.0) -> CheckpointId | None:
         """Take a checkpoint now and wait until it is complete; None if the job ended instead.
 
-        Raises if the job failed, or after `timeout` seconds.
+        It holds everything that was read before the call. Raises if it, or the job, failed, or
+        after `timeout` seconds.
         """
-        before = len_completed = self.summary.checkpoints_completed
         if self._job.config.checkpoint_location is None:
             raise StillframeError(
                 f"job {self.name!r} has no checkpointLocation, so it can take no checkpoint"
             )
+        wanted: list[CheckpointId] = []
+
+        def is_decided() -> bool:
+            return bool(wanted) and (self._completed >= wanted[0] or wanted[0] in self._failed)
+
+        self._job.request_checkpoint(wanted.append)
+        self._await(is_decided, timeout)
+        if not wanted or self._completed < wanted[0]:
+            if wanted and wanted[0] in self._failed:
+                raise StillframeError(f"checkpoint {wanted[0]} failed: {self._failed[wanted[0]]}")
+            return None
+        return self._completed
+
+    def _await(self, is_done: Callable[[], bool], seconds_max: float) -> None:
+        """Until it is done, or the job has ended. Raises if the job failed or time is up."""
         with self._changed:
-            self._job.request_checkpoint()
-            done = self._changed.wait_for(
-                lambda: self._ended or self.summary.checkpoints_completed > before, timeout
-            )
+            came = self._changed.wait_for(lambda: self._ended or is_done(), seconds_max)
         if self._job.failure is not None:
             raise self._job.failure
-        if not done:
+        if not came:
             raise StillframeError(
-                f"job {self.name!r} completed no checkpoint within {timeout:g} s"
-                f" ({len_completed} before)"
+                f"job {self.name!r} did not get there within {seconds_max:g} s: it is"
+                f" {self.status['message']!r}"
             )
-        return self.summary.last_checkpoint if not self._ended else None
 
     def _on_event(self, event: Event) -> None:
         with self._changed:
             match event:
                 case SlotsRunning(pids=pids):
                     self._pids = pids
+                case AttemptFailed():
+                    self._pids = ()
+                case CheckpointCompleted(checkpoint_id):
+                    self._completed = checkpoint_id
+                case CheckpointCommitted(checkpoint_id):
+                    self._committed = checkpoint_id
+                case CheckpointFailed(checkpoint_id, reason):
+                    self._failed = {checkpoint_id: reason}
                 case JobEnded():
                     self._pids = ()
                     self._ended = True

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Collection
 
 from stillframe.errors import StorageError
-from stillframe.ids import CheckpointId
+from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
-from stillframe.storage.paths import checkpoint_directory, checkpoint_id_of, metadata_path
+from stillframe.storage.paths import checkpoint_directory, checkpoint_of, metadata_path
 from stillframe.storage.store import Store
 
 
@@ -22,7 +22,7 @@ class Snapshots:
     def write_manifest(self, manifest: Manifest) -> CompletedCheckpoint:
         """The last file of a checkpoint; it still is not complete before the log says so."""
         written = self._store.write(
-            metadata_path(manifest.checkpoint_id), [encode_manifest(manifest)]
+            metadata_path(manifest.checkpoint_id, manifest.attempt), [encode_manifest(manifest)]
         )
         return CompletedCheckpoint(
             checkpoint_id=manifest.checkpoint_id,
@@ -34,7 +34,7 @@ class Snapshots:
 
     def read_manifest(self, completed: CompletedCheckpoint) -> Manifest:
         """Raises `SnapshotDamaged` if it is not what the log says it was."""
-        path = metadata_path(completed.checkpoint_id)
+        path = metadata_path(completed.checkpoint_id, completed.attempt)
         data = self._store.read_verified(
             path, completed.manifest_length_bytes, completed.manifest_crc32
         )
@@ -42,18 +42,22 @@ class Snapshots:
 
     def highest_id(self) -> CheckpointId:
         """The highest checkpoint number that ever left something here."""
-        found = (checkpoint_id_of(name) for name in self._store.list(""))
-        return max((number for number in found if number is not None), default=CheckpointId(0))
+        found = (checkpoint_of(name) for name in self._store.list(""))
+        return max((of[0] for of in found if of is not None), default=NO_CHECKPOINT)
 
-    def sweep(self, keep: Collection[CheckpointId], up_to: CheckpointId) -> None:
-        """Delete what belongs to no kept checkpoint, as far as the storage lets us now."""
+    def sweep(self, keep: Collection[CompletedCheckpoint], attempt: Attempt) -> None:
+        """Delete what this attempt and those before it left behind and no kept checkpoint needs.
+
+        What a newer attempt wrote is never touched: it may belong to another driver by now.
+        """
+        kept = {(completed.checkpoint_id, completed.attempt) for completed in keep}
         with contextlib.suppress(StorageError):
             for name in self._store.list(""):
-                number = checkpoint_id_of(name)
-                if number is not None and number <= up_to and number not in keep:
-                    self.delete(number)
+                of = checkpoint_of(name)
+                if of is not None and of[1] <= attempt and of not in kept:
+                    self.delete(*of)
 
-    def delete(self, checkpoint_id: CheckpointId) -> None:
+    def delete(self, checkpoint_id: CheckpointId, attempt: Attempt) -> None:
         """What cannot be deleted now is left for the next sweep."""
         with contextlib.suppress(StorageError):
-            self._store.delete_directory(checkpoint_directory(checkpoint_id))
+            self._store.delete_directory(checkpoint_directory(checkpoint_id, attempt))

@@ -189,6 +189,11 @@ class _Planner:
             wanted = self._slots
         else:
             wanted = max(self._parallelism[id(upstream)] for upstream in node.inputs)
+        if isinstance(node.operator, Aggregate) and not node.operator.keys and wanted > 1:
+            raise BuildError(
+                f"{describe(node.operator)} has parallelism {wanted}, but an aggregate without keys"
+                " is one value and runs once: leave its parallelism out, or group by something"
+            )
         if wanted > self._max_parallelism and isinstance(node.operator, Aggregate):
             raise BuildError(
                 f"{describe(node.operator)} has parallelism {wanted}, but the job has only"
@@ -284,6 +289,6 @@ def describe(operator: Operator) -> str:
             return f"map {name}"
         case Aggregate(keys, calls):
             made = ", ".join(f"{call.function}({call.input or '*'})" for call in calls)
-            return f"aggregate {made} by {', '.join(keys)}"
+            return f"aggregate {made} by {', '.join(keys)}" if keys else f"aggregate {made}"
         case _:
             return type(operator).__name__.lower()

@@ -71,6 +71,13 @@ class AnnounceComplete:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteCommitted:
+    """Everything this checkpoint holds is visible outside."""
+
+    checkpoint_id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Delete what this checkpoint wrote and tell every slot."""
 
@@ -83,7 +90,9 @@ class Finish:
     """Everything is processed, snapshotted and committed: end the job."""
 
 
-Instruction = Trigger | StoreCheckpoint[Subtask, Snapshot] | AnnounceComplete | Abort | Finish
+Instruction = (
+    Trigger | StoreCheckpoint[Subtask, Snapshot] | AnnounceComplete | NoteCommitted | Abort | Finish
+)
 
 
 class Acknowledged(Enum):
@@ -127,10 +136,10 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._due_at_seconds: float | None = None
         self._pause_over_at_seconds = 0.0
         self._undrained = set(self._subtasks)
+        self._uncommitted_checkpoint: CheckpointId | None = None
         self._uncommitted: set[Subtask] = set()
         self._coordinator_commits_outstanding = False
         self._final_complete: CheckpointId | None = None
-        self._finished = False
         assert self._subtasks, "a job has at least one subtask"
 
     @property
@@ -218,12 +227,16 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         assert pending.checkpoint_id == checkpoint_id
         assert pending.is_storing
         self._close(now_seconds)
+        self._uncommitted_checkpoint = checkpoint_id
         self._uncommitted = set(self._committing)
         self._coordinator_commits_outstanding = coordinator_commits
         if pending.is_final:
             self._final_complete = checkpoint_id
-        following = self._finish_if_done() or self._trigger_if_due(now_seconds)
-        return [AnnounceComplete(checkpoint_id), *following]
+        return [
+            AnnounceComplete(checkpoint_id),
+            *self._settle_if_committed(),
+            *self._trigger_if_due(now_seconds),
+        ]
 
     def on_store_failed(
         self, checkpoint_id: CheckpointId, reason: str, now_seconds: float
@@ -237,15 +250,15 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self, checkpoint_id: CheckpointId, subtask: Subtask
     ) -> list[Instruction[Subtask, Snapshot]]:
         """A sink subtask has made everything up to this checkpoint visible."""
-        if self._final_complete is not None and checkpoint_id < self._final_complete:
+        if self._uncommitted_checkpoint is None or checkpoint_id < self._uncommitted_checkpoint:
             return []
         self._uncommitted.discard(subtask)
-        return self._finish_if_done()
+        return self._settle_if_committed()
 
     def on_coordinator_committed(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         """The sinks that commit at the coordinator have done so for the last checkpoint."""
         self._coordinator_commits_outstanding = False
-        return self._finish_if_done() or self._trigger_if_due(now_seconds)
+        return [*self._settle_if_committed(), *self._trigger_if_due(now_seconds)]
 
     def on_drained(
         self, subtask: Subtask, now_seconds: float
@@ -257,7 +270,6 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         if self._undrained:
             return []
         if not self._settings.enabled:
-            self._finished = True
             return [Finish()]
         self._due_at_seconds = self._pause_over_at_seconds = now_seconds
         return self._trigger_if_due(now_seconds)
@@ -307,14 +319,11 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             # The records ended while another checkpoint was under way: the last follows at once.
             self._due_at_seconds = self._pause_over_at_seconds = now_seconds
 
-    def _finish_if_done(self) -> list[Instruction[Subtask, Snapshot]]:
-        done = (
-            self._final_complete is not None
-            and not self._uncommitted
-            and not self._coordinator_commits_outstanding
-            and not self._finished
-        )
-        if not done:
+    def _settle_if_committed(self) -> list[Instruction[Subtask, Snapshot]]:
+        committed = self._uncommitted_checkpoint
+        if committed is None or self._uncommitted or self._coordinator_commits_outstanding:
             return []
-        self._finished = True
-        return [Finish()]
+        self._uncommitted_checkpoint = None
+        if committed != self._final_complete:
+            return [NoteCommitted(committed)]
+        return [NoteCommitted(committed), Finish()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import pyarrow as pa
 
@@ -42,8 +43,10 @@ class Chain:
             output.broadcast(marker)
 
     def close(self) -> None:
-        for operator in self._operators:
-            operator.close()
+        # Each gets its turn, also after one that raises: workers are reused.
+        with ExitStack() as closing:
+            for operator in self._operators:
+                closing.callback(operator.close)
 
     def _process_at(self, position: int, batch: pa.RecordBatch) -> None:
         for made in self._operators[position].process(batch):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pyspark.core import context as pyspark_context
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from stillframe.spark.java import ensure_java
@@ -73,6 +74,8 @@ def prepare_spark(master: str, conf: Mapping[str, str], logs: Path, *, is_verbos
         settings = logs / "log4j2.properties"
         settings.write_text(_LOG4J.format(log=log_file(logs)))
         arguments += ["--driver-java-options", f"-Dlog4j2.configurationFile={settings.as_uri()}"]
+        # It prints every error that is raised as well, in JSON and with a page of Java.
+        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     before = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} {before}"
 
@@ -87,7 +90,8 @@ def keep_jvm_output(logs: Path, *, pass_on: bool) -> None:
     It goes to the log file; with `pass_on` only the noise does, and the rest, such as what a user's
     function prints, goes to our own stderr.
     """
-    launch = pyspark_context.launch_gateway
+    names = vars(pyspark_context)
+    launch = names["launch_gateway"]
 
     def launch_quietly(conf: Any = None, popen_kwargs: Any = None) -> Any:
         with open(log_file(logs), "ab") as kept:
@@ -100,7 +104,7 @@ def keep_jvm_output(logs: Path, *, pass_on: bool) -> None:
 
     # The parameter popen_kwargs is PySpark's own, made for this; only nobody else can reach it
     # between a user's getOrCreate() and the JVM.
-    vars(pyspark_context)["launch_gateway"] = launch_quietly
+    names["launch_gateway"] = launch_quietly
 
 
 def _sifted(logs: Path) -> IO[bytes]:

@@ -1,9 +1,9 @@
 """Names of things below a job's directory: `<root>/<job>/`.
 
-    chk-<n>/_metadata                               the manifest of checkpoint n
-    chk-<n>/<uid>-<subtask>-<attempt>-<state>.arrow one keyed state of one subtask
+    chk-<n>-<attempt>/_metadata                     the manifest of checkpoint n
+    chk-<n>-<attempt>/<uid>-<subtask>-<state>.arrow one keyed state of one subtask
     log/<20 digits>                                 the job log
-    staged/<attempt>/chk-<n>/<uid>-<subtask>-<name> prepared for a sink, not yet committed
+    staged/<uid>/…                                  epochs staged for a function on the driver
 
 Everything but the job's own directory is relative to it. Names that users choose (jobs, uids,
 states) are quoted: letters and digits of any script, `_`, `-` and `.` stay, the rest becomes
@@ -57,18 +57,20 @@ def job_directory(job: str) -> str:
     return quoted_name(job, "job name")
 
 
-def checkpoint_directory(checkpoint_id: CheckpointId) -> str:
-    return f"chk-{checkpoint_id}"
+def checkpoint_directory(checkpoint_id: CheckpointId, attempt: Attempt) -> str:
+    """One for each attempt: an older driver may give the same number to a checkpoint of its own,
+    and must neither write into this one nor delete it."""
+    return f"chk-{checkpoint_id}-{attempt}"
 
 
-def checkpoint_id_of(name: str) -> CheckpointId | None:
-    """The checkpoint that a child of the job's directory belongs to, if it is one's directory."""
-    match = re.fullmatch(r"chk-([1-9][0-9]*)", name, re.ASCII)
-    return CheckpointId(int(match[1])) if match else None
+def checkpoint_of(name: str) -> tuple[CheckpointId, Attempt] | None:
+    """The checkpoint whose directory a child of the job's directory is, if it is one."""
+    match = re.fullmatch(r"chk-([1-9][0-9]*)-([1-9][0-9]*)", name, re.ASCII)
+    return (CheckpointId(int(match[1])), Attempt(int(match[2]))) if match else None
 
 
-def metadata_path(checkpoint_id: CheckpointId) -> str:
-    return f"{checkpoint_directory(checkpoint_id)}/_metadata"
+def metadata_path(checkpoint_id: CheckpointId, attempt: Attempt) -> str:
+    return f"{checkpoint_directory(checkpoint_id, attempt)}/_metadata"
 
 
 def state_path(
@@ -78,11 +80,11 @@ def state_path(
     attempt: Attempt,
     state: str,
 ) -> str:
-    # The last three parts are free of `-`, so that the name can be taken apart from its end:
+    # The last two parts are free of `-`, so that the name can be taken apart from its end:
     # uid `a-1` and state `x`, or uid `a` and state `1-x`, must not meet in one file.
     state_part = quoted_name(state, "state name", kept="_.")
-    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{attempt}-{state_part}.arrow"
-    return f"{checkpoint_directory(checkpoint_id)}/{name}"
+    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{state_part}.arrow"
+    return f"{checkpoint_directory(checkpoint_id, attempt)}/{name}"
 
 
 def log_path(sequence: int) -> str:
@@ -92,20 +94,3 @@ def log_path(sequence: int) -> str:
 def sequence_of(name: str) -> int | None:
     """The sequence number that a child of the log's directory stands for, if it is an entry."""
     return int(name) if re.fullmatch(r"[0-9]{20}", name, re.ASCII) else None
-
-
-def staged_directory(attempt: Attempt) -> str:
-    """All that one attempt staged."""
-    return f"{STAGED_DIRECTORY}/{attempt}"
-
-
-def staged_path(
-    attempt: Attempt,
-    checkpoint_id: CheckpointId,
-    uid: OperatorUid,
-    subtask: SubtaskIndex,
-    name: str,
-) -> str:
-    part = quoted_name(name, "staged file's name", kept="_.")
-    directory = f"{staged_directory(attempt)}/{checkpoint_directory(checkpoint_id)}"
-    return f"{directory}/{quoted_name(uid, 'operator uid')}-{subtask}-{part}"

@@ -1,0 +1,173 @@
+"""`stillframe doctor`: can jobs run here? One line per check, and what to do where it fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from stillframe.cli.lines import in_one_sentence
+from stillframe.cli.run import default_master
+from stillframe.errors import StillframeError
+
+Answer = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found."""
+
+    check: str
+    answer: Answer
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.answer:<8} {self.check}: {self.text}"
+
+
+class Warned(StillframeError):
+    """A check's way to say: this works, but."""
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    worst = 0
+    logs = Path(tempfile.mkdtemp(prefix="stillframe-doctor-"))
+    try:
+        for finding in _findings(arguments, logs):
+            _tell(finding, as_json=arguments.json)
+            worst |= finding.answer == "problem"
+    finally:
+        shutil.rmtree(logs, ignore_errors=True)
+    if not arguments.json:
+        print("there are problems: see above" if worst else "jobs can run here")
+    return int(worst)
+
+
+def _tell(finding: Finding, *, as_json: bool) -> None:
+    fields = {"check": finding.check, "answer": finding.answer, "text": finding.text}
+    print(json.dumps(fields, ensure_ascii=False) if as_json else finding, flush=True)
+
+
+def _findings(arguments: argparse.Namespace, logs: Path) -> Iterator[Finding]:
+    yield examined("Python", _python)
+    yield examined("pyarrow", _pyarrow)
+    java = examined("Java", _java)
+    yield java
+    location = Path(arguments.checkpoint_location or logs / "location")
+    yield examined("storage", lambda: _storage(location))
+    if java.answer == "problem":
+        yield Finding("Spark", "problem", "not tried, because it needs Java")
+        return
+    master = arguments.master or default_master()
+    shared = arguments.checkpoint_location and location
+    yield from _spark_findings(master, shared, logs, is_verbose=arguments.debug)
+
+
+def examined(check: str, examine: Callable[[], str]) -> Finding:
+    """What `examine` answers is fine, `Warned` is a warning; whatever else it raises, a problem."""
+    try:
+        return Finding(check, "ok", examine())
+    except Warned as error:
+        return Finding(check, "warning", str(error))
+    except Exception as error:
+        return Finding(check, "problem", in_one_sentence(error))
+
+
+def _python() -> str:
+    return f"{platform.python_version()} ({sys.executable})"
+
+
+def _pyarrow() -> str:
+    import pyarrow
+
+    if int(pyarrow.__version__.split(".")[0]) < 18:
+        raise StillframeError(f"{pyarrow.__version__} is too old: install 18 or newer")
+    return str(pyarrow.__version__)
+
+
+def _java() -> str:
+    from stillframe.spark.java import ensure_java
+
+    return str(ensure_java())
+
+
+def _storage(location: Path) -> str:
+    """Everything a checkpoint asks of its place: whole files, durable, created by one alone."""
+    from stillframe.storage.store import open_store
+
+    is_new = not location.exists()
+    store = open_store(str(location)).below(".doctor")
+    try:
+        written = store.write("file", [b"still", b"frame"])
+        store.read_verified("file", written.length_bytes, written.crc32)
+        created = [store.create_if_absent("entry", b"") for _ in range(2)]
+        if created != [True, False]:
+            raise StillframeError(
+                f"{location} lets a file be created twice ({created}): two drivers could not be"
+                " told apart there, use another file system"
+            )
+    finally:
+        open_store(str(location)).delete_directory(".doctor")
+        if is_new and location.is_dir() and not any(location.iterdir()):
+            location.rmdir()
+    return f"{location} takes whole and durable files"
+
+
+def _spark_findings(
+    master: str, shared: Path | None, logs: Path, *, is_verbose: bool
+) -> Iterator[Finding]:
+    from stillframe.spark import health
+    from stillframe.spark.environment import (
+        keep_jvm_output,
+        log_file,
+        open_session,
+        prepare_spark,
+    )
+
+    prepare_spark(master, {"spark.ui.enabled": "false"}, logs, is_verbose=is_verbose)
+    if not is_verbose:
+        keep_jvm_output(logs, pass_on=False)
+    try:
+        session = open_session("stillframe-doctor")
+    except Exception as error:
+        why = _said_by_java(log_file(logs)) or in_one_sentence(error)
+        yield Finding("Spark", "problem", f"no session starts on {master}: {why}")
+        return
+    yield Finding("Spark", "ok", f"{session.version} on {session.sparkContext.master}")
+    for check, examine in health.CHECKS.items():
+        yield _of_health(check, partial(examine, session))
+    if shared is not None:
+        yield _of_health("shared storage", lambda: health.reach_storage(session, str(shared)))
+    session.stop()
+
+
+def _of_health(check: str, examine: Callable[[], str]) -> Finding:
+    from stillframe.spark.health import Doubtful
+
+    def ask() -> str:
+        try:
+            return examine()
+        except Doubtful as doubt:
+            raise Warned(str(doubt)) from doubt
+
+    return examined(check, ask)
+
+
+def _said_by_java(log: Path) -> str | None:
+    """What Java said when it could not start."""
+    try:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return None
+    errors = [line for line in lines if "Exception" in line or "Error" in line]
+    if errors:
+        return errors[0]
+    return lines[-1] if lines else None

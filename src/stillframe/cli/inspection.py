@@ -1,0 +1,369 @@
+"""`stillframe inspect PATH`: what a job has left on disk, and whether it is whole.
+
+Theory of operation. A path is first understood (a checkpoint's directory, a job's, or a location
+with several jobs), then looked into, which gives plain findings; only at the end are they put into
+words or JSON. The job log decides what is complete; nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+from stillframe.clock import SystemClock
+from stillframe.coordinator.history import format_bytes
+from stillframe.coordinator.job_log import JobLog
+from stillframe.coordinator.snapshots import Snapshots
+from stillframe.errors import SnapshotDamaged, StorageError
+from stillframe.ids import Attempt, CheckpointId
+from stillframe.protocol.joblog import JobRecord
+from stillframe.protocol.manifests import KeyedState, Manifest, OperatorSnapshot, decode_manifest
+from stillframe.state.snapshots import read_keyed_snapshot
+from stillframe.storage.paths import LOG_DIRECTORY, checkpoint_of, metadata_path
+from stillframe.storage.store import Store, open_store
+
+_POSITIONS_SHOWN_MAX = 8
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """1 if anything is damaged."""
+    jobs = [
+        _look_into(job, only, arguments.rows, is_brief=is_brief)
+        for job, only, is_brief in _understood(Path(arguments.path))
+    ]
+    if arguments.json:
+        print(json.dumps([job.to_json() for job in jobs], ensure_ascii=False, indent=1))
+    else:
+        print("\n\n".join("\n".join(_job_lines(job)) for job in jobs))
+    return int(any(job.is_damaged for job in jobs))
+
+
+_Which: TypeAlias = tuple[CheckpointId, Attempt]
+
+
+def _understood(path: Path) -> list[tuple[Path, _Which | None, bool]]:
+    """Job directories, the one checkpoint wanted of them, and whether a summary is enough."""
+    path = path.resolve()
+    if not path.is_dir():
+        raise StorageError(f"{path} is no directory: give a checkpoint, a job or a location")
+    checkpoint = checkpoint_of(path.name)
+    if checkpoint is not None:
+        return [(path.parent, checkpoint[0], False)]
+    if _is_job(path):
+        return [(path, None, False)]
+    jobs = [child for child in sorted(path.iterdir()) if child.is_dir() and _is_job(child)]
+    if not jobs:
+        raise StorageError(
+            f"{path} holds neither a job log nor checkpoints: give a checkpoint (chk-7-1), a job's"
+            " directory or a checkpointLocation"
+        )
+    return [(job, None, True) for job in jobs]
+
+
+def _is_job(path: Path) -> bool:
+    return (path / LOG_DIRECTORY).is_dir() or any(
+        child.is_dir() and checkpoint_of(child.name) for child in path.iterdir()
+    )
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StateFound:
+    """One keyed state of one operator, over all its subtasks."""
+
+    name: str
+    schema: str
+    rows: int
+    length_bytes: int
+    sample: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "schema": self.schema,
+            "rows": self.rows,
+            "bytes": self.length_bytes,
+            "sample": list(self.sample),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFound:
+    uid: str
+    name: str
+    subtasks: int
+    finished: int
+    states: tuple[StateFound, ...]
+    items: tuple[Any, ...]
+    """Positions, for a source."""
+    commits: int
+    """Prepared with this checkpoint, to be made visible after it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "uid": self.uid,
+            "name": self.name,
+            "subtasks": self.subtasks,
+            "finished": self.finished,
+            "states": [state.to_json() for state in self.states],
+            "items": list(self.items),
+            "pending_commits": self.commits,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    checkpoint_id: CheckpointId
+    attempt: Attempt
+    status: str
+    """complete, not complete, or unknown where there is no job log."""
+    manifest: Manifest | None
+    operators: tuple[OperatorFound, ...]
+    damage: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "checkpoint": self.checkpoint_id,
+            "attempt": self.attempt,
+            "status": self.status,
+            "damage": list(self.damage),
+            "operators": [operator.to_json() for operator in self.operators],
+        }
+        if self.manifest is not None:
+            found |= {
+                "epoch": self.manifest.epoch,
+                "kind": self.manifest.kind,
+                "triggered_at_ms": self.manifest.triggered_at_ms,
+                "completed_at_ms": self.manifest.completed_at_ms,
+                "max_parallelism": self.manifest.max_parallelism,
+                "state_bytes": self.manifest.state_bytes(),
+                "timings": [timings.to_json() for timings in self.manifest.timings],
+            }
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class JobFound:
+    name: str
+    path: Path
+    record: JobRecord | None
+    checkpoints: tuple[CheckpointFound, ...]
+    damage: tuple[str, ...]
+    """Of the log itself."""
+    is_brief: bool
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self.damage) or any(found.damage for found in self.checkpoints)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "job": self.name,
+            "path": str(self.path),
+            "damage": list(self.damage),
+            "checkpoints": [checkpoint.to_json() for checkpoint in self.checkpoints],
+        }
+        if self.record is not None:
+            found |= {
+                "outcome": self.record.outcome,
+                "attempt": self.record.attempt,
+                "restored_from": self.record.restored_from,
+                "written_at_ms": self.record.written_at_ms,
+                "written_by": self.record.written_by,
+            }
+        return found
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def _look_into(path: Path, only: _Which | None, sample_rows: int, *, is_brief: bool) -> JobFound:
+    store = open_store(str(path))
+    name = unquote(path.name)
+    record, damage = _read_log(store, name)
+    complete = {kept.checkpoint_id for kept in record.checkpoints} if record else set()
+    on_disk = dict(of for child in store.list("") if (of := checkpoint_of(child)))
+    wanted = sorted(on_disk.keys() | complete) if only is None else [only]
+    checkpoints = tuple(
+        _look_at_checkpoint(store, checkpoint_id, on_disk.get(checkpoint_id), record, sample_rows)
+        for checkpoint_id in wanted
+    )
+    named = [found.manifest.job for found in checkpoints if found.manifest]
+    return JobFound(named[-1] if named else name, path, record, checkpoints, damage, is_brief)
+
+
+def _read_log(store: Store, name: str) -> tuple[JobRecord | None, tuple[str, ...]]:
+    try:
+        return JobLog(store, name, SystemClock()).read(), ()
+    except SnapshotDamaged as error:
+        return None, (str(error),)
+
+
+def _look_at_checkpoint(
+    store: Store,
+    checkpoint_id: CheckpointId,
+    attempt: Attempt | None,
+    record: JobRecord | None,
+    sample_rows: int,
+) -> CheckpointFound:
+    completed = record.checkpoint(checkpoint_id) if record else None
+    if record is None:
+        status = "unknown, there is no job log beside it"
+    else:
+        status = "complete" if completed else "not complete"
+    try:
+        if completed is not None:
+            manifest = Snapshots(store).read_manifest(completed)
+        else:
+            assert attempt is not None, "it was found on disk, or in the log"
+            path = metadata_path(checkpoint_id, attempt)
+            manifest = decode_manifest(store.read(path), f"{store.address}/{path}")
+    except SnapshotDamaged as error:
+        # Without a place in the log nobody has promised that it is whole.
+        unreadable = () if record and not completed else (str(error),)
+        return CheckpointFound(checkpoint_id, attempt, status, None, (), unreadable)
+    files = _Files(store, manifest, sample_rows)
+    operators = tuple(files.operators())
+    damage = () if record and not completed else tuple(files.damage)
+    return CheckpointFound(checkpoint_id, attempt, status, manifest, operators, damage)
+
+
+class _Files:
+    """Reads and verifies every file of a checkpoint, and gathers it by operator."""
+
+    def __init__(self, store: Store, manifest: Manifest, sample_rows: int) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._sample_rows = sample_rows
+        self.damage: list[str] = []
+
+    def operators(self) -> Iterator[OperatorFound]:
+        for described in self._manifest.operators:
+            snapshots = self._manifest.snapshots_of(described.uid)
+            yield OperatorFound(
+                uid=described.uid,
+                name=described.name,
+                subtasks=described.parallelism,
+                finished=sum(snapshot.finished for snapshot in snapshots),
+                states=tuple(self._states(snapshots)),
+                items=tuple(item for snapshot in snapshots for item in snapshot.items),
+                commits=sum(len(snapshot.commits) for snapshot in snapshots),
+            )
+
+    def _states(self, snapshots: Sequence[OperatorSnapshot]) -> Iterator[StateFound]:
+        by_name: dict[str, list[KeyedState]] = {}
+        for snapshot in snapshots:
+            for state in snapshot.keyed:
+                by_name.setdefault(state.name, []).append(state)
+        for name, states in sorted(by_name.items()):
+            sample: list[dict[str, Any]] = []
+            for state in states:
+                sample += self._verified_sample(state, self._sample_rows - len(sample))
+            yield StateFound(
+                name=name,
+                schema=states[0].schema,
+                rows=sum(state.rows for state in states),
+                length_bytes=sum(state.file.length_bytes for state in states),
+                sample=tuple(sample),
+            )
+
+    def _verified_sample(self, state: KeyedState, wanted: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        try:
+            data = self._store.read_verified(
+                state.file.path, state.file.length_bytes, state.file.crc32
+            )
+            groups = range(self._manifest.max_parallelism)
+            for batch in read_keyed_snapshot(data, state.key_groups, groups):
+                if len(rows) >= wanted:
+                    break
+                rows += batch.slice(0, wanted - len(rows)).to_pylist()
+        except SnapshotDamaged as error:
+            self.damage.append(str(error))
+        return [{name: _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it."""
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def _job_lines(job: JobFound) -> Iterator[str]:
+    yield f"job {job.name} in {job.path}"
+    yield from (f"  DAMAGED: {damage}" for damage in job.damage)
+    if job.record is not None:
+        yield f"  {_standing(job.record)}"
+    if not job.checkpoints:
+        yield "  no checkpoints"
+    for found in job.checkpoints:
+        yield f"  {_checkpoint_line(found)}"
+        yield from (f"    DAMAGED: {damage}" for damage in found.damage)
+    if job.is_brief:
+        return
+    whole = [found for found in job.checkpoints if found.operators]
+    complete = [found for found in whole if found.status == "complete"]
+    for found in (complete or whole)[-1:]:
+        yield from _operator_lines(found)
+
+
+def _standing(record: JobRecord) -> str:
+    since = "the beginning"
+    if record.restored_from is not None:
+        since = f"checkpoint {record.restored_from}"
+    return (
+        f"{record.outcome}, attempt {record.attempt} from {since}, last heard of"
+        f" {_time(record.written_at_ms)} ({record.written_by})"
+    )
+
+
+def _checkpoint_line(found: CheckpointFound) -> str:
+    manifest = found.manifest
+    if manifest is None:
+        return (
+            f"checkpoint {found.checkpoint_id}: {found.status}, attempt {found.attempt}, no"
+            " readable metadata"
+        )
+    duration_ms = manifest.completed_at_ms - manifest.triggered_at_ms
+    return (
+        f"{manifest.kind} {found.checkpoint_id}: {found.status}, attempt {found.attempt}, epoch"
+        f" {manifest.epoch}, {_time(manifest.completed_at_ms)}, {duration_ms} ms,"
+        f" {format_bytes(manifest.state_bytes())} of state"
+    )
+
+
+def _operator_lines(found: CheckpointFound) -> Iterator[str]:
+    yield f"  in checkpoint {found.checkpoint_id} of attempt {found.attempt}:"
+    for operator in found.operators:
+        ended = f", {operator.finished} finished" if operator.finished else ""
+        yield f"    {operator.name}  [{operator.uid}]  {operator.subtasks} subtasks{ended}"
+        for state in operator.states:
+            yield (
+                f"      state {state.name}: {state.rows} rows, {format_bytes(state.length_bytes)},"
+                f" ({state.schema})"
+            )
+            yield from (f"        {json.dumps(row, ensure_ascii=False)}" for row in state.sample)
+        yield from (f"      {line}" for line in _item_lines(operator.items))
+        if operator.commits:
+            yield f"      {operator.commits} pending commits"
+
+
+def _item_lines(items: Sequence[Any]) -> Iterator[str]:
+    for item in items[:_POSITIONS_SHOWN_MAX]:
+        yield f"position {json.dumps(item, ensure_ascii=False)}"
+    if len(items) > _POSITIONS_SHOWN_MAX:
+        yield f"… and {len(items) - _POSITIONS_SHOWN_MAX} more positions"
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,99 @@
+"""`stillframe run JOB.py`: a job file on Spark, with its progress shown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from stillframe.cli.jobs import run_job_file
+from stillframe.cli.lines import in_one_sentence
+from stillframe.clock import SystemClock
+from stillframe.config import SESSION_PREFIX, job_option_names, parse_count, refuse_unknown
+from stillframe.errors import BuildError, StillframeError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 if the script and all its queries have ended well, 1 if not."""
+    job = Path(arguments.job)
+    if not job.is_file():
+        raise BuildError(f"there is no job file {job}: give the path of a PySpark script")
+    conf = session_settings(arguments)
+    logs = Path(tempfile.mkdtemp(prefix="stillframe-run-"))
+    code = 1
+    try:
+        code = _run(job, conf, logs, arguments)
+    except KeyboardInterrupt:
+        code = 0  # not a failure: the logs are of no use
+        raise
+    finally:
+        if code == 0:
+            shutil.rmtree(logs, ignore_errors=True)
+    return code
+
+
+def session_settings(arguments: argparse.Namespace) -> dict[str, str]:
+    """What is said on the command line, as settings of the session."""
+    conf: dict[str, str] = {}
+    for key, value in arguments.set:
+        if not key.startswith("spark."):
+            refuse_unknown([key], job_option_names(), "the job (--set)")
+            key = SESSION_PREFIX + key
+        conf[key] = value
+    if arguments.parallelism is not None:
+        conf[SESSION_PREFIX + "parallelism"] = str(arguments.parallelism)
+    if arguments.restore != "latest":
+        conf[SESSION_PREFIX + "restoreFrom"] = arguments.restore
+    return conf
+
+
+def default_master(parallelism: int = 1) -> str:
+    """Two more than the slots that may want to run, for the Spark jobs beside them."""
+    return f"local[{max(parallelism, os.cpu_count() or 1) + 2}]"
+
+
+def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namespace) -> int:
+    from stillframe.cli.progress import Progress, form_for
+    from stillframe.spark.environment import keep_jvm_output, log_file, prepare_spark
+
+    parallelism = parse_count("parallelism", conf.get(SESSION_PREFIX + "parallelism", "1"))
+    master = arguments.master or default_master(parallelism)
+    prepare_spark(master, conf, logs, is_verbose=arguments.debug)
+    if not arguments.debug:
+        keep_jvm_output(logs, pass_on=True)
+    progress = Progress(form_for(sys.stderr, as_json=arguments.json), SystemClock())
+    try:
+        run_job_file(job, arguments.job_arguments, progress.follow)
+        return 0
+    except StillframeError:
+        print(f"stillframe: Spark's log is kept in {log_file(logs)}", file=sys.stderr)
+        raise
+    except SystemExit as ended:
+        return _exit_code(ended)
+    except Exception as error:
+        _tell_where(error, job, is_debugging=arguments.debug)
+        return 1
+    finally:
+        progress.close()
+
+
+def _exit_code(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1
+
+
+def _tell_where(error: Exception, job: Path, *, is_debugging: bool) -> None:
+    """An error of the job file itself: its own lines, without ours around and Java below them."""
+    if is_debugging:
+        traceback.print_exception(error)
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == str(job)]
+    where = f"{job}, line {own[-1].lineno}: " if own else f"{job}: "
+    print(f"stillframe: {where}{in_one_sentence(error)} (--debug shows more)", file=sys.stderr)

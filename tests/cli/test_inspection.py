@@ -1,0 +1,129 @@
+"""`stillframe inspect` on checkpoints of a job that has really run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stillframe.cli.main import main
+
+
+@pytest.fixture
+def home(tmp_path: Path, small_job) -> Path:
+    small_job(tmp_path)
+    return tmp_path
+
+
+def job_directory(home: Path) -> Path:
+    return home / "chk" / "page-views"
+
+
+def checkpoint_number(path: Path) -> int:
+    return int(path.name.split("-")[1])
+
+
+def newest(home: Path) -> Path:
+    return max(job_directory(home).glob("chk-*"), key=checkpoint_number)
+
+
+def state_file(home: Path) -> Path:
+    return next(path for path in sorted(newest(home).iterdir()) if path.suffix == ".arrow")
+
+
+def test_a_job_is_told_with_its_checkpoints_operators_states_and_positions(home, capsys):
+    assert main(["inspect", str(job_directory(home)), "--rows", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "job page-views in" in said
+    assert "finished, attempt 1 from the beginning" in said
+    assert f"checkpoint {checkpoint_number(newest(home))}: complete, attempt 1, epoch" in said
+    assert "[clicks]  2 subtasks" in said
+    assert 'position {"id": "partition-00000", "position": {"next": 250}}' in said
+    assert "10 rows" in said
+    assert "(app_id string, count int64)" in said
+    assert said.count('{"app_id": "app-') == 2
+    assert "DAMAGED" not in said
+
+
+def test_machines_get_the_same_as_json(home, capsys):
+    assert main(["inspect", str(newest(home)), "--json", "--rows", "100"]) == 0
+    (job,) = json.loads(capsys.readouterr().out)
+    assert job["job"] == "page-views"
+    assert job["outcome"] == "finished"
+    (checkpoint,) = job["checkpoints"]
+    assert checkpoint["status"] == "complete"
+    assert checkpoint["state_bytes"] > 0
+    operators = {operator["uid"]: operator for operator in checkpoint["operators"]}
+    assert set(operators) == {"clicks", "count", "write"}
+    (state,) = operators["count"]["states"]
+    assert state["rows"] == 10
+    assert sum(row["count"] for row in state["sample"]) == 1_000
+    assert len(operators["clicks"]["items"]) == 4
+
+
+def test_a_location_with_several_jobs_is_told_job_by_job(home, small_job, capsys):
+    small_job(home, "second job")
+    assert main(["inspect", str(home / "chk")]) == 0
+    said = capsys.readouterr().out
+    assert "job page-views in" in said
+    assert "job second job in" in said
+
+
+def test_an_altered_state_file_is_named(home, capsys):
+    damaged = state_file(home)
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    assert main(["inspect", str(newest(home))]) == 1
+    said = capsys.readouterr().out
+    assert "DAMAGED: " in said
+    assert damaged.name in said
+
+
+def test_a_missing_state_file_is_named(home, capsys):
+    missing = state_file(home)
+    missing.unlink()
+    assert main(["inspect", str(job_directory(home))]) == 1
+    assert missing.name in capsys.readouterr().out
+
+
+def test_torn_metadata_is_named(home, capsys):
+    metadata = newest(home) / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-10])
+    assert main(["inspect", str(job_directory(home)), "--json"]) == 1
+    (job,) = json.loads(capsys.readouterr().out)
+    assert "_metadata" in job["checkpoints"][-1]["damage"][0]
+
+
+def test_a_damaged_job_log_is_named(home, capsys):
+    last = max((job_directory(home) / "log").iterdir())
+    last.write_bytes(b"{}")
+    assert main(["inspect", str(job_directory(home))]) == 1
+    said = capsys.readouterr().out
+    assert last.name in said
+    assert "unknown, there is no job log beside it" in said
+
+
+def test_a_checkpoint_that_the_log_does_not_know_is_not_complete_and_not_damaged(home, capsys):
+    left_over = job_directory(home) / "chk-77-1"
+    shutil.copytree(newest(home), left_over)
+    (left_over / "_metadata").write_text("half")
+    assert main(["inspect", str(left_over)]) == 0
+    assert "checkpoint 77: not complete, attempt 1, no readable metadata" in capsys.readouterr().out
+
+
+def test_a_directory_without_any_of_this_is_refused(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "neither a job log nor checkpoints" in capsys.readouterr().err
+
+
+def test_another_attempt_s_checkpoint_of_the_same_number_is_not_complete(home, capsys):
+    shutil.copytree(
+        newest(home), newest(home).with_name(f"chk-{checkpoint_number(newest(home))}-9")
+    )
+    assert main(["inspect", str(job_directory(home))]) == 0
+    said = capsys.readouterr().out
+    assert "not complete, attempt 9" in said
+    assert f"in checkpoint {checkpoint_number(newest(home))} of attempt 1:" in said

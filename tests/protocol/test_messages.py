@@ -1,0 +1,91 @@
+"""What coordinator and slots tell each other survives the way."""
+
+import json
+
+import pytest
+
+from stillframe.errors import StillframeError
+from stillframe.protocol.manifests import (
+    FileHandle,
+    KeyedState,
+    OperatorSnapshot,
+    PendingCommit,
+    SubtaskTimings,
+)
+from stillframe.protocol.messages import (
+    AbortCheckpoint,
+    Acknowledged,
+    Committed,
+    CompleteCheckpoint,
+    Declined,
+    Drained,
+    EndSlot,
+    Failed,
+    Progress,
+    Running,
+    StartSlot,
+    StillThere,
+    TriggerCheckpoint,
+    message_to_json,
+    order_from_json,
+    report_from_json,
+)
+from stillframe.protocol.restore import SubtaskState
+
+KEYED = KeyedState("aggregates", FileHandle("chk-3/a.arrow", 10, 4_000_000_000), (0, 5), 7, "x")
+COMMIT = PendingCommit(3, {"file": "ä"})
+STATE = SubtaskState(
+    keyed=(KEYED,), items=({"id": "a", "position": {"next": 1}},), commits=(COMMIT,)
+)
+SNAPSHOT = OperatorSnapshot("count", 1, keyed=(KEYED,), items=({"id": "a"},), commits=(COMMIT,))
+TIMINGS = SubtaskTimings("read -> count", 1, 1.5, 0.0, 2.0, 30.25, 10, 10, 0)
+
+ORDERS = [
+    StartSlot({0: ("host-a", 1), 1: ("host-b", 2)}, {("count", 1): STATE}, 3, 2),
+    StartSlot({}, {}, None, None),
+    TriggerCheckpoint(4, 1_700_000_000_000),
+    CompleteCheckpoint(4, 3),
+    AbortCheckpoint(4),
+    EndSlot(),
+    StillThere(),
+]
+REPORTS = [
+    Running(),
+    Acknowledged(0, 1, 4, (SNAPSHOT,), TIMINGS),
+    Declined(4, "no space left"),
+    Committed(1, 0, 4),
+    Drained(1, 0),
+    Progress(1_000_000, 5),
+    Failed("function f raised ValueError", "permanent"),
+]
+
+
+def over_the_wire(message):
+    return json.loads(json.dumps(message_to_json(message)))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_an_order_arrives_as_it_was_sent(order):
+    assert order_from_json(over_the_wire(order)) == order
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: type(report).__name__)
+def test_a_report_arrives_as_it_was_sent(report):
+    assert report_from_json(over_the_wire(report)) == report
+
+
+@pytest.mark.parametrize("message", [{}, {"type": "Dance"}, {"type": 1}, {"type": "Committed"}])
+def test_what_is_not_understood_asks_for_equal_versions(message):
+    for read in (order_from_json, report_from_json):
+        with pytest.raises(StillframeError, match="same version of stillframe"):
+            read(message)
+
+
+def test_an_order_is_no_report():
+    with pytest.raises(StillframeError):
+        report_from_json(message_to_json(EndSlot()))
+
+
+def test_a_failure_has_one_of_the_known_causes():
+    with pytest.raises(StillframeError, match="bad luck"):
+        report_from_json({"type": "Failed", "reason": "x", "cause": "bad luck"})

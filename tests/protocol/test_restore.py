@@ -1,0 +1,201 @@
+"""What an attempt begins with, and how state is cut for the plan that restores it."""
+
+from collections import Counter
+
+import pytest
+
+from stillframe.errors import StartRefused
+from stillframe.key_groups import key_group_range
+from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
+from stillframe.protocol.manifests import (
+    FileHandle,
+    KeyedState,
+    Manifest,
+    OperatorDescription,
+    OperatorSnapshot,
+    PendingCommit,
+)
+from stillframe.protocol.restore import (
+    Refuse,
+    RestoreFrom,
+    StartFromBeginning,
+    SubtaskState,
+    choose_restore,
+    starting_state,
+)
+
+
+def kept(checkpoint_id):
+    return CompletedCheckpoint(checkpoint_id, checkpoint_id, 1, 0, 0)
+
+
+RECORD = JobRecord(9, "checkpoint-completed", 1, checkpoints=(kept(3), kept(5), kept(6)))
+
+
+def choose(wanted=None, damaged=(), sinks_commit=True, record=RECORD):
+    return choose_restore(record, wanted, dict.fromkeys(damaged, "torn"), sinks_commit)
+
+
+def test_a_job_that_never_ran_starts_from_the_beginning():
+    assert choose(record=None) == StartFromBeginning()
+    assert choose(record=JobRecord(1, "attempt-started", 1)) == StartFromBeginning()
+
+
+def test_the_newest_completed_checkpoint_is_restored():
+    assert choose() == RestoreFrom(kept(6))
+
+
+def test_the_one_a_person_asks_for_is_restored():
+    assert choose(wanted=3) == RestoreFrom(kept(3))
+
+
+def test_what_is_not_retained_cannot_be_asked_for():
+    assert choose(wanted=4) == Refuse("checkpoint 4 is not retained; there are: 3, 5, 6")
+    assert choose(wanted=4, record=None) == Refuse("checkpoint 4 is not retained; there are: none")
+
+
+def test_a_damaged_one_that_was_asked_for_is_refused():
+    assert choose(wanted=5, damaged=[5]) == Refuse("checkpoint 5 is damaged: torn")
+
+
+def test_a_damaged_one_is_stepped_over_if_no_sink_may_have_shown_it():
+    assert choose(damaged=[6], sinks_commit=False) == RestoreFrom(kept(5))
+    assert choose(damaged=[5, 6], sinks_commit=False) == RestoreFrom(kept(3))
+
+
+def test_a_damaged_one_that_may_have_been_shown_is_refused_and_the_way_out_is_named():
+    refused = choose(damaged=[6])
+
+    assert isinstance(refused, Refuse)
+    assert "checkpoint 6 is damaged (torn)" in refused.reason
+    assert "restoreFrom=5" in refused.reason
+
+
+def test_the_way_out_is_never_a_checkpoint_known_to_be_damaged():
+    assert "restoreFrom=3" in choose(damaged=[5, 6]).reason
+    assert "no older checkpoint" in choose(damaged=[3, 5, 6]).reason
+
+
+def test_if_all_are_damaged_the_job_does_not_silently_begin_anew():
+    assert isinstance(choose(damaged=[3, 5, 6], sinks_commit=False), Refuse)
+
+
+# --- cutting ---------------------------------------------------------------------------------
+
+
+def operator(uid, parallelism):
+    return OperatorDescription(uid, "aggregate", uid, parallelism)
+
+
+def manifest(snapshots, max_parallelism=16, operators=()):
+    return Manifest(
+        job="views",
+        attempt=1,
+        checkpoint_id=6,
+        epoch=5,
+        kind="checkpoint",
+        triggered_at_ms=0,
+        completed_at_ms=0,
+        max_parallelism=max_parallelism,
+        operators=tuple(operators),
+        snapshots=tuple(snapshots),
+        timings=(),
+    )
+
+
+def keyed(path, groups):
+    return KeyedState("aggregates", FileHandle(path, 1, 1), tuple(groups), 1, "")
+
+
+def split(name, position=0):
+    return {"id": name, "position": {"next": position}}
+
+
+def test_from_the_beginning_splits_are_dealt_out_and_nothing_else_is_there():
+    splits = {"read": [split(name) for name in "abcde"]}
+
+    state = starting_state([operator("read", 2), operator("count", 1)], 16, None, splits)
+
+    assert [item["id"] for item in state["read", 0].items] == ["a", "c", "e"]
+    assert [item["id"] for item in state["read", 1].items] == ["b", "d"]
+    assert state["count", 0] == SubtaskState()
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5, 16])
+def test_every_key_group_finds_its_file_at_any_parallelism(parallelism):
+    old = [
+        OperatorSnapshot("count", s, keyed=(keyed(f"part-{s}", key_group_range(s, 3, 16)),))
+        for s in range(3)
+    ]
+
+    state = starting_state([operator("count", parallelism)], 16, manifest(old), {})
+
+    for subtask in range(parallelism):
+        readable = {g for part in state["count", subtask].keyed for g in part.key_groups}
+        assert set(key_group_range(subtask, parallelism, 16)) <= readable
+
+
+def test_a_subtask_gets_no_file_of_which_it_owns_nothing():
+    old = [
+        OperatorSnapshot("count", s, keyed=(keyed(f"part-{s}", key_group_range(s, 2, 16)),))
+        for s in range(2)
+    ]
+
+    state = starting_state([operator("count", 2)], 16, manifest(old), {})
+
+    assert [part.file.path for part in state["count", 0].keyed] == ["part-0"]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 7])
+def test_splits_and_commits_are_dealt_out_each_once_at_any_parallelism(parallelism):
+    old = [
+        OperatorSnapshot("read", 0, items=(split("a", 1), split("c", 3))),
+        OperatorSnapshot("read", 1, items=(split("b", 2),)),
+        OperatorSnapshot(
+            "write", 0, commits=(PendingCommit(6, {"f": 1}), PendingCommit(5, {"f": 2}))
+        ),
+        OperatorSnapshot("write", 1, commits=(PendingCommit(6, {"f": 3}),)),
+    ]
+    operators = [operator("read", parallelism), operator("write", parallelism)]
+
+    state = starting_state(operators, 16, manifest(old), {"read": [split("z")]})
+
+    dealt = [item["id"] for s in range(parallelism) for item in state["read", s].items]
+    assert Counter(dealt) == Counter("abc"), "a source the checkpoint knows does not begin anew"
+    files = [c.committable["f"] for s in range(parallelism) for c in state["write", s].commits]
+    assert Counter(files) == Counter([1, 2, 3])
+
+
+def test_a_new_source_begins_at_its_beginning_beside_restored_state():
+    old = [OperatorSnapshot("read", 0, items=(split("a", 9),))]
+    operators = [operator("read", 1), operator("more", 1)]
+
+    state = starting_state(operators, 16, manifest(old), {"more": [split("new")]})
+
+    assert state["read", 0].items == (split("a", 9),)
+    assert state["more", 0].items == (split("new"),)
+
+
+def test_state_that_no_operator_takes_is_refused_and_named():
+    old = [OperatorSnapshot("count", 0, keyed=(keyed("part", [0]),))]
+    described = manifest(old, operators=[operator("count", 1)])
+
+    with pytest.raises(StartRefused, match=r"it holds state of 'count' \(count\), which the job"):
+        starting_state([operator("other", 1)], 16, described, {})
+
+
+def test_an_operator_that_held_nothing_may_go():
+    old = [OperatorSnapshot("write", 0)]
+
+    assert starting_state([operator("other", 1)], 16, manifest(old), {})
+
+
+def test_another_number_of_key_groups_is_refused_with_both():
+    with pytest.raises(StartRefused, match="it has 16 key groups and the job 128"):
+        starting_state([operator("count", 1)], 128, manifest([]), {})
+
+
+def test_a_subtasks_state_survives_the_way_to_its_slot():
+    state = SubtaskState((keyed("p", [1, 2]),), (split("a"),), (PendingCommit(6, {"f": 1}),))
+
+    assert SubtaskState.from_json(state.to_json()) == state

@@ -1,0 +1,104 @@
+"""Operators that hand batches to each other by a plain call."""
+
+import pyarrow as pa
+import pytest
+
+from stillframe.graph.plan import Edge, PlannedOperator, Rebalance
+from stillframe.runtime.chain import Chain
+from stillframe.runtime.channels import LocalChannel
+from stillframe.runtime.elements import EndOfRecords
+from stillframe.runtime.operators import RunningOperator
+from stillframe.runtime.outputs import EdgeOutput
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+class Noting(RunningOperator):
+    """Notes what it gets, then answers what its function makes of it."""
+
+    def __init__(self, makes=lambda batch: [batch]):
+        self.got = []
+        self.makes = makes
+        self.is_closed = False
+
+    def process(self, batch):
+        self.got.append(batch["id"].to_pylist())
+        return self.makes(batch)
+
+    def close(self):
+        self.is_closed = True
+
+
+def chain(operators, chained, edges=None, channels=()):
+    planned = [
+        PlannedOperator("uid", None, SCHEMA, SCHEMA, follows, (edges or {}).get(place, ()))
+        for place, follows in enumerate(chained)
+    ]
+    outputs = {
+        index: EdgeOutput(Edge(index, 0, 1, Rebalance(), SCHEMA, 1, 1, index), [channel], 128)
+        for index, channel in enumerate(channels)
+    }
+    return Chain(planned, operators, outputs)
+
+
+def batch(*ids):
+    return pa.record_batch([list(ids)], schema=SCHEMA)
+
+
+def test_a_batch_goes_down_every_branch_of_the_tree():
+    head, left, right, leaf = (Noting() for _ in range(4))
+
+    chain([head, left, right, leaf], [(1, 2), (3,), (), ()]).process(batch(1, 2))
+
+    assert [each.got for each in (head, left, right, leaf)] == [[[1, 2]]] * 4
+
+
+def test_every_batch_an_operator_makes_goes_on():
+    head, leaf = Noting(lambda records: [records.slice(0, 1), records.slice(1)]), Noting()
+
+    chain([head, leaf], [(1,), ()]).process(batch(1, 2, 3))
+
+    assert leaf.got == [[1], [2, 3]]
+
+
+def test_an_empty_batch_goes_nowhere():
+    channel = LocalChannel(1 << 20)
+    head, leaf = Noting(lambda records: [records.slice(0, 0)]), Noting()
+
+    chain([head, leaf], [(1,), ()], {0: (0,)}, [channel]).process(batch(1))
+
+    assert leaf.got == []
+    assert channel.is_empty()
+
+
+def test_a_chain_has_room_only_if_all_its_edges_have():
+    wide, narrow = LocalChannel(1 << 20), LocalChannel(1)
+    tree = chain([Noting()], [()], {0: (0, 1)}, [wide, narrow])
+
+    assert tree.has_room()
+    tree.process(batch(1))
+    assert not tree.has_room()
+    narrow.take()
+    assert tree.has_room()
+
+
+def test_a_marker_goes_out_on_every_edge_of_every_operator():
+    channels = [LocalChannel(1), LocalChannel(1)]
+    tree = chain([Noting(), Noting()], [(1,), ()], {0: (0,), 1: (1,)}, channels)
+
+    tree.broadcast(EndOfRecords())
+
+    assert [channel.take() for channel in channels] == [EndOfRecords()] * 2
+
+
+def test_every_operator_is_closed_even_if_one_cannot():
+    class Stubborn(Noting):
+        def close(self):
+            raise OSError("it does not close")
+
+    last = Noting()
+    tree = chain([Stubborn(), last], [(1,), ()])
+
+    with pytest.raises(OSError, match="it does not close"):
+        tree.close()
+    assert last.is_closed
