@@ -2,7 +2,6 @@
 
 import contextlib
 import operator
-import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from stillframe.coordinator.history import (
 from stillframe.errors import DataError, JobFailed
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.testing.sinks import GatedSink
 from stillframe.testing.sources import Fail, ScriptedSource
 
 
@@ -43,7 +43,9 @@ def stopped_after_checkpoints(page_views, source, plan=None):
 
 
 def newest_files(page_views, checkpoint_id, pattern):
-    return sorted((Path(page_views.location) / "page-views").glob(f"chk-{checkpoint_id}-*/{pattern}"))
+    return sorted(
+        (Path(page_views.location) / "page-views").glob(f"chk-{checkpoint_id}-*/{pattern}")
+    )
 
 
 def test_a_function_that_raises_fails_the_job_at_once_and_leaves_checkpoints_alone(page_views):
@@ -192,22 +194,6 @@ def test_a_checkpoint_of_another_job_shape_is_refused_and_names_what_is_missing(
     assert "(count), which the job does not have" in sentence
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of a few hundred kilobytes."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode != 0:
-        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 def fill(ballast):
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -232,3 +218,16 @@ def test_a_full_disk_fails_checkpoints_and_the_job_goes_on_when_there_is_room(
 
     page_views.check_exactly_once(source)
     assert len(running.attempts()) == 1
+
+
+def test_a_commit_that_fails_is_the_reason_the_attempt_gives(page_views):
+    commit = page_views.gate("commit")
+    source = page_views.halves(page_views.gate("never"))
+    plan = page_views.plan(
+        source, around_clicks=lambda sink: GatedSink(sink, commit=commit, breaks=True)
+    )
+
+    running = page_views.start(plan, restartAttempts="2")
+
+    with pytest.raises(JobFailed, match="is closed while committing"):
+        running.query.awaitTermination(30)

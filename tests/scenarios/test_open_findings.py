@@ -3,181 +3,114 @@
 `xfail_strict` is on, so whoever mends one is told to take its mark off and move it to its story.
 """
 
+import os
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
-from stillframe.api.sinks import Sink
-from stillframe.connectors.discard import DiscardSink
-from stillframe.coordinator.history import (
-    AttemptFailed,
-    AttemptStarted,
-    CheckpointCompleted,
-    CheckpointFailed,
-    SlotsRunning,
-)
-from stillframe.errors import JobFailed, StillframeError
-from stillframe.graph.launch import Deployment, RunningSlots
-from stillframe.graph.logical import Node, Read, Write
-from stillframe.graph.plan import Plan, build_plan
+from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted
+from stillframe.errors import StillframeError
+from stillframe.graph.launch import Deployment
+from stillframe.testing.processes import ProcessDeployment
 from stillframe.testing.sinks import GatedSink
-from stillframe.testing.sources import ScriptedSource
 
 
 def mend(what: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(reason=what, raises=(AssertionError, StillframeError))
 
 
-def pass_through(source: ScriptedSource, sink: Sink) -> Plan:
-    read = Node(Read(source), source.schema, given_uid="clicks")
-    write = Node(Write(sink), source.schema, (read,), given_uid="write-clicks")
-    return build_plan("page-views", [write], 2)
-
-
-class NeverUp(Deployment, RunningSlots):
-    """A busy cluster: the slots wait for their place for ever."""
-
-    def __init__(self) -> None:
-        self.launched = threading.Event()
-
-    def launch(self, launch, on_ended):
-        self.on_ended = on_ended
-        self.launched.set()
-        return self
-
-    def cancel(self):
-        self.on_ended("cancelled")
-
-
-def test_a_job_that_is_stopped_before_its_slots_have_come_up_stops_at_once(page_views):
-    page_views.deployment = NeverUp()
-    running = page_views.start(page_views.plan(page_views.halves(page_views.gate("half"))))
-    assert page_views.deployment.launched.wait(20)
-
-    running.job.request_stop()
-    running.job.join(5)
-    has_stopped = not running.job.is_alive()
-    page_views.deployment.on_ended("gone")
-
-    assert has_stopped
-
-
-def test_metadata_of_an_older_driver_does_not_replace_that_of_a_newer_one(page_views, until):
+@mend("attempt.py: a request dies with the attempt that accepted it")
+def test_a_requested_checkpoint_whose_attempt_dies_is_taken_by_the_next(page_views, until):
     prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
     source = page_views.halves(page_views.gate("never"))
-    slow = GatedSink(DiscardSink(), prepare=prepare, reached=reached)
-    first = page_views.start(pass_through(source, slow))
-    until(lambda: reached.is_open)
-
-    plan = pass_through(source, DiscardSink())
-    second = page_views.start(plan, checkpointInterval="1 hour")
-    second.wait(SlotsRunning)
-    completed = second.query.checkpoint(timeout=20)
-    prepare.open()
-    with pytest.raises(JobFailed, match="only one driver"):
-        first.query.awaitTermination(30)
-    second.query.stop()
-    third = page_views.start(plan)
-
-    assert third.wait(AttemptStarted).restored_from == completed
-
-
-def test_an_older_driver_that_aborts_a_checkpoint_deletes_nothing_of_a_newer_one(page_views, until):
-    prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
-    source = page_views.halves(page_views.gate("never"))
-    slow = GatedSink(DiscardSink(), prepare=prepare, reached=reached)
-    first = page_views.start(pass_through(source, slow), checkpointTimeout="3 s")
-    until(lambda: reached.is_open)
-
-    plan = pass_through(source, DiscardSink())
-    second = page_views.start(plan, checkpointInterval="1 hour")
-    second.wait(SlotsRunning)
-    completed = second.query.checkpoint(timeout=20)
-    assert not [event for event in first.told if isinstance(event, CheckpointFailed)]
-    first.wait(CheckpointFailed)
-    prepare.open()
-    second.query.stop()
-    third = page_views.start(plan)
-
-    assert third.wait(AttemptStarted).restored_from == completed
-
-
-def test_a_requested_checkpoint_holds_what_was_read_before_the_request(page_views, until):
-    prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
-    half = page_views.gate("second-half")
-    source = page_views.halves(half)
     plan = page_views.plan(
         source, around_clicks=lambda sink: GatedSink(sink, prepare=prepare, reached=reached)
     )
-    running = page_views.start(plan)
-    until(lambda: reached.is_open)  # the barriers of checkpoint 1 have passed
+    running = page_views.start(plan, checkpointInterval="1 hour")
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(running.query.checkpoint(timeout=20)))
+    asking = threading.Thread(target=lambda: answers.append(running.query.checkpoint(timeout=6)))
     asking.start()
-    until(lambda: running.job._mailbox.empty())
+    until(lambda: reached.is_open)
+    running.kill(slot=0)
     prepare.open()
     asking.join(30)
 
-    assert answers[0] >= 2
+    assert answers == [2]
 
 
-def test_process_all_available_returns_when_the_records_can_be_seen(page_views, until):
-    commit, reached = page_views.gate("commit"), page_views.gate("reached")
-    source = page_views.halves(page_views.gate("never"))
-    plan = page_views.plan(
-        source, around_clicks=lambda sink: GatedSink(sink, commit=commit, reached=reached)
-    )
-    running = page_views.start(plan, checkpointInterval="1 hour")
-    running.wait_for_records(2_000)
-    seen = []
-
-    def ask():
-        running.query.processAllAvailable()
-        seen.append(page_views.clicks_visible())
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    running.wait(CheckpointCompleted)
-    until(lambda: reached.is_open)
-    asking.join(1)
-    commit.open()
-    asking.join(30)
-
-    assert seen == [2_000]
+class LaunchFails(Deployment):
+    def launch(self, launch, on_ended):
+        raise StillframeError("the cluster is gone")
 
 
-def test_a_checkpoint_requested_between_two_attempts_is_taken_by_the_next(page_views):
-    source = page_views.halves(page_views.gate("never"))
-    running = page_views.start(
-        page_views.plan(source), checkpointInterval="1 hour", restartDelay="500 ms"
-    )
-    running.kill(slot=0)
-    running.wait(AttemptFailed)
+@mend("attempt.py: launch() is outside the try, so server and commit thread stay")
+def test_an_attempt_that_cannot_be_launched_leaves_no_thread_behind(page_views):
+    page_views.deployment = LaunchFails()
+    before = set(threading.enumerate())
 
-    assert running.query.checkpoint(timeout=5) == 1
+    running = page_views.start(page_views.plan(page_views.halves(page_views.gate("never"))))
+    running.job.join(30)
 
-
-def test_a_commit_that_fails_is_the_reason_the_attempt_gives(page_views):
-    commit = page_views.gate("commit")
-    source = page_views.halves(page_views.gate("never"))
-    plan = page_views.plan(
-        source, around_clicks=lambda sink: GatedSink(sink, commit=commit, breaks=True)
-    )
-
-    running = page_views.start(plan, restartAttempts="2")
-
-    with pytest.raises(JobFailed, match="is closed while committing"):
-        running.query.awaitTermination(30)
+    assert "the cluster is gone" in str(running.query.exception())
+    left = [t.name for t in set(threading.enumerate()) - before if t.is_alive()]
+    assert left == []
 
 
-def test_a_job_that_does_not_fit_the_checkpoint_leaves_the_running_one_alone(page_views):
-    half = page_views.gate("second-half")
-    source = page_views.halves(half)
+class KillsOneEarly(Deployment):
+    def launch(self, launch, on_ended):
+        running = ProcessDeployment().launch(launch, on_ended)
+        os.kill(running.pids[0], signal.SIGKILL)
+        return running
+
+
+@mend("attempt.py: _break does not look at the reason in SlotsEnded")
+def test_a_slot_that_dies_before_it_reports_is_the_reason_given(page_views):
+    page_views.deployment = KillsOneEarly()
+
+    plan = page_views.plan(page_views.halves(page_views.gate("never")))
+    running = page_views.start(plan, restartAttempts="0")
+    running.job.join(30)
+
+    assert "slot 0 ended with exit code -9" in str(running.query.exception())
+
+
+@mend("job.py: a finished job is over even if restoreFrom asks to go back")
+def test_a_finished_job_can_be_taken_back_to_a_checkpoint(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
     running = page_views.start(page_views.plan(source))
     running.wait(CheckpointCompleted)
-
-    misfit = page_views.start(pass_through(source, DiscardSink()))
-    with pytest.raises(JobFailed, match="does not fit this job"):
-        misfit.query.awaitTermination(30)
-    half.open()
+    gate.open()
     running.finish()
+    older = running.query.checkpoints[-2].checkpoint_id
+
+    again = page_views.start(page_views.plan(source), restoreFrom=str(older))
+    again.job.join(30)
+
+    assert [each.restored_from for each in again.attempts()] == [older]
+
+
+@mend("job.py: what fails between two attempts is not counted as a failure but ends the job")
+def test_a_disk_that_is_full_during_a_restart_is_waited_for(page_views, small_disk):
+    page_views.location = str(small_disk / "chk")
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    running = page_views.start(page_views.plan(source), restartDelay="200 ms")
+    running.wait(CheckpointCompleted)
+    ballast = Path(small_disk) / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 512)
+        except OSError:
+            pass
+    running.kill(slot=0)
+    running.job.join(1)
+    ballast.unlink()
+    gate.open()
+    running.wait(AttemptStarted, attempt=2)
+    running.finish()
+
+    page_views.check_exactly_once(source)

@@ -52,9 +52,9 @@ def _understood(path: Path) -> list[tuple[Path, _Which | None, bool]]:
     path = path.resolve()
     if not path.is_dir():
         raise StorageError(f"{path} is no directory: give a checkpoint, a job or a location")
-    checkpoint = checkpoint_of(path.name)
-    if checkpoint is not None:
-        return [(path.parent, checkpoint[0], False)]
+    which = checkpoint_of(path.name)
+    if which is not None:
+        return [(path.parent, which, False)]
     if _is_job(path):
         return [(path, None, False)]
     jobs = [child for child in sorted(path.iterdir()) if child.is_dir() and _is_job(child)]
@@ -189,13 +189,11 @@ def _look_into(path: Path, only: _Which | None, sample_rows: int, *, is_brief: b
     store = open_store(str(path))
     name = unquote(path.name)
     record, damage = _read_log(store, name)
-    complete = {kept.checkpoint_id for kept in record.checkpoints} if record else set()
-    on_disk = dict(of for child in store.list("") if (of := checkpoint_of(child)))
-    wanted = sorted(on_disk.keys() | complete) if only is None else [only]
-    checkpoints = tuple(
-        _look_at_checkpoint(store, checkpoint_id, on_disk.get(checkpoint_id), record, sample_rows)
-        for checkpoint_id in wanted
-    )
+    kept = record.checkpoints if record else ()
+    complete = {(completed.checkpoint_id, completed.attempt) for completed in kept}
+    on_disk = {which for child in store.list("") if (which := checkpoint_of(child))}
+    wanted = sorted(on_disk | complete) if only is None else [only]
+    checkpoints = tuple(_look_at_checkpoint(store, which, record, sample_rows) for which in wanted)
     named = [found.manifest.job for found in checkpoints if found.manifest]
     return JobFound(named[-1] if named else name, path, record, checkpoints, damage, is_brief)
 
@@ -208,13 +206,12 @@ def _read_log(store: Store, name: str) -> tuple[JobRecord | None, tuple[str, ...
 
 
 def _look_at_checkpoint(
-    store: Store,
-    checkpoint_id: CheckpointId,
-    attempt: Attempt | None,
-    record: JobRecord | None,
-    sample_rows: int,
+    store: Store, which: _Which, record: JobRecord | None, sample_rows: int
 ) -> CheckpointFound:
+    checkpoint_id, attempt = which
     completed = record.checkpoint(checkpoint_id) if record else None
+    if completed is not None and completed.attempt != attempt:
+        completed = None  # another attempt has completed one of the same number
     if record is None:
         status = "unknown, there is no job log beside it"
     else:
@@ -223,7 +220,6 @@ def _look_at_checkpoint(
         if completed is not None:
             manifest = Snapshots(store).read_manifest(completed)
         else:
-            assert attempt is not None, "it was found on disk, or in the log"
             path = metadata_path(checkpoint_id, attempt)
             manifest = decode_manifest(store.read(path), f"{store.address}/{path}")
     except SnapshotDamaged as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -72,21 +72,25 @@ def refuse_too_few_slots(wanted: int, beside: int, available: int) -> None:
 def refuse_unfit_executors(spark: SparkSession, slots: int) -> None:
     """Compare what the executors have with what the driver has, by a small Spark job."""
     probe = _probe()
-    here = probe(None)
     found = spark.sparkContext.parallelize(range(slots), slots).map(probe).collect()
     for there in found:
-        for what in ("python", "stillframe", "pyarrow"):
-            wanted, seen = here[what], there[what]
-            if seen is None:
-                raise StartRefused(
-                    f"{what} is not installed on executor host {there['host']}: install {what}"
-                    f" {wanted} there"
-                )
-            if seen != wanted:
-                raise StartRefused(
-                    f"executor host {there['host']} has {what} {seen} and the driver has {wanted}:"
-                    " install the same version on both"
-                )
+        refuse_other_versions(probe(None), there)
+
+
+def refuse_other_versions(here: Mapping[str, str | None], there: Mapping[str, str | None]) -> None:
+    """`here` is the driver, `there` an executor, each with its versions and its host."""
+    for what in ("python", "stillframe", "pyarrow"):
+        wanted, seen = here[what], there[what]
+        if seen is None:
+            raise StartRefused(
+                f"{what} is not installed on executor host {there['host']}: install {what} {wanted}"
+                " there"
+            )
+        if seen != wanted:
+            raise StartRefused(
+                f"executor host {there['host']} has {what} {seen} and the driver has {wanted}:"
+                " install the same version on both"
+            )
 
 
 _PROBE_SOURCE = """
