@@ -53,7 +53,7 @@ def final_sums(spark, directory):
     """The last value of each sum: every value is one row, and sums of positive numbers grow."""
     written = spark.read.parquet(f"{directory}/sums")
     rows = written.groupBy("parity").max("sum").collect()
-    return {parity: value for parity, value in rows}
+    return dict(rows)
 
 
 if __name__ == "__main__":

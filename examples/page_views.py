@@ -1,6 +1,7 @@
 """Page views per app, the job of the README: `stillframe run examples/page_views.py`."""
 
 from pyspark.sql import SparkSession
+
 import stillframe
 
 spark = SparkSession.builder.appName("page-views").getOrCreate()

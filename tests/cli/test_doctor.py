@@ -61,7 +61,8 @@ def test_a_machine_that_can_run_jobs_gets_a_clean_bill(command, tmp_path):
 def test_settings_under_which_jobs_cannot_run_are_problems(command, monkeypatch):
     monkeypatch.setenv(
         "PYSPARK_SUBMIT_ARGS",
-        "--conf spark.network.crypto.enabled=true --conf spark.executor.pyspark.memory=1g"
+        "--conf spark.authenticate=true --conf spark.network.crypto.enabled=true"
+        " --conf spark.executor.pyspark.memory=1g"
         " pyspark-shell",
     )
     done = command("doctor", "--master", "local[1]", "--json")

@@ -3,6 +3,7 @@
 `xfail_strict` is on, so whoever mends one is told to take its mark off and move it to its story.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -30,7 +31,12 @@ def test_a_requested_checkpoint_whose_attempt_dies_is_taken_by_the_next(page_vie
     )
     running = page_views.start(plan, checkpointInterval="1 hour")
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(running.query.checkpoint(timeout=6)))
+
+    def ask():
+        with contextlib.suppress(StillframeError):
+            answers.append(running.query.checkpoint(timeout=6))
+
+    asking = threading.Thread(target=ask)
     asking.start()
     until(lambda: reached.is_open)
     running.kill(slot=0)
@@ -100,12 +106,9 @@ def test_a_disk_that_is_full_during_a_restart_is_waited_for(page_views, small_di
     running = page_views.start(page_views.plan(source), restartDelay="200 ms")
     running.wait(CheckpointCompleted)
     ballast = Path(small_disk) / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 512)
-        except OSError:
-            pass
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
     running.kill(slot=0)
     running.job.join(1)
     ballast.unlink()

@@ -14,7 +14,7 @@ the attempt listens a moment longer and then reports the reason that explains th
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stillframe.clock import Clock
@@ -32,9 +32,18 @@ from stillframe.coordinator.history import (
     History,
     SlotsRunning,
 )
-from stillframe.coordinator.job_log import JobLog
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.mail import (
+    AttemptBroke,
+    AttemptFinished,
+    AttemptStopped,
+    CheckpointWanted,
+    Mail,
+    Outcome,
+    SlotsEnded,
+    StopWanted,
+)
 from stillframe.coordinator.sinks import CommitFailed, CommitThread, DriverSinks, EpochCommitted
-from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import StorageError
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.graph.logical import Write
@@ -51,7 +60,6 @@ from stillframe.protocol.checkpoints import (
     StoreCheckpoint,
     Trigger,
 )
-from stillframe.protocol.joblog import JobRecord, checkpoint_completed, epoch_committed
 from stillframe.protocol.manifests import Manifest, OperatorDescription
 from stillframe.protocol.messages import (
     AbortCheckpoint,
@@ -81,58 +89,6 @@ _WAIT_SECONDS_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsEnded:
-    """None of the slots runs any more."""
-
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointWanted:
-    """A person asks for a checkpoint, and is told its number."""
-
-    on_numbered: Callable[[CheckpointId], None]
-
-
-@dataclass(frozen=True, slots=True)
-class StopWanted:
-    """A person asks the job to stop; it can be started again from its last checkpoint."""
-
-
-Mail = (
-    SlotJoined
-    | SlotReported
-    | SlotLost
-    | SlotsEnded
-    | EpochCommitted
-    | CommitFailed
-    | CheckpointWanted
-    | StopWanted
-)
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFinished:
-    """Every record has been processed, snapshotted and committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptStopped:
-    """Somebody asked for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptBroke:
-    """Something went wrong."""
-
-    reason: str
-    cause: FailureCause
-
-
-Outcome = AttemptFinished | AttemptStopped | AttemptBroke
-
-
-@dataclass(frozen=True, slots=True)
 class DriverAddress:
     """Where slots reach the coordinator; it may listen on another address than they dial."""
 
@@ -152,9 +108,7 @@ class Surroundings:
     clock: Clock
     history: History
     sinks: DriverSinks
-    log: JobLog | None
-    snapshots: Snapshots | None
-    store_address: str | None
+    ledger: Ledger
     mailbox: queue.Queue[Mail]
 
 
@@ -164,18 +118,17 @@ class RunningAttempt:
     def __init__(
         self,
         around: Surroundings,
-        record: JobRecord,
         restored: Manifest | None,
         state: StartingState,
     ) -> None:
         self._around = around
-        self._record = record
+        self._ledger = around.ledger
         self._restored = restored
         self._state = state
-        self._attempt = record.attempt
+        self._attempt = around.ledger.attempt
         self._joined: dict[SlotIndex, SlotJoined] = {}
         self._running: set[SlotIndex] = set()
-        self._checkpoints = _checkpoints(around, CheckpointId(record.last_checkpoint_id + 1))
+        self._checkpoints = _checkpoints(around)
         self._triggered_at_ms = 0
         self._completed_before = restored.checkpoint_id if restored else NO_CHECKPOINT
         self._complained: set[SlotIndex] = set()
@@ -194,16 +147,6 @@ class RunningAttempt:
             around.mailbox.put,
         )
 
-    @property
-    def record(self) -> JobRecord:
-        """Where the job stands now."""
-        return self._record
-
-    @property
-    def highest_checkpoint_id(self) -> CheckpointId:
-        """The highest number this attempt has used."""
-        return CheckpointId(self._checkpoints.next_id - 1)
-
     def run(self) -> Outcome:
         """Launch the slots and see the attempt through; when it returns none of them runs."""
         launch = SlotLaunch(
@@ -211,7 +154,7 @@ class RunningAttempt:
             attempt=self._attempt,
             coordinator=Address(self._around.driver.host, self._server.port),
             secret=self._around.secret,
-            store_address=self._around.store_address,
+            store_address=self._ledger.store_address,
             channel_buffer_bytes=self._around.config.channel_buffer_bytes,
         )
         slots = self._around.deployment.launch(
@@ -295,7 +238,7 @@ class RunningAttempt:
                 case SlotsEnded():
                     self._slots_ended = True
                 case EpochCommitted(epoch):
-                    self._log_epoch(epoch)
+                    self._note_epoch(epoch)
                 case CheckpointWanted():
                     self._postponed.append(mail)
                 case StopWanted():
@@ -342,7 +285,7 @@ class RunningAttempt:
             case SlotsEnded():
                 self._slots_ended = True
             case EpochCommitted(epoch):
-                self._log_epoch(epoch)
+                self._note_epoch(epoch)
             case StopWanted():
                 if isinstance(self._outcome, AttemptBroke):
                     self._outcome = AttemptStopped()
@@ -410,7 +353,8 @@ class RunningAttempt:
                 case StoreCheckpoint(checkpoint_id, triggered_at, acknowledged):
                     self._store(checkpoint_id, triggered_at, acknowledged)
                 case AnnounceComplete(checkpoint_id):
-                    self._announce_complete(checkpoint_id)
+                    epoch = Epoch(self._ledger.next_epoch - 1)
+                    self._server.broadcast(CompleteCheckpoint(checkpoint_id, epoch))
                 case NoteCommitted(checkpoint_id):
                     self._around.history.tell(CheckpointCommitted(checkpoint_id))
                 case Abort(checkpoint_id, reason):
@@ -419,9 +363,9 @@ class RunningAttempt:
                     self._outcome = AttemptFinished()
 
     def _trigger(self, checkpoint_id: CheckpointId) -> None:
-        triggered_at_ms = self._around.clock.wall_ms()
-        self._triggered_at_ms = triggered_at_ms
-        self._server.broadcast(TriggerCheckpoint(checkpoint_id, triggered_at_ms))
+        self._ledger.note_used(checkpoint_id)
+        self._triggered_at_ms = self._around.clock.wall_ms()
+        self._server.broadcast(TriggerCheckpoint(checkpoint_id, self._triggered_at_ms))
 
     def _store(
         self,
@@ -429,21 +373,15 @@ class RunningAttempt:
         triggered_at_seconds: float,
         acknowledged: Mapping[SubtaskRef, Acknowledged],
     ) -> None:
-        """Write the metadata, then the log entry: with it, and not before, it is complete."""
-        assert self._around.snapshots is not None
-        assert self._around.log is not None
         manifest = self._manifest(checkpoint_id, acknowledged)
         try:
-            completed = self._around.snapshots.write_manifest(manifest)
-            after, dropped = checkpoint_completed(
-                self._record, completed, self._around.config.checkpoints_retained
-            )
-            self._record = self._around.log.append(after)
+            completed = self._ledger.complete(manifest)
         except StorageError as error:
             self._carry_out(
                 self._checkpoints.on_store_failed(checkpoint_id, str(error), self._now())
             )
             return
+        records_in, records_out = self._around.history.records_of_attempt()
         self._around.history.tell(
             CheckpointCompleted(
                 checkpoint_id=checkpoint_id,
@@ -453,18 +391,16 @@ class RunningAttempt:
                 duration_ms=(self._now() - triggered_at_seconds) * 1000,
                 state_bytes=manifest.state_bytes() + completed.manifest_length_bytes,
                 timings=manifest.timings,
-                records_in=self._around.history.records_of_attempt()[0],
-                records_out=self._around.history.records_of_attempt()[1],
+                records_in=records_in,
+                records_out=records_out,
             )
         )
         commits_here = bool(self._around.sinks.committing_here)
         if commits_here:
             self._commits.submit(manifest, self._completed_before)
         self._completed_before = checkpoint_id
-        self._carry_out(self._checkpoints.on_stored(checkpoint_id, commits_here, self._now()))
-        for gone in dropped:
-            self._around.snapshots.delete(gone.checkpoint_id, gone.attempt)
         self._sweep_once(manifest)
+        self._carry_out(self._checkpoints.on_stored(checkpoint_id, commits_here, self._now()))
 
     def _manifest(
         self, checkpoint_id: CheckpointId, acknowledged: Mapping[SubtaskRef, Acknowledged]
@@ -475,7 +411,7 @@ class RunningAttempt:
             job=plan.job,
             attempt=self._attempt,
             checkpoint_id=checkpoint_id,
-            epoch=self._record.next_epoch,
+            epoch=self._ledger.next_epoch,
             kind="checkpoint",
             triggered_at_ms=self._triggered_at_ms,
             completed_at_ms=self._around.clock.wall_ms(),
@@ -485,56 +421,41 @@ class RunningAttempt:
             timings=tuple(report.timings for report in reports),
         )
 
-    def _announce_complete(self, checkpoint_id: CheckpointId) -> None:
-        newest = self._record.newest
-        assert newest is not None
-        assert newest.checkpoint_id == checkpoint_id
-        self._server.broadcast(CompleteCheckpoint(checkpoint_id, newest.epoch))
-
     def _abort(self, checkpoint_id: CheckpointId, reason: str) -> None:
-        assert self._around.snapshots is not None
         self._around.history.tell(CheckpointFailed(checkpoint_id, reason))
         self._server.broadcast(AbortCheckpoint(checkpoint_id))
-        self._around.snapshots.delete(checkpoint_id, self._attempt)
+        self._ledger.discard(checkpoint_id)
 
     def _sweep_once(self, manifest: Manifest) -> None:
         """A slot of the attempt before may have written on for seconds after its end."""
-        if self._swept:
-            return
-        self._swept = True
-        assert self._around.snapshots is not None
-        self._around.snapshots.sweep(self._record.checkpoints, Attempt(self._attempt - 1))
-        self._around.sinks.sweep(self._attempt, manifest)
+        if not self._swept:
+            self._swept = True
+            self._ledger.sweep(Attempt(self._attempt - 1))
+            self._around.sinks.sweep(self._attempt, manifest)
 
     def _on_epoch_committed(self, epoch: Epoch) -> None:
-        self._log_epoch(epoch)
+        self._note_epoch(epoch)
         self._carry_out(self._checkpoints.on_coordinator_committed(self._now()))
 
-    def _log_epoch(self, epoch: Epoch) -> None:
-        assert self._around.log is not None
-        for uid in self._around.sinks.committing_here:
-            after = epoch_committed(self._record, uid, epoch)
-            if after is not self._record:
-                self._record = self._around.log.append(after)
+    def _note_epoch(self, epoch: Epoch) -> None:
+        self._ledger.note_committed(self._around.sinks.committing_here, epoch)
 
     def _now(self) -> float:
         return self._around.clock.monotonic_seconds()
 
 
-def _checkpoints(
-    around: Surroundings, first_id: CheckpointId
-) -> Checkpoints[SubtaskRef, Acknowledged]:
+def _checkpoints(around: Surroundings) -> Checkpoints[SubtaskRef, Acknowledged]:
     config = around.config
     settings = CheckpointSettings(
         interval_seconds=config.checkpoint_interval_seconds,
         timeout_seconds=config.checkpoint_timeout_seconds,
         min_pause_seconds=config.checkpoint_min_pause_seconds,
-        enabled=around.snapshots is not None,
+        enabled=around.ledger.keeps_checkpoints,
     )
     committing = [
         ref for task in around.plan.tasks if _commits_in_slots(task) for ref in task.subtasks()
     ]
-    return Checkpoints(settings, around.plan.subtasks(), committing, first_id)
+    return Checkpoints(settings, around.plan.subtasks(), committing, around.ledger.first_free_id)
 
 
 def _commits_in_slots(task: Task) -> bool:

@@ -10,15 +10,8 @@ from collections.abc import Callable, Mapping
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
 from stillframe.coordinator.attempt import (
-    AttemptBroke,
-    AttemptFinished,
-    AttemptStopped,
-    CheckpointWanted,
     DriverAddress,
-    Mail,
-    Outcome,
     RunningAttempt,
-    StopWanted,
     Surroundings,
     describe_operators,
 )
@@ -29,17 +22,26 @@ from stillframe.coordinator.history import (
     History,
     JobEnded,
 )
-from stillframe.coordinator.job_log import JobLog
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.mail import (
+    AttemptBroke,
+    AttemptFinished,
+    AttemptStopped,
+    CheckpointWanted,
+    Mail,
+    Outcome,
+    StopWanted,
+)
 from stillframe.coordinator.sinks import DriverSinks
-from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import JobFailed, SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.launch import Deployment
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonObject
-from stillframe.protocol.joblog import JobRecord, attempt_started, ended, epoch_committed
+from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.messages import FailureCause
 from stillframe.protocol.restarts import FixedDelay, GiveUp
 from stillframe.protocol.restore import (
     Refuse,
@@ -73,15 +75,10 @@ class Job(threading.Thread):
         self._restarts = FixedDelay(config.restart_attempts, config.restart_delay_seconds)
         self._damaged: dict[CheckpointId, str] = {}
         self._wanted = None if config.restore_from is None else CheckpointId(config.restore_from)
-        self._highest_id = NO_CHECKPOINT
-        self._log: JobLog | None = None
-        self._snapshots: Snapshots | None = None
-        store_address = None
+        store = None
         if config.checkpoint_location is not None:
             store = open_store(config.checkpoint_location).below(job_directory(plan.job))
-            store_address = store.address
-            self._log = JobLog(store, plan.job, clock)
-            self._snapshots = Snapshots(store)
+        self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
         self._sinks = DriverSinks(plan)
         self._around = Surroundings(
             plan=plan,
@@ -92,9 +89,7 @@ class Job(threading.Thread):
             clock=clock,
             history=self.history,
             sinks=self._sinks,
-            log=self._log,
-            snapshots=self._snapshots,
-            store_address=store_address,
+            ledger=self._ledger,
             mailbox=self._mailbox,
         )
 
@@ -125,55 +120,49 @@ class Job(threading.Thread):
     # --- attempts ---
 
     def _run_attempts(self) -> str:
-        record = self._log.read() if self._log else None
+        record = self._ledger.read()
         if record is not None and record.outcome == "finished":
             return "finished"
-        if self._snapshots is not None:
-            self._highest_id = self._snapshots.highest_id()
         while True:
-            record, outcome = self._run_attempt(record)
-            match outcome:
+            match self._run_attempt():
                 case AttemptFinished():
-                    self._end_in_log(record)
+                    self._finish()
                     return "finished"
                 case AttemptStopped():
                     return "stopped"
                 case AttemptBroke(reason, cause):
-                    self._note_damage(record, reason, cause)
-                    self._restart_or_raise(record, reason, is_permanent=cause == "permanent")
+                    self._note_damage(reason, cause)
+                    self._restart_or_raise(reason, is_permanent=cause == "permanent")
                     if not self._wait_before_restart():
                         return "stopped"
 
-    def _run_attempt(self, record: JobRecord | None) -> tuple[JobRecord, Outcome]:
-        manifest = self._choose_manifest(record)
+    def _run_attempt(self) -> Outcome:
+        manifest = self._choose_manifest()
         # Before the fence: a job that does not fit must not end one that runs.
         state = self._starting_state(manifest)
-        started = attempt_started(
-            record, manifest.checkpoint_id if manifest else None, self._highest_id
-        )
-        # The fence: from this entry on, whatever an older driver or attempt does is void.
-        record = self._log.append(started) if self._log else started
+        self._ledger.begin_attempt(manifest)
         if manifest is not None:
-            record = self._commit_again(record, manifest)
-        self._sweep(record, manifest)
-        self.history.tell(
-            AttemptStarted(
-                record.attempt, manifest.checkpoint_id if manifest else None, _positions(state)
-            )
-        )
-        attempt = RunningAttempt(self._around, record, manifest, state)
-        outcome = attempt.run()
-        self._highest_id = attempt.highest_checkpoint_id
-        if attempt.record.newest != record.newest:
+            self._commit_again(manifest)
+        attempt = self._ledger.attempt
+        self._ledger.sweep(Attempt(attempt - 1))
+        self._sinks.sweep(attempt, manifest)
+        restored_from = manifest.checkpoint_id if manifest else None
+        self.history.tell(AttemptStarted(attempt, restored_from, _positions(state)))
+        before = self._newest()
+        outcome = RunningAttempt(self._around, manifest, state).run()
+        if self._newest() != before:
             self._restarts.on_progress()
-        return attempt.record, outcome
+        return outcome
 
-    def _restart_or_raise(self, record: JobRecord, reason: str, is_permanent: bool) -> None:
+    def _newest(self) -> CompletedCheckpoint | None:
+        return self._ledger.record.newest if self._ledger.record else None
+
+    def _restart_or_raise(self, reason: str, is_permanent: bool) -> None:
         decision = self._restarts.on_failure(reason, is_permanent)
         if isinstance(decision, GiveUp):
-            self.history.tell(AttemptFailed(record.attempt, reason, None))
+            self.history.tell(AttemptFailed(self._ledger.attempt, reason, None))
             raise JobFailed(decision.reason)
-        self.history.tell(AttemptFailed(record.attempt, reason, decision.delay_seconds))
+        self.history.tell(AttemptFailed(self._ledger.attempt, reason, decision.delay_seconds))
 
     def _wait_before_restart(self) -> bool:
         """False if somebody stops the job meanwhile."""
@@ -192,21 +181,18 @@ class Job(threading.Thread):
             self._mailbox.put(mail)
         return True
 
-    def _end_in_log(self, record: JobRecord) -> None:
-        if self._log is None:
-            return
-        self._log.append(ended(record, "finished"))
-        assert self._snapshots is not None
-        self._snapshots.sweep(record.checkpoints, record.attempt)
-        self._sinks.sweep(Attempt(record.attempt + 1), None)
+    def _finish(self) -> None:
+        self._ledger.finish()
+        self._ledger.sweep(self._ledger.attempt)
+        self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
 
     # --- what an attempt starts from ---
 
-    def _choose_manifest(self, record: JobRecord | None) -> Manifest | None:
+    def _choose_manifest(self) -> Manifest | None:
         wanted, self._wanted = self._wanted, None  # it was asked for now, not for every restart
         while True:
             choice = choose_restore(
-                record,
+                self._ledger.record,
                 wanted,
                 self._damaged,
                 sinks_commit=self._has_committing_sinks(),
@@ -215,14 +201,14 @@ class Job(threading.Thread):
                 raise StartRefused(choice.reason)
             if not isinstance(choice, RestoreFrom):
                 return None
-            assert self._snapshots is not None
             try:
-                return self._snapshots.read_manifest(choice.checkpoint)
+                return self._ledger.read_manifest(choice.checkpoint)
             except SnapshotDamaged as error:
                 self._mark_damaged(choice.checkpoint.checkpoint_id, str(error))
 
-    def _note_damage(self, record: JobRecord, reason: str, cause: str) -> None:
-        if cause == "damaged snapshot" and record.restored_from is not None:
+    def _note_damage(self, reason: str, cause: FailureCause) -> None:
+        record = self._ledger.record
+        if cause == "damaged snapshot" and record is not None and record.restored_from is not None:
             self._mark_damaged(record.restored_from, reason)
 
     def _mark_damaged(self, checkpoint_id: CheckpointId, reason: str) -> None:
@@ -235,21 +221,16 @@ class Job(threading.Thread):
             for _, planned in self.plan.operators()
         )
 
-    def _commit_again(self, record: JobRecord, manifest: Manifest) -> JobRecord:
+    def _commit_again(self, manifest: Manifest) -> None:
         """What the restored checkpoint had prepared for sinks that commit here, if not done yet."""
-        assert self._log is not None
-        before = [kept for kept in record.checkpoints if kept.epoch < manifest.epoch]
+        assert self._ledger.record is not None
+        kept = self._ledger.record.checkpoints
+        before = [completed for completed in kept if completed.epoch < manifest.epoch]
         after = before[-1].checkpoint_id if before else NO_CHECKPOINT
         for uid in self._sinks.committing_here:
-            if record.committed_epoch_by_sink.get(uid, -1) < manifest.epoch:
+            if not self._ledger.is_committed(uid, manifest.epoch):
                 self._sinks.commit(uid, manifest, after)
-                record = self._log.append(epoch_committed(record, uid, manifest.epoch))
-        return record
-
-    def _sweep(self, record: JobRecord, manifest: Manifest | None) -> None:
-        if self._snapshots is not None:
-            self._snapshots.sweep(record.checkpoints, Attempt(record.attempt - 1))
-        self._sinks.sweep(record.attempt, manifest)
+                self._ledger.note_committed([uid], manifest.epoch)
 
     def _starting_state(self, manifest: Manifest | None) -> StartingState:
         known = {snapshot.uid for snapshot in manifest.snapshots} if manifest else set()

@@ -94,8 +94,7 @@ class Query:
 
         Without a timeout it returns nothing; with one, whether the job has ended.
         """
-        self._job.join(timeout)
-        if self._job.is_alive():
+        if not self._wait_for_end(timeout):
             return False
         if self._job.failure is not None:
             raise self._job.failure
@@ -113,8 +112,7 @@ class Query:
     def stop(self) -> None:
         """End the job; started again, it goes on from its last completed checkpoint."""
         self._job.request_stop()
-        self._job.join(_STOP_SECONDS_MAX)
-        if self._job.is_alive():
+        if not self._wait_for_end(_STOP_SECONDS_MAX):
             raise StillframeError(
                 f"job {self.name!r} did not stop within {_STOP_SECONDS_MAX:g} s: look at the"
                 " Spark job it runs in"
@@ -185,6 +183,15 @@ class Query:
                 f"job {self.name!r} did not get there within {seconds_max:g} s: it is"
                 f" {self.status['message']!r}"
             )
+
+    def _wait_for_end(self, timeout: float | None) -> bool:
+        # Not by joining the thread: Ctrl-C in Thread.join makes Python 3.11 and 3.12 take a running
+        # thread for one that has ended, and `stop` would not wait for it any more.
+        with self._changed:
+            has_ended = self._changed.wait_for(lambda: self._ended, timeout)
+        if has_ended:
+            self._job.join()  # it has told its end as the last thing it did
+        return has_ended
 
     def _on_event(self, event: Event) -> None:
         with self._changed:

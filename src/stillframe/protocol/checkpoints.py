@@ -65,7 +65,7 @@ class StoreCheckpoint(Generic[Subtask, Snapshot]):
 
 @dataclass(frozen=True, slots=True)
 class AnnounceComplete:
-    """Tell every slot, and have the coordinator's own sinks commit."""
+    """Tell every slot: its sinks may commit."""
 
     checkpoint_id: CheckpointId
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import cast
 
@@ -59,8 +60,10 @@ def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
     index = SubtaskIndex(around.slot)
     here = [task for task in around.plan.tasks if index < task.parallelism]
     channels = _Channels(around)
-    built = {task.index: _subtask(around, channels, task, index) for task in here}
-    return {subtask.ref: subtask for subtask in reversed(built.values())}
+    with ExitStack() as opened:  # closes what was opened if the rest cannot be
+        built = [_subtask(around, channels, task, index, opened) for task in here]
+        opened.pop_all()
+    return {subtask.ref: subtask for subtask in reversed(built)}
 
 
 class _Channels:
@@ -86,9 +89,18 @@ class _Channels:
         return self._local.setdefault(channel_id, LocalChannel(self._around.channel_buffer_bytes))
 
 
-def _subtask(around: Surroundings, channels: _Channels, task: Task, index: SubtaskIndex) -> Subtask:
+def _subtask(
+    around: Surroundings,
+    channels: _Channels,
+    task: Task,
+    index: SubtaskIndex,
+    opened: ExitStack,
+) -> Subtask:
     plan = around.plan
-    operators = [_operator(around, planned, task, index) for planned in task.operators]
+    operators: list[RunningOperator] = []
+    for planned in task.operators:
+        operators.append(_operator(around, planned, task, index))
+        opened.callback(operators[-1].close)
     outputs = {
         edge.index: EdgeOutput(
             edge,

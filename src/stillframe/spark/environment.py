@@ -75,7 +75,8 @@ def prepare_spark(master: str, conf: Mapping[str, str], logs: Path, *, is_verbos
         settings.write_text(_LOG4J.format(log=log_file(logs)))
         arguments += ["--driver-java-options", f"-Dlog4j2.configurationFile={settings.as_uri()}"]
         # It prints every error that is raised as well, in JSON and with a page of Java.
-        PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(name).disabled = True
     before = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} {before}"
 

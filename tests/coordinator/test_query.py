@@ -1,0 +1,121 @@
+"""The handle of a job, fed with what the job would tell; nothing is launched."""
+
+import pytest
+
+from stillframe.config import job_config
+from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.generate import ClickSource
+from stillframe.coordinator.attempt import DriverAddress
+from stillframe.coordinator.history import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointCompleted,
+    JobEnded,
+    SlotsRunning,
+)
+from stillframe.coordinator.job import Job
+from stillframe.coordinator.query import Query
+from stillframe.errors import JobFailed, StillframeError
+from stillframe.graph.launch import Deployment
+from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.protocol.manifests import SubtaskTimings
+from stillframe.testing.clock import ManualClock
+
+CLICKS = ClickSource(records=10)
+TIMINGS = SubtaskTimings("read", 0, 1.0, 2.0, 3.0, 4.0, 5, 5, 0)
+
+
+class Nowhere(Deployment):
+    def launch(self, launch, on_ended):
+        raise StillframeError("there is no cluster")
+
+
+def job(location="/nowhere/chk", name="views"):
+    read = Node(Read(CLICKS), CLICKS.schema)
+    plan = build_plan(name, [Node(Write(DiscardSink()), CLICKS.schema, (read,))], 1)
+    options = {"checkpointLocation": location} if location else {}
+    return Job(plan, job_config(options), Nowhere(), DriverAddress("127.0.0.1"), ManualClock())
+
+
+def completed(checkpoint_id, attempt=1, at_ms=1_000, records_in=0):
+    return CheckpointCompleted(
+        checkpoint_id, checkpoint_id - 1, attempt, at_ms, 41.0, 2_000, (TIMINGS,), records_in, 0
+    )
+
+
+def test_the_id_stays_and_the_run_id_changes_with_every_start():
+    first, second = Query(job()), Query(job())
+
+    assert first.id == second.id
+    assert first.runId != second.runId
+    assert Query(job(name="other")).id != first.id
+    assert first.name == "views"
+
+
+def test_the_pids_are_those_of_the_slots_that_run_now():
+    running = job()
+    query = Query(running)
+    assert query.slot_pids == ()
+
+    running.history.tell(SlotsRunning(1, (11, 12)))
+    assert query.slot_pids == (11, 12)
+    running.history.tell(AttemptFailed(1, "lost", 1.0))
+    assert query.slot_pids == (), "a dead slot's number may be somebody else's by now"
+    running.history.tell(SlotsRunning(2, (13, 14)))
+    running.history.tell(JobEnded("finished"))
+    assert query.slot_pids == ()
+
+
+def test_progress_is_told_per_checkpoint_and_restarts_count_anew():
+    running = job()
+    query = Query(running)
+    assert query.lastProgress is None
+
+    running.history.tell(completed(1, at_ms=1_000, records_in=100))
+    running.history.tell(completed(2, at_ms=3_000, records_in=500))
+    running.history.tell(completed(3, attempt=2, at_ms=4_000, records_in=50))
+
+    rows = [each["numInputRows"] for each in query.recentProgress]
+    assert rows == [100, 400, 50]
+    assert query.recentProgress[1]["inputRowsPerSecond"] == 200
+    last = query.lastProgress
+    assert (last["batchId"], last["name"], last["checkpoint"]["id"]) == (2, "views", 3)
+    assert last["checkpoint"]["subtasks"] == [TIMINGS.to_json()]
+
+
+def test_the_status_is_the_last_thing_told_and_at_the_end_the_outcome():
+    running = job()
+    query = Query(running)
+    assert query.status["message"] == "starting"
+
+    running.history.tell(AttemptStarted(1, None, ()))
+    assert query.status["message"] == "attempt 1 starts from the beginning"
+    running.history.tell(JobEnded("stopped"))
+    assert query.status["message"] == "stopped"
+    assert not query.isActive
+
+
+def test_a_job_without_a_location_can_take_no_checkpoint():
+    with pytest.raises(StillframeError, match="'views' has no checkpointLocation"):
+        Query(job(location=None)).checkpoint()
+
+
+def test_a_failed_job_raises_where_it_is_waited_for(tmp_path):
+    running = job(str(tmp_path))
+    query = Query(running)
+    running.start()
+
+    with pytest.raises(JobFailed, match="job 'views' failed: there is no cluster"):
+        query.awaitTermination(20)
+    assert "there is no cluster" in str(query.exception())
+    assert query.summary.outcome == "failed"
+    with pytest.raises(JobFailed):
+        query.checkpoint(timeout=5)
+
+
+def test_explain_prints_the_plan(capsys):
+    query = Query(job())
+    query.explain()
+
+    assert capsys.readouterr().out.startswith("views: 1 slot, 128 key groups\n")

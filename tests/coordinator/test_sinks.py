@@ -1,0 +1,159 @@
+"""Commits that are made on the driver."""
+
+import queue
+import threading
+
+import pytest
+
+from stillframe.api.sinks import Committer, Sink
+from stillframe.connectors.generate import ClickSource
+from stillframe.coordinator.sinks import CommitFailed, CommitThread, DriverSinks, EpochCommitted
+from stillframe.errors import StorageError, UserCodeError
+from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.protocol.manifests import Manifest, OperatorSnapshot, PendingCommit
+
+CLICKS = ClickSource(records=10)
+LIMIT_SECONDS = 20
+
+
+class HereSink(Sink, Committer):
+    """Commits at the coordinator; keeps what it is asked, raises what it is told to."""
+
+    commits_at_coordinator = True
+
+    def __init__(self, raises=None):
+        self.asked = []
+        self.raises = raises
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def open_writer(self, context):
+        raise AssertionError("writers are opened in slots")
+
+    def open_committer(self):
+        return self
+
+    def describe(self):
+        return "here"
+
+    def commit(self, epoch, committables):
+        assert self.go_on.wait(LIMIT_SECONDS)
+        if self.raises is not None:
+            raise self.raises
+        self.asked.append((epoch, [each["f"] for each in committables]))
+
+    def sweep(self, job, uid, older_than, keep):
+        self.asked.append(("sweep", job, uid, older_than, [each["f"] for each in keep]))
+
+    def close(self):
+        self.asked.append("closed")
+
+
+class ThereSink(HereSink):
+    commits_at_coordinator = False
+
+
+def driver_sinks(*sinks):
+    read = Node(Read(CLICKS), CLICKS.schema)
+    nodes = [
+        Node(Write(sink), CLICKS.schema, (read,), given_uid=f"w{i}") for i, sink in enumerate(sinks)
+    ]
+    return DriverSinks(build_plan("views", nodes, 2))
+
+
+def manifest(*snapshots, epoch=4):
+    return Manifest("views", 1, 9, epoch, "checkpoint", 0, 0, 128, (), tuple(snapshots), ())
+
+
+def prepared(uid, subtask, *pairs):
+    commits = tuple(PendingCommit(checkpoint_id, {"f": name}) for checkpoint_id, name in pairs)
+    return OperatorSnapshot(uid, subtask, commits=commits)
+
+
+def test_one_commit_gets_what_all_subtasks_prepared_since_the_checkpoint_before():
+    sink = HereSink()
+    made = manifest(
+        prepared("w0", 0, (6, "old"), (8, "aborted"), (9, "a")), prepared("w0", 1, (9, "b"))
+    )
+
+    driver_sinks(sink).commit("w0", made, after=7)
+
+    assert sink.asked == [(4, ["aborted", "a", "b"])]
+
+
+def test_only_sinks_that_commit_here_are_committed_here_and_all_are_swept_and_closed():
+    here, there = HereSink(), ThereSink()
+    sinks = driver_sinks(here, there)
+    assert list(sinks.committing_here) == ["w0"]
+
+    sinks.sweep(3, manifest(prepared("w1", 0, (9, "kept"))))
+    sinks.close()
+
+    assert here.asked == [("sweep", "views", "w0", 3, []), "closed"]
+    assert there.asked == [("sweep", "views", "w1", 3, ["kept"]), "closed"]
+
+
+@pytest.fixture
+def committing():
+    made = []
+
+    def make(*sinks):
+        events = queue.Queue()
+        thread = CommitThread(driver_sinks(*sinks), events.put)
+        made.append(thread)
+        return thread, events
+
+    yield make
+    for thread in made:
+        thread.finish()
+
+
+def test_an_epoch_is_told_when_every_sink_has_committed_it(committing):
+    first, second = HereSink(), HereSink()
+    thread, events = committing(first, second)
+
+    thread.submit(manifest(prepared("w0", 0, (9, "a")), prepared("w1", 0, (9, "b"))), 8)
+
+    assert events.get(timeout=LIMIT_SECONDS) == EpochCommitted(4)
+    assert (first.asked, second.asked) == ([(4, ["a"])], [(4, ["b"])])
+
+
+def test_an_epoch_without_records_is_committed_too_so_that_numbers_stay_dense(committing):
+    sink = HereSink()
+    thread, events = committing(sink)
+
+    thread.submit(manifest(), 8)
+
+    assert events.get(timeout=LIMIT_SECONDS) == EpochCommitted(4)
+    assert sink.asked == [(4, [])]
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (UserCodeError("function f raised"), CommitFailed("function f raised", True)),
+        (StorageError("disk full"), CommitFailed("disk full", False)),
+        (ValueError("x"), CommitFailed("a commit on the driver raised ValueError: x", True)),
+    ],
+)
+def test_a_commit_that_raises_is_told_with_whether_it_would_again(committing, error, failed):
+    thread, events = committing(HereSink(raises=error))
+
+    thread.submit(manifest(), 8)
+
+    assert events.get(timeout=LIMIT_SECONDS) == failed
+
+
+def test_finishing_waits_for_the_commit_under_way():
+    sink, events = HereSink(), queue.Queue()
+    sink.go_on.clear()
+    thread = CommitThread(driver_sinks(sink), events.put)
+    thread.submit(manifest(), 8)
+    finishing = threading.Thread(target=thread.finish)
+    finishing.start()
+
+    assert finishing.is_alive()
+    sink.go_on.set()
+    finishing.join(LIMIT_SECONDS)
+    assert events.get_nowait() == EpochCommitted(4)

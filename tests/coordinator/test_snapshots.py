@@ -1,0 +1,84 @@
+"""The job's directory, seen from the driver."""
+
+from dataclasses import replace
+
+import pytest
+
+from stillframe.coordinator.snapshots import Snapshots
+from stillframe.errors import SnapshotDamaged
+from stillframe.protocol.manifests import Manifest
+from stillframe.storage.store import open_store
+
+
+def manifest(checkpoint_id, attempt=1):
+    return Manifest(
+        "views", attempt, checkpoint_id, checkpoint_id, "checkpoint", 0, 0, 128, (), (), ()
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path))
+
+
+@pytest.fixture
+def snapshots(store):
+    return Snapshots(store)
+
+
+def directories(store):
+    return sorted(name for name in store.list("") if name.startswith("chk-"))
+
+
+def test_a_manifest_is_read_back_as_it_was_written(snapshots):
+    completed = snapshots.write_manifest(manifest(3))
+
+    assert snapshots.read_manifest(completed) == manifest(3)
+    assert (completed.checkpoint_id, completed.epoch, completed.attempt) == (3, 3, 1)
+
+
+def test_what_the_log_did_not_record_is_damage(snapshots):
+    completed = snapshots.write_manifest(manifest(3))
+
+    with pytest.raises(SnapshotDamaged):
+        snapshots.read_manifest(replace(completed, manifest_crc32=1))
+    with pytest.raises(SnapshotDamaged):
+        snapshots.read_manifest(replace(completed, checkpoint_id=4))
+
+
+def test_two_attempts_with_the_same_number_do_not_meet(snapshots):
+    mine, theirs = (snapshots.write_manifest(manifest(3, attempt)) for attempt in (1, 2))
+
+    snapshots.delete(3, 1)
+
+    with pytest.raises(SnapshotDamaged):
+        snapshots.read_manifest(mine)
+    assert snapshots.read_manifest(theirs).attempt == 2
+
+
+def test_the_highest_number_counts_what_never_completed(snapshots, store):
+    assert snapshots.highest_id() == 0
+    snapshots.write_manifest(manifest(3))
+    store.write("chk-12-1/left-over.arrow", [b"x"])
+    store.write("chk-x/who-knows", [b"x"])
+
+    assert snapshots.highest_id() == 12
+
+
+def test_a_sweep_spares_what_is_kept_what_is_newer_and_what_is_not_ours(snapshots, store):
+    kept = snapshots.write_manifest(manifest(3))
+    for name in ("chk-2-1", "chk-3-2", "chk-4-2", "chk-5-3", "log", "notes"):
+        store.write(f"{name}/file", [b"x"])
+
+    snapshots.sweep([kept], attempt=2)
+
+    assert directories(store) == ["chk-3-1", "chk-5-3"]
+    assert {"log", "notes"} <= set(store.list(""))
+
+
+def test_deleting_twice_is_fine(snapshots):
+    snapshots.write_manifest(manifest(3))
+    snapshots.delete(3, 1)
+    snapshots.delete(3, 1)
+
+    assert snapshots.highest_id() == 0

@@ -1,0 +1,213 @@
+"""What the documents say is true: their code runs, their tables match the code, their links lead
+somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stillframe.config import JobConfig, job_config, job_option_names
+
+ROOT = Path(__file__).parents[1]
+README, README_ZH = ROOT / "README.md", ROOT / "README.zh.md"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+WITHOUT_DEFAULT = {
+    "checkpointLocation": "none",
+    "checkpointInterval": "off",
+    "parallelism": "by the cores",
+    "restoreFrom": "the newest",
+}
+"""What the table says where the code has None."""
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def blocks(document: Path, language: str) -> list[tuple[int, str]]:
+    """The fenced blocks of this language, each with the line its code begins on."""
+    found, block, opened = [], [], None
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if opened is None and line.startswith("```"):
+            opened, block = (line.removeprefix("```").strip(), number + 1), []
+        elif opened is not None and line.startswith("```"):
+            if opened[0] == language:
+                found.append((opened[1], "\n".join(block)))
+            opened = None
+        else:
+            block.append(line)
+    assert opened is None, f"a block of {name_of(document)} is never closed"
+    return found
+
+
+def rows(document: Path, heading: str) -> list[list[str]]:
+    """The rows of the table under the heading that begins with this cell."""
+    lines = iter(document.read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"| {heading} |"):
+            next(lines)
+            break
+    found = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    assert found, f"{name_of(document)} has no table that begins with {heading!r}"
+    return found
+
+
+# --- the code ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def working_directory(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """An empty directory in which relative paths mean the same to us and to Spark."""
+    hadoop = spark._jvm.org.apache.hadoop.fs
+    system = hadoop.FileSystem.get(spark._jsc.hadoopConfiguration())
+    before = system.getWorkingDirectory()
+    monkeypatch.chdir(tmp_path)
+    system.setWorkingDirectory(hadoop.Path(str(tmp_path)))
+    yield tmp_path
+    system.setWorkingDirectory(before)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "document", [page for page in DOCUMENTS if blocks(page, "python")], ids=name_of
+)
+def test_every_python_block_of_a_document_runs(document, spark, working_directory):
+    import stillframe
+
+    known: dict[str, Any] = {"spark": spark, "still": stillframe.on(spark)}
+    for line, code in blocks(document, "python"):
+        # Lines are those of the document, so that a failure points into it.
+        exec(compile("\n" * (line - 1) + code, str(document), "exec"), known)
+        query = known.get("query")
+        assert query is None or query.summary.outcome == "finished", f"{document}, line {line}"
+
+
+def without_remarks(code: str) -> str:
+    return "\n".join(re.sub(r"\s+# .*", "", line) for line in code.splitlines())
+
+
+def test_the_job_of_the_readme_is_the_one_in_the_examples():
+    tree = ast.parse((ROOT / "examples/page_views.py").read_text())
+    job = ast.Module(tree.body[1:], [])  # without its docstring
+
+    _, shown = blocks(README, "python")[0]
+
+    assert ast.dump(ast.parse(shown)) == ast.dump(job)
+
+
+@pytest.mark.parametrize("language", ["sh", "python"])
+def test_both_readmes_give_the_same_commands_and_code(language):
+    english, chinese = (
+        [without_remarks(code) for _, code in blocks(page, language)]
+        for page in (README, README_ZH)
+    )
+
+    assert english == chinese
+    assert english
+
+
+def test_both_readmes_have_the_same_parts():
+    def parts(page: Path) -> list[str]:
+        return re.findall(r"^(#+ |\|---|```\w*)", page.read_text(), re.MULTILINE)
+
+    assert parts(README) == parts(README_ZH)
+
+
+def test_both_readmes_show_the_same_transcript_and_it_passes():
+    (_, english), (_, chinese) = (blocks(page, "")[0] for page in (README, README_ZH))
+
+    assert english == chinese
+    assert "exactly-once: PASS" in english.splitlines()[-1]
+
+
+# --- the tables ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "heading"), [(README, "option"), (README_ZH, "选项")])
+def test_the_options_of_the_readme_are_those_of_the_code_with_their_defaults(page, heading):
+    table = {cells[0].strip("`"): cells[1] for cells in rows(page, heading)}
+
+    assert list(table) == job_option_names()
+    for option, default in table.items():
+        if option in WITHOUT_DEFAULT:
+            assert default == WITHOUT_DEFAULT[option]
+        else:
+            assert job_config({option: default}) == JobConfig(), f"{option} is not {default}"
+    unset = [field for field in fields(JobConfig) if getattr(JobConfig(), field.name) is None]
+    assert len(unset) == len(WITHOUT_DEFAULT)
+
+
+def spoken() -> str:
+    """Every text in the code, with a `…` for what is put in."""
+    texts = []
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.JoinedStr(values):
+                    parts = (p.value if isinstance(p, ast.Constant) else "…" for p in values)
+                    texts.append("".join(map(str, parts)))
+                case ast.Constant(str(text)):
+                    texts.append(text)
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize(("page", "heading"), [(README, "it says"), (README_ZH, "看到的话")])
+def test_every_sentence_of_the_troubleshooting_table_is_one_the_code_says(page, heading):
+    said = spoken()
+    for cells in rows(page, heading):
+        for sentence in re.findall(r"`([^`]+)`", cells[0]):
+            # Numbers are examples, and … is whatever is put in.
+            pieces = [piece.strip(" (:;),") for piece in re.split(r"…|\b\d+\b", sentence)]
+            for piece in pieces:
+                words = [part for part in piece.split(": ") if len(part) > 7]
+                assert all(part in said for part in words), f"nobody says {piece!r}"
+
+
+# --- the links -----------------------------------------------------------------------------------
+
+
+def anchors(document: Path) -> set[str]:
+    """What headings can be linked to by: lower case, spaces to hyphens, no punctuation."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_relative_link_leads_somewhere(document):
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{name_of(document)} links to {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{name_of(document)} links to {link}"
+
+
+def test_every_file_the_architecture_names_exists():
+    text = (ROOT / "docs/architecture.md").read_text()
+    text += "".join(page.read_text() for page in (ROOT / "docs/decisions").glob("*.md"))
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text))
+    package = ROOT / "src/stillframe"
+    anywhere = {file.name for file in package.rglob("*.py")}
+
+    missing = [
+        name
+        for name in named
+        if not (package / name).exists() and not (ROOT / name).exists() and name not in anywhere
+    ]
+
+    assert len(named) > 20
+    assert not missing
