@@ -134,7 +134,6 @@ def test_a_slot_that_cannot_be_built_says_why_and_leaves_nothing_behind(tmp_path
     assert len(CLOSED) == 1, "its source was open already"
 
 
-@pytest.mark.xfail(reason="slot.py: what _Slot.__init__ opened stays if Control is refused")
 def test_a_slot_that_is_refused_leaves_nothing_behind():
     slot = SlotByHand(DiscardSink(), attempt=2)
 

@@ -84,6 +84,7 @@ class Summing(StatefulOperator):
     def __init__(self):
         self.sum = 0
         self.broken = None
+        self.on_snapshot = lambda: None
 
     def process(self, records):
         self.sum += sum(records["id"].to_pylist())
@@ -91,6 +92,7 @@ class Summing(StatefulOperator):
 
     def snapshot(self, checkpoint_id):
         frozen, broken = self.sum, self.broken
+        self.on_snapshot()
 
         def write():
             if broken is not None:
@@ -308,6 +310,8 @@ def test_only_the_channel_that_is_early_is_held():
 
 def test_the_snapshot_is_taken_before_the_barrier_goes_on_and_holds_nothing_that_follows():
     inner = Inner()
+    sent_before = []
+    inner.summing.on_snapshot = lambda: sent_before.extend(drained_elements(inner.out))
     inner.inputs[0].send(batch(1))
     for channel in inner.inputs:
         channel.send(barrier(1, inner.clock))
@@ -315,7 +319,8 @@ def test_the_snapshot_is_taken_before_the_barrier_goes_on_and_holds_nothing_that
     inner.run()
     inner.events.write(inner.subtask, 1)
 
-    assert drained_elements(inner.out) == [[1], barrier(1, inner.clock), [100], [100]]
+    assert sent_before == [[1]]
+    assert drained_elements(inner.out) == [barrier(1, inner.clock), [100], [100]]
     _, (_, _, [snapshot], _) = inner.events.take()
     assert snapshot.items == ({"sum": 1},)
 

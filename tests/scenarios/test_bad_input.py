@@ -152,11 +152,6 @@ def counting_for_nobody(source):
     return build_plan("page-views", [Node(Write(DiscardSink()), schema, (counted,))], 2)
 
 
-@pytest.mark.xfail(
-    reason="coordinator/job.py: _has_committing_sinks compares guarantee with 'none', which no sink"
-    " has; DiscardSink says 'nothing is kept'",
-    raises=JobFailed,
-)
 @pytest.mark.parametrize("pattern", ["count-0-*.arrow", "_metadata"])
 def test_a_damaged_checkpoint_that_nobody_saw_is_stepped_over(page_views, pattern):
     gate = page_views.gate("second-half")

@@ -22,7 +22,6 @@ def mend(what: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(reason=what, raises=(AssertionError, StillframeError))
 
 
-@mend("attempt.py: a request dies with the attempt that accepted it")
 def test_a_requested_checkpoint_whose_attempt_dies_is_taken_by_the_next(page_views, until):
     prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
     source = page_views.halves(page_views.gate("never"))
@@ -51,7 +50,6 @@ class LaunchFails(Deployment):
         raise StillframeError("the cluster is gone")
 
 
-@mend("attempt.py: launch() is outside the try, so server and commit thread stay")
 def test_an_attempt_that_cannot_be_launched_leaves_no_thread_behind(page_views):
     page_views.deployment = LaunchFails()
     before = set(threading.enumerate())
@@ -71,7 +69,6 @@ class KillsOneEarly(Deployment):
         return running
 
 
-@mend("attempt.py: _break does not look at the reason in SlotsEnded")
 def test_a_slot_that_dies_before_it_reports_is_the_reason_given(page_views):
     page_views.deployment = KillsOneEarly()
 
@@ -82,7 +79,6 @@ def test_a_slot_that_dies_before_it_reports_is_the_reason_given(page_views):
     assert "slot 0 ended with exit code -9" in str(running.query.exception())
 
 
-@mend("job.py: a finished job is over even if restoreFrom asks to go back")
 def test_a_finished_job_can_be_taken_back_to_a_checkpoint(page_views):
     gate = page_views.gate("second-half")
     source = page_views.halves(gate)
@@ -98,7 +94,6 @@ def test_a_finished_job_can_be_taken_back_to_a_checkpoint(page_views):
     assert [each.restored_from for each in again.attempts()] == [older]
 
 
-@mend("job.py: what fails between two attempts is not counted as a failure but ends the job")
 def test_a_disk_that_is_full_during_a_restart_is_waited_for(page_views, small_disk):
     page_views.location = str(small_disk / "chk")
     gate = page_views.gate("second-half")

@@ -84,7 +84,11 @@ class Sink(ABC):
     commits_at_coordinator: ClassVar[bool] = False
     """Whether one committer on the driver gets all subtasks' committables of an epoch at once."""
 
+    makes_visible: ClassVar[bool] = True
+    """False only for a sink that keeps nothing: then an epoch may be repeated unseen."""
+
     guarantee: ClassVar[str] = "exactly-once"
+    """What the outside sees of each record, in a word, when the sources can rewind."""
 
     @abstractmethod
     def open_writer(self, context: SinkContext) -> SinkWriter:

@@ -16,6 +16,7 @@ from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 class DiscardSink(Sink):
     """Nothing becomes visible, so nothing can be seen twice."""
 
+    makes_visible: ClassVar[bool] = False
     guarantee: ClassVar[str] = "nothing is kept"
 
     def open_writer(self, context: SinkContext) -> SinkWriter:

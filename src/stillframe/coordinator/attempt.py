@@ -132,7 +132,8 @@ class RunningAttempt:
         self._triggered_at_ms = 0
         self._completed_before = restored.checkpoint_id if restored else NO_CHECKPOINT
         self._complained: set[SlotIndex] = set()
-        self._postponed: list[Mail] = []
+        self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
+        """Those that no checkpoint has answered yet; the next attempt gets them."""
         self._outcome: Outcome | None = None
         self._slots_ended = False
         self._swept = False
@@ -157,10 +158,11 @@ class RunningAttempt:
             store_address=self._ledger.store_address,
             channel_buffer_bytes=self._around.config.channel_buffer_bytes,
         )
-        slots = self._around.deployment.launch(
-            launch, lambda reason: self._around.mailbox.put(SlotsEnded(reason))
-        )
+        slots: RunningSlots | None = None
         try:
+            slots = self._around.deployment.launch(
+                launch, lambda reason: self._around.mailbox.put(SlotsEnded(reason))
+            )
             self._serve()
         finally:
             self._end(slots)
@@ -214,6 +216,7 @@ class RunningAttempt:
             case CheckpointWanted(on_numbered):
                 # One that is under way does not count: it holds less than was read until now.
                 on_numbered(self._checkpoints.next_id)
+                self._keep_request(mail)
                 self._carry_out(self._checkpoints.request(self._now()))
             case StopWanted():
                 self._outcome = AttemptStopped()
@@ -235,12 +238,14 @@ class RunningAttempt:
                     best = best if why == "bystander" else AttemptBroke(said, why)
                 case SlotLost(slot, said) if slot not in self._complained:
                     best = AttemptBroke(self._loss(slot, said), "bystander")
-                case SlotsEnded():
+                case SlotsEnded(said):
                     self._slots_ended = True
+                    if said and len(self._joined) < self._around.plan.slots:
+                        best = AttemptBroke(said, "other")  # of one that never came to speak
                 case EpochCommitted(epoch):
                     self._note_epoch(epoch)
                 case CheckpointWanted():
-                    self._postponed.append(mail)
+                    self._keep_request(mail)
                 case StopWanted():
                     self._outcome = AttemptStopped()
                     return
@@ -249,20 +254,26 @@ class RunningAttempt:
     def _loss(self, slot: SlotIndex, reason: str) -> str:
         return f"slot {slot} (pid {self._joined[slot].pid}) was lost: {reason}"
 
-    def _end(self, slots: RunningSlots) -> None:
+    def _end(self, slots: RunningSlots | None) -> None:
         """Leave nothing running: slots are told, then cut off, then ended by force."""
         all_joined = len(self._joined) == self._around.plan.slots
         if all_joined and isinstance(self._outcome, AttemptFinished | AttemptStopped):
             self._server.broadcast(EndSlot())
             self._await_slots_ended(_END_SECONDS_MAX)
         self._server.close()
-        if not self._slots_ended:
+        if slots is not None and not self._slots_ended:
             slots.cancel()
             self._await_slots_ended(_CANCEL_SECONDS_MAX)
         self._commits.finish()
         self._drain_mailbox()
-        for mail in self._postponed:
-            self._around.mailbox.put(mail)  # for the next attempt
+        for _, request in self._requests:
+            self._around.mailbox.put(request)
+
+    def _keep_request(self, request: CheckpointWanted) -> None:
+        self._requests.append((self._checkpoints.next_id, request))
+
+    def _forget_requests(self, decided: CheckpointId) -> None:
+        self._requests = [(number, kept) for number, kept in self._requests if number > decided]
 
     def _await_slots_ended(self, seconds_max: float) -> None:
         deadline = self._now() + seconds_max
@@ -290,7 +301,7 @@ class RunningAttempt:
                 if isinstance(self._outcome, AttemptBroke):
                     self._outcome = AttemptStopped()
             case CheckpointWanted():
-                self._postponed.append(mail)
+                self._keep_request(mail)
             case SlotReported(slot, Progress(records_in, records_out)):
                 self._around.history.report_progress(slot, records_in, records_out)
 
@@ -395,6 +406,7 @@ class RunningAttempt:
                 records_out=records_out,
             )
         )
+        self._forget_requests(checkpoint_id)
         commits_here = bool(self._around.sinks.committing_here)
         if commits_here:
             self._commits.submit(manifest, self._completed_before)
@@ -425,6 +437,7 @@ class RunningAttempt:
         self._around.history.tell(CheckpointFailed(checkpoint_id, reason))
         self._server.broadcast(AbortCheckpoint(checkpoint_id))
         self._ledger.discard(checkpoint_id)
+        self._forget_requests(checkpoint_id)
 
     def _sweep_once(self, manifest: Manifest) -> None:
         """A slot of the attempt before may have written on for seconds after its end."""

@@ -33,7 +33,13 @@ from stillframe.coordinator.mail import (
     StopWanted,
 )
 from stillframe.coordinator.sinks import DriverSinks
-from stillframe.errors import JobFailed, SnapshotDamaged, StartRefused, StillframeError
+from stillframe.errors import (
+    JobFailed,
+    SnapshotDamaged,
+    StartRefused,
+    StillframeError,
+    StorageError,
+)
 from stillframe.graph.launch import Deployment
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan
@@ -121,10 +127,10 @@ class Job(threading.Thread):
 
     def _run_attempts(self) -> str:
         record = self._ledger.read()
-        if record is not None and record.outcome == "finished":
+        if record is not None and record.outcome == "finished" and self._wanted is None:
             return "finished"
         while True:
-            match self._run_attempt():
+            match self._run_attempt_if_storage_lets():
                 case AttemptFinished():
                     self._finish()
                     return "finished"
@@ -135,6 +141,18 @@ class Job(threading.Thread):
                     self._restart_or_raise(reason, is_permanent=cause == "permanent")
                     if not self._wait_before_restart():
                         return "stopped"
+
+    def _run_attempt_if_storage_lets(self) -> Outcome:
+        """A storage that fails between two attempts is a failure like any other; at the first
+        start it is told at once."""
+        try:
+            return self._run_attempt()
+        except SnapshotDamaged:
+            raise
+        except StorageError as error:
+            if self.history.summary().attempts == 0:
+                raise
+            return AttemptBroke(str(error), "other")
 
     def _run_attempt(self) -> Outcome:
         manifest = self._choose_manifest()
@@ -195,7 +213,7 @@ class Job(threading.Thread):
                 self._ledger.record,
                 wanted,
                 self._damaged,
-                sinks_commit=self._has_committing_sinks(),
+                sinks_commit=self._makes_anything_visible(),
             )
             if isinstance(choice, Refuse):
                 raise StartRefused(choice.reason)
@@ -215,9 +233,9 @@ class Job(threading.Thread):
         self._damaged[checkpoint_id] = reason
         self.history.tell(CheckpointDamaged(checkpoint_id, reason))
 
-    def _has_committing_sinks(self) -> bool:
+    def _makes_anything_visible(self) -> bool:
         return any(
-            isinstance(planned.operator, Write) and planned.operator.sink.guarantee != "none"
+            isinstance(planned.operator, Write) and planned.operator.sink.makes_visible
             for _, planned in self.plan.operators()
         )
 

@@ -152,8 +152,9 @@ class Query:
     def checkpoint(self, timeout: float = 600.0) -> CheckpointId | None:
         """Take a checkpoint now and wait until it is complete; None if the job ended instead.
 
-        It holds everything that was read before the call. Raises if it, or the job, failed, or
-        after `timeout` seconds.
+        It holds everything that was read before the call, unless the job restarts meanwhile:
+        then the next attempt takes it. Raises if it, or the job, failed, or after `timeout`
+        seconds.
         """
         if self._job.config.checkpoint_location is None:
             raise StillframeError(
@@ -162,15 +163,13 @@ class Query:
         wanted: list[CheckpointId] = []
 
         def is_decided() -> bool:
-            return bool(wanted) and (self._completed >= wanted[0] or wanted[0] in self._failed)
+            return bool(wanted) and (self._completed >= wanted[-1] or wanted[-1] in self._failed)
 
         self._job.request_checkpoint(wanted.append)
         self._await(is_decided, timeout)
-        if not wanted or self._completed < wanted[0]:
-            if wanted and wanted[0] in self._failed:
-                raise StillframeError(f"checkpoint {wanted[0]} failed: {self._failed[wanted[0]]}")
-            return None
-        return self._completed
+        if wanted and wanted[-1] in self._failed:
+            raise StillframeError(f"checkpoint {wanted[-1]} failed: {self._failed[wanted[-1]]}")
+        return self._completed if wanted and self._completed >= wanted[-1] else None
 
     def _await(self, is_done: Callable[[], bool], seconds_max: float) -> None:
         """Until it is done, or the job has ended. Raises if the job failed or time is up."""

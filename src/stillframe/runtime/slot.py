@@ -118,19 +118,27 @@ class _Slot(TaskEvents):
             buffer_bytes_max=launch.channel_buffer_bytes,
             wake=self._awake.set,
         )
-        self._control = Control(
+        try:
+            self._control = self._report_for_duty(pid)
+        except BaseException:
+            self._network.abort()
+            raise
+
+    def _report_for_duty(self, pid: int) -> Control:
+        launch = self._launch
+        return Control(
             launch.coordinator,
             launch.secret,
             {
                 "kind": "control",
                 "job": launch.plan.job,
                 "attempt": launch.attempt,
-                "slot": slot,
+                "slot": self._slot,
                 "pid": pid,
                 "host": self._network.address.host,
                 "port": self._network.address.port,
             },
-            clock,
+            self._clock,
             self._progress,
             on_order=lambda order: self._mail(lambda: self._obey(order)),
             on_lost=self._lose,
