@@ -17,7 +17,6 @@ EVENTS = [
     r"attempt \d+ starts from the beginning",
     r"slots running: 0 \(pid \d+\), 1 \(pid \d+\)",
     r"checkpoint \d+ complete, \d+ ms, [\d.]+ [KM]?B",
-    r"checkpoint \d+ committed",
     r"checkpoint \d+ failed: .*",
     r"kill -9 slot \d+ \(pid \d+\)",
     r"attempt \d+ failed: .*; restarting in 0.1 s",

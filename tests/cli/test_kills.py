@@ -42,6 +42,15 @@ def running(attempt: int, *processes: subprocess.Popen[bytes]) -> SlotsRunning:
     return SlotsRunning(Attempt(attempt), tuple(process.pid for process in processes))
 
 
+def stays_alive(slot: subprocess.Popen[bytes]) -> bool:
+    """Given time enough for a killer that acts at once."""
+    try:
+        slot.wait(0.3)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
 def test_the_same_seed_plans_the_same_kills_and_another_seed_others():
     assert planned_kills(10, 7) == planned_kills(10, 7)
     assert planned_kills(10, 7) != planned_kills(10, 8)
@@ -77,8 +86,10 @@ def test_before_the_first_checkpoint_of_an_attempt_nobody_is_killed(slots):
     killer = Killer([Kill(0.0, 0.0)], SystemClock(), lambda *who: None)
     killer.start()
     killer.on_event(running(1, slots[0]))
+    assert stays_alive(slots[0])
     killer.on_event(AttemptFailed(Attempt(1), "it fell over by itself", 0.1))
-    killer.on_event(completed(1))  # told late: its slots are gone
+    killer.on_event(completed(1))  # told late: its slots are gone, or somebody else by now
+    assert stays_alive(slots[0])
     killer.on_event(running(2, slots[1]))
     killer.on_event(JobEnded("finished"))
     killer.join(WAIT_SECONDS)

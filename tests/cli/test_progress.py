@@ -13,6 +13,7 @@ from stillframe.cli.progress import Progress, figures_of, form_for
 from stillframe.coordinator.history import (
     AttemptFailed,
     AttemptStarted,
+    CheckpointCommitted,
     CheckpointCompleted,
     History,
     JobEnded,
@@ -74,6 +75,7 @@ def shown(form: Any, query: ToldQuery) -> str:
     tell(SlotsRunning(Attempt(1), (1, 2)))
     query.history.report_progress(SlotIndex(0), 5_000, 4_000)
     tell(CHECKPOINT)
+    tell(CheckpointCommitted(CheckpointId(1)))
     clock.now_seconds = 2.0
     progress.show()
     progress.show()
@@ -100,13 +102,14 @@ def test_machines_get_one_json_object_per_line_and_every_event(query):
         "attempt_started",
         "slots_running",
         "checkpoint_completed",
+        "checkpoint_committed",
         "progress",
         "attempt_failed",
         "attempt_started",
         "job_ended",
         "progress",
     ]
-    assert said[3]["records_per_second"] == 2500.0
+    assert said[4]["records_per_second"] == 2500.0
     assert said[-1]["outcome"] == "finished"
     assert said[-1]["restarts"] == 1
 

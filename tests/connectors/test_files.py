@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.api.sources import SourceContext
+from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors import files
 from stillframe.connectors.files import JsonLinesSource, ParquetSource, find_files
@@ -305,3 +305,11 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text("x" * 5000)
     with pytest.raises(DataError, match="a line of more than 1000 bytes"):
         read_all(JsonLinesSource(str(tmp_path), SCHEMA))
+
+
+def test_a_position_that_is_not_one_in_a_file_is_refused_in_one_sentence(tmp_path):
+    source = ParquetSource(str(tmp_path), SCHEMA)
+    context = SourceContext(SubtaskIndex(0), 1, SystemClock())
+
+    with pytest.raises(DataError, match="position of partition-00000 is not one in a file"):
+        source.open([Split("partition-00000", {"rows": 3, "fingerprint": "x"})], context)

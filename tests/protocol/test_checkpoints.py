@@ -209,7 +209,8 @@ def test_a_checkpoint_requested_during_another_follows_it_at_once():
 
     assert checkpoints.request(1.5) == []
     assert complete(checkpoints, 1, now=2.0) == [AnnounceComplete(1), NoteCommitted(1), Trigger(2)]
-    assert complete(checkpoints, 2, now=3.0) == [AnnounceComplete(2), NoteCommitted(2)], "it was asked for once"
+    once = complete(checkpoints, 2, now=3.0)
+    assert once == [AnnounceComplete(2), NoteCommitted(2)], "it was asked for once"
 
 
 def test_a_checkpoint_requested_before_the_start_begins_with_it():

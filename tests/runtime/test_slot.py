@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from stillframe.api.sources import BlockingReader, Source, Split
 from stillframe.connectors.discard import DiscardSink

@@ -100,8 +100,10 @@ class PageViews:
         ).sort_by("id")
         assert pq.read_table(self._directory / "clicks").sort_by("id").equals(truth)
         true_views = truth.group_by("app_id").aggregate([([], "count_all")]).sort_by("app_id")
-        last = pq.read_table(self._directory / "views").group_by("app_id").aggregate(
-            [("count", "max")]
+        last = (
+            pq.read_table(self._directory / "views")
+            .group_by("app_id")
+            .aggregate([("count", "max")])
         )
         assert last.sort_by("app_id")["count_max"].equals(true_views["count_all"])
         assert last.sort_by("app_id")["app_id"].equals(true_views["app_id"])
@@ -149,9 +151,7 @@ def test_a_kill_during_the_asynchronous_part_leaves_that_checkpoint_incomplete(
     page_views: PageViews, tmp_path: Path
 ) -> None:
     prepare, reached = Gate(str(tmp_path / "prepare")), Gate(str(tmp_path / "reached"))
-    page_views.start(
-        around_clicks=lambda sink: GatedSink(sink, prepare=prepare, reached=reached)
-    )
+    page_views.start(around_clicks=lambda sink: GatedSink(sink, prepare=prepare, reached=reached))
     _until(lambda: reached.is_open)
     page_views.kill(slot=0)
     _until(lambda: any(isinstance(event, AttemptFailed) for event in page_views.events))

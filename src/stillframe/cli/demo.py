@@ -12,6 +12,7 @@ import textwrap
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from stillframe.cli.kills import WAIT_SECONDS_MAX, Killer, planned_kills
 from stillframe.cli.lines import Lines, in_one_sentence
 from stillframe.cli.run import default_master
 from stillframe.clock import SystemClock
+from stillframe.coordinator.history import CheckpointCommitted, Event
 
 if TYPE_CHECKING:
     from stillframe.cli.comparison import Comparison
@@ -107,7 +109,7 @@ def _prove(chosen: Demo, lines: Lines, *, is_debugging: bool) -> bool:
     killer = Killer(kills, SystemClock(), lambda slot, pid: _say_killed(lines, slot, pid))
 
     def follow(query: Query) -> None:
-        query.add_listener(lines.say_event)
+        query.add_listener(partial(_say_event, lines))
         query.add_listener(killer.on_event)
         killer.start()
 
@@ -165,6 +167,12 @@ def _compare(chosen: Demo) -> Comparison:
 
     still = stillframe.on(open_session(JOB))
     return compare(still, chosen.source(), chosen.directory, JOB)
+
+
+def _say_event(lines: Lines, event: Event) -> None:
+    # That a completed checkpoint is committed as well is for machines: it doubles the lines.
+    if lines.as_json or not isinstance(event, CheckpointCommitted):
+        lines.say_event(event)
 
 
 def _say_killed(lines: Lines, slot: int, pid: int) -> None:

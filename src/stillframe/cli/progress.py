@@ -14,6 +14,7 @@ from stillframe.cli.lines import fields_of, kind_of
 from stillframe.clock import Clock
 from stillframe.coordinator.history import (
     AttemptStarted,
+    CheckpointCommitted,
     CheckpointCompleted,
     Event,
     JobEnded,
@@ -25,6 +26,8 @@ from stillframe.coordinator.query import Query
 
 Form = Literal["terminal", "plain", "json"]
 _INTERVAL_SECONDS = 1.0
+_EXPECTED = (SlotsRunning, CheckpointCompleted, CheckpointCommitted, JobEnded)
+"""What people see in the figures and need not be told besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +153,7 @@ class Progress:
             self.show()
 
     def _on_event(self, event: Event) -> None:
-        # The figures tell of these.
-        is_expected = isinstance(event, SlotsRunning | CheckpointCompleted | JobEnded) or (
+        is_expected = isinstance(event, _EXPECTED) or (
             isinstance(event, AttemptStarted) and event.restored_from is None
         )
         with self._lock:

@@ -132,6 +132,12 @@ class _FileReader(BlockingReader):
 
     def __init__(self, schema: pa.Schema, splits: Sequence[Split]) -> None:
         self._schema = schema
+        for split in splits:
+            if "path" not in split.position:
+                raise DataError(
+                    f"the checkpoint's position of {split.id} is not one in a file: give the job"
+                    " the source and the parallelism it began with, or start it under another name"
+                )
         self._splits = splits
 
     def read(self) -> Iterator[tuple[Split, pa.RecordBatch]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from stillframe.errors import StartRefused
@@ -29,14 +30,13 @@ def is_local(spark: SparkSession) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def refuse_unfit_session(spark: SparkSession) -> None:
+def refuse_unfit_settings(conf: SparkConf) -> None:
     """Settings under which a job could not run, or not as the user was promised."""
-    refuse_dynamic_allocation(spark)
-    refuse_encryption(spark)
+    refuse_dynamic_allocation(conf)
+    refuse_encryption(conf)
 
 
-def refuse_dynamic_allocation(spark: SparkSession) -> None:
-    conf = spark.sparkContext.getConf()
+def refuse_dynamic_allocation(conf: SparkConf) -> None:
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         raise StartRefused(
             "spark.dynamicAllocation.enabled is true, but slots are tasks of a barrier stage, which"
@@ -44,8 +44,7 @@ def refuse_dynamic_allocation(spark: SparkSession) -> None:
         )
 
 
-def refuse_encryption(spark: SparkSession) -> None:
-    conf = spark.sparkContext.getConf()
+def refuse_encryption(conf: SparkConf) -> None:
     for setting in _ENCRYPTION:
         if conf.get(setting, "false") == "true":
             raise StartRefused(

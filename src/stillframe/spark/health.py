@@ -45,12 +45,12 @@ def _slots(spark: SparkSession) -> str:
 
 
 def _dynamic_allocation(spark: SparkSession) -> str:
-    checks.refuse_dynamic_allocation(spark)
+    checks.refuse_dynamic_allocation(spark.sparkContext.getConf())
     return "off, as barrier stages need it"
 
 
 def _encryption(spark: SparkSession) -> str:
-    checks.refuse_encryption(spark)
+    checks.refuse_encryption(spark.sparkContext.getConf())
     return "Spark does not ask for it"
 
 

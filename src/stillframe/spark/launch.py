@@ -37,7 +37,7 @@ def observe_starts(observer: Callable[[Query], None]) -> None:
 def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
     """Start the job and return at once; what cannot work is refused here."""
     _use_this_python(spark)
-    checks.refuse_unfit_session(spark)
+    checks.refuse_unfit_settings(spark.sparkContext.getConf())
     available = checks.slots_max(spark)
     beside = 1 if _runs_spark_jobs(sinks) else 0
 
