@@ -42,6 +42,11 @@ def job_file(directory: Path, text: str, extra: str = "") -> str:
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def temporary_files_below_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def test_a_job_file_that_is_not_there_is_refused(capsys, tmp_path):
     assert main(["run", str(tmp_path / "job.py")]) == 1
     assert "there is no job file" in capsys.readouterr().err
@@ -79,6 +84,7 @@ def test_a_failing_query_ends_in_one_sentence(command, tmp_path):
     sentence = done.stderr.splitlines()[-1]
     assert sentence.startswith("stillframe: job 'small' failed: ")
     assert "division by zero" in sentence
+    assert Path(sentence.rsplit(" ", 1)[1].rstrip(")")).is_file()
     assert "Traceback" not in done.stderr
     assert "java" not in done.stderr
 
@@ -91,7 +97,8 @@ def test_a_mistake_in_the_script_is_told_with_its_line(command, tmp_path):
     assert done.stdout == ""
     assert "nonsense" in done.stderr
     assert "at org.apache" not in done.stderr
-    assert len(done.stderr.splitlines()) <= 3, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not list(tmp_path.glob("stillframe-run-*"))
 
 
 @pytest.mark.spark

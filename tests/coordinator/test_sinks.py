@@ -71,13 +71,11 @@ def prepared(uid, subtask, *pairs):
     return OperatorSnapshot(uid, subtask, commits=commits)
 
 
-def test_one_commit_gets_what_all_subtasks_prepared_since_the_checkpoint_before():
+def test_one_commit_gets_what_all_subtasks_prepared_aborted_checkpoints_too():
     sink = HereSink()
-    made = manifest(
-        prepared("w0", 0, (6, "old"), (8, "aborted"), (9, "a")), prepared("w0", 1, (9, "b"))
-    )
+    made = manifest(prepared("w0", 0, (8, "aborted"), (9, "a")), prepared("w0", 1, (9, "b")))
 
-    driver_sinks(sink).commit("w0", made, after=7)
+    driver_sinks(sink).commit("w0", made)
 
     assert sink.asked == [(4, ["aborted", "a", "b"])]
 
@@ -113,7 +111,7 @@ def test_an_epoch_is_told_when_every_sink_has_committed_it(committing):
     first, second = HereSink(), HereSink()
     thread, events = committing(first, second)
 
-    thread.submit(manifest(prepared("w0", 0, (9, "a")), prepared("w1", 0, (9, "b"))), 8)
+    thread.submit(manifest(prepared("w0", 0, (9, "a")), prepared("w1", 0, (9, "b"))))
 
     assert events.get(timeout=LIMIT_SECONDS) == EpochCommitted(4)
     assert (first.asked, second.asked) == ([(4, ["a"])], [(4, ["b"])])
@@ -123,7 +121,7 @@ def test_an_epoch_without_records_is_committed_too_so_that_numbers_stay_dense(co
     sink = HereSink()
     thread, events = committing(sink)
 
-    thread.submit(manifest(), 8)
+    thread.submit(manifest())
 
     assert events.get(timeout=LIMIT_SECONDS) == EpochCommitted(4)
     assert sink.asked == [(4, [])]
@@ -140,7 +138,7 @@ def test_an_epoch_without_records_is_committed_too_so_that_numbers_stay_dense(co
 def test_a_commit_that_raises_is_told_with_whether_it_would_again(committing, error, failed):
     thread, events = committing(HereSink(raises=error))
 
-    thread.submit(manifest(), 8)
+    thread.submit(manifest())
 
     assert events.get(timeout=LIMIT_SECONDS) == failed
 
@@ -149,7 +147,7 @@ def test_finishing_waits_for_the_commit_under_way():
     sink, events = HereSink(), queue.Queue()
     sink.go_on.clear()
     thread = CommitThread(driver_sinks(sink), events.put)
-    thread.submit(manifest(), 8)
+    thread.submit(manifest())
     finishing = threading.Thread(target=thread.finish)
     finishing.start()
 

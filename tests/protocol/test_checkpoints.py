@@ -9,6 +9,7 @@ from stillframe.protocol.checkpoints import (
     Abort,
     Acknowledged,
     AnnounceComplete,
+    BreakAttempt,
     Checkpoints,
     CheckpointSettings,
     Finish,
@@ -306,10 +307,10 @@ def test_the_job_ends_only_when_every_sink_has_committed_the_last_checkpoint():
     drain(checkpoints, 0.5)
 
     assert complete(checkpoints, 1, now=0.6) == [AnnounceComplete(1)]
-    assert checkpoints.on_committed(1, "a") == []
-    assert checkpoints.on_committed(1, "a") == []
-    assert checkpoints.on_committed(1, "b") == [NoteCommitted(1), Finish()]
-    assert checkpoints.on_committed(1, "b") == []
+    assert checkpoints.on_committed(1, "a", 2.0) == []
+    assert checkpoints.on_committed(1, "a", 2.0) == []
+    assert checkpoints.on_committed(1, "b", 2.0) == [NoteCommitted(1), Finish()]
+    assert checkpoints.on_committed(1, "b", 2.0) == []
 
 
 def test_commits_of_an_older_checkpoint_do_not_end_the_job():
@@ -317,10 +318,34 @@ def test_commits_of_an_older_checkpoint_do_not_end_the_job():
     checkpoints.on_time(1.0)
     drain(checkpoints, 1.1)
     complete(checkpoints, 1, now=1.2)
-    complete(checkpoints, 2, now=1.3)
 
-    assert checkpoints.on_committed(1, "a") == []
-    assert checkpoints.on_committed(2, "a") == [NoteCommitted(2), Finish()]
+    assert checkpoints.on_committed(1, "a", 2.0) == [NoteCommitted(1), Trigger(2)]
+    complete(checkpoints, 2, now=2.1)
+    assert checkpoints.on_committed(1, "a", 2.2) == []
+    assert checkpoints.on_committed(2, "a", 2.3) == [NoteCommitted(2), Finish()]
+
+
+def test_the_next_checkpoint_waits_until_the_one_before_is_committed_everywhere():
+    checkpoints = running(committing="ab")
+    checkpoints.on_time(1.0)
+    complete(checkpoints, 1, now=1.1)
+
+    assert checkpoints.on_time(5.0) == []
+    assert checkpoints.on_committed(1, "a", 6.0) == []
+    assert checkpoints.on_committed(1, "b", 7.0) == [NoteCommitted(1), Trigger(2)]
+
+
+def test_a_slot_that_does_not_commit_in_time_breaks_the_attempt():
+    checkpoints = running(committing="ab")
+    checkpoints.on_time(1.0)
+    complete(checkpoints, 1, now=1.1)
+    checkpoints.on_committed(1, "a", 2.0)
+    deadline = checkpoints.wake_at_seconds()
+
+    assert checkpoints.on_time(deadline - 0.1) == []
+    (broken,) = checkpoints.on_time(deadline)
+    assert isinstance(broken, BreakAttempt)
+    assert "1 of 2 subtasks with sinks have not committed checkpoint 1" in broken.reason
 
 
 def test_the_coordinators_own_commits_hold_up_the_next_checkpoint():
@@ -339,7 +364,7 @@ def test_the_job_ends_only_when_the_coordinator_has_committed_too():
     drain(checkpoints, 0.5)
     complete(checkpoints, 1, now=0.6, coordinator_commits=True)
 
-    assert checkpoints.on_committed(1, "a") == []
+    assert checkpoints.on_committed(1, "a", 2.0) == []
     assert checkpoints.on_coordinator_committed(1.0) == [NoteCommitted(1), Finish()]
 
 
@@ -403,6 +428,8 @@ class _Schedule:
         assert self.finished, "the healed job does not end"
 
     def step(self):
+        if self.finished:
+            return
         if self.on_the_way and self.random.random() < 0.8:
             place = self.random.randrange(len(self.on_the_way))
             self.deliver(self.on_the_way.pop(place))
@@ -439,7 +466,7 @@ class _Schedule:
                 self.carry_out(checkpoints.on_store_failed(checkpoint_id, "disk full", now))
             case ("commit", checkpoint_id, subtask):
                 self.commits_reported.add((checkpoint_id, subtask))
-                self.carry_out(checkpoints.on_committed(checkpoint_id, subtask))
+                self.carry_out(checkpoints.on_committed(checkpoint_id, subtask, now))
             case ("epoch",):
                 self.commits_running = False
                 self.carry_out(checkpoints.on_coordinator_committed(now))
@@ -478,6 +505,9 @@ class _Schedule:
                     assert checkpoint_id not in self.completed
                     self.aborted.append(checkpoint_id)
                     self.pending = self.storing = None
+                case BreakAttempt():
+                    assert self.has_uncommitted(), "nothing is missing"
+                    self.finished = True
                 case Finish():
                     self.check_the_end()
                     self.finished = True
@@ -485,6 +515,7 @@ class _Schedule:
     def on_triggered(self, checkpoint_id):
         assert self.pending is None, "one at a time"
         assert not self.commits_running, "the coordinator is still committing"
+        assert not self.has_uncommitted(), "a slot is still committing"
         assert checkpoint_id == len(self.triggered) + 1
         self.triggered.append(checkpoint_id)
         self.pending = checkpoint_id
@@ -496,6 +527,10 @@ class _Schedule:
                 self.on_the_way.append(("decline", checkpoint_id))
             if fate < 0.02 or fate > 0.1:
                 self.on_the_way.append(("ack", checkpoint_id, subtask))
+
+    def has_uncommitted(self):
+        last = self.completed[-1:]
+        return any((n, s) not in self.commits_reported for n in last for s in self.committing)
 
     def check_the_end(self):
         assert not self.undrained

@@ -124,9 +124,10 @@ def test_slots_killed_between_completion_and_commit_commit_after_the_restart(pag
         source, around_clicks=lambda sink: GatedSink(sink, commit=commit, reached=reached)
     )
 
-    running = page_views.start(plan)
+    running = page_views.start(plan, checkpointInterval="1 hour")
     running.wait_for_records(2_000)
-    running.next_checkpoint()
+    running.job.request_checkpoint(lambda number: None)
+    running.wait(CheckpointCompleted)
     until(lambda: reached.is_open)
     assert page_views.clicks_visible() == 0
     running.kill(slot=0)

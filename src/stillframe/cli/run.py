@@ -14,7 +14,7 @@ from stillframe.cli.jobs import run_job_file
 from stillframe.cli.lines import in_one_sentence
 from stillframe.clock import SystemClock
 from stillframe.config import SESSION_PREFIX, job_option_names, parse_count, refuse_unknown
-from stillframe.errors import BuildError, StillframeError
+from stillframe.errors import BuildError, JobFailed, StillframeError
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,16 +24,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise BuildError(f"there is no job file {job}: give the path of a PySpark script")
     conf = session_settings(arguments)
     logs = Path(tempfile.mkdtemp(prefix="stillframe-run-"))
-    code = 1
     try:
-        code = _run(job, conf, logs, arguments)
-    except KeyboardInterrupt:
-        code = 0  # not a failure: the logs are of no use
-        raise
+        return _run(job, conf, logs, arguments)
+    except JobFailed as error:
+        raise JobFailed(f"{error} (Spark's log is {_kept(logs)})") from error
     finally:
-        if code == 0:
+        if not (logs / _KEPT).exists():
             shutil.rmtree(logs, ignore_errors=True)
-    return code
+
+
+_KEPT = "kept"
+"""A file of this name tells that somebody has been told of the logs."""
+
+
+def _kept(logs: Path) -> Path:
+    from stillframe.spark.environment import log_file
+
+    (logs / _KEPT).touch()
+    return log_file(logs)
 
 
 def session_settings(arguments: argparse.Namespace) -> dict[str, str]:
@@ -58,7 +66,7 @@ def default_master(parallelism: int = 1) -> str:
 
 def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namespace) -> int:
     from stillframe.cli.progress import Progress, form_for
-    from stillframe.spark.environment import keep_jvm_output, log_file, prepare_spark
+    from stillframe.spark.environment import keep_jvm_output, prepare_spark
 
     parallelism = parse_count("parallelism", conf.get(SESSION_PREFIX + "parallelism", "1"))
     master = arguments.master or default_master(parallelism)
@@ -70,12 +78,13 @@ def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namesp
         run_job_file(job, arguments.job_arguments, progress.follow)
         return 0
     except StillframeError:
-        print(f"stillframe: Spark's log is kept in {log_file(logs)}", file=sys.stderr)
         raise
     except SystemExit as ended:
         return _exit_code(ended)
     except Exception as error:
         _tell_where(error, job, is_debugging=arguments.debug)
+        if "JAVA_GATEWAY" in str(error):
+            print(f"stillframe: what Java said is in {_kept(logs)}", file=sys.stderr)
         return 1
     finally:
         progress.close()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
@@ -52,6 +52,7 @@ from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, SlotInde
 from stillframe.protocol.checkpoints import (
     Abort,
     AnnounceComplete,
+    BreakAttempt,
     Checkpoints,
     CheckpointSettings,
     Finish,
@@ -60,7 +61,7 @@ from stillframe.protocol.checkpoints import (
     StoreCheckpoint,
     Trigger,
 )
-from stillframe.protocol.manifests import Manifest, OperatorDescription
+from stillframe.protocol.manifests import Manifest, OperatorDescription, OperatorSnapshot
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
@@ -161,7 +162,7 @@ class RunningAttempt:
         slots: RunningSlots | None = None
         try:
             slots = self._around.deployment.launch(
-                launch, lambda reason: self._around.mailbox.put(SlotsEnded(reason))
+                launch, lambda reason: self._around.mailbox.put(SlotsEnded(self._attempt, reason))
             )
             self._serve()
         finally:
@@ -206,7 +207,7 @@ class RunningAttempt:
                 self._on_report(slot, report)
             case SlotLost(slot, reason):
                 self._break(self._loss(slot, reason), "bystander")
-            case SlotsEnded(reason):
+            case SlotsEnded(attempt, reason) if attempt == self._attempt:
                 self._slots_ended = True
                 self._break(reason or "the slots returned before the job was over", "other")
             case EpochCommitted(epoch):
@@ -238,7 +239,7 @@ class RunningAttempt:
                     best = best if why == "bystander" else AttemptBroke(said, why)
                 case SlotLost(slot, said) if slot not in self._complained:
                     best = AttemptBroke(self._loss(slot, said), "bystander")
-                case SlotsEnded(said):
+                case SlotsEnded(attempt, said) if attempt == self._attempt:
                     self._slots_ended = True
                     if said and len(self._joined) < self._around.plan.slots:
                         best = AttemptBroke(said, "other")  # of one that never came to speak
@@ -293,7 +294,7 @@ class RunningAttempt:
     def _after_the_end(self, mail: Mail) -> None:
         """Of what comes late, only what concerns the job rather than the attempt matters."""
         match mail:
-            case SlotsEnded():
+            case SlotsEnded(attempt) if attempt == self._attempt:
                 self._slots_ended = True
             case EpochCommitted(epoch):
                 self._note_epoch(epoch)
@@ -341,7 +342,7 @@ class RunningAttempt:
                 self._carry_out(checkpoints.on_declined(checkpoint_id, reason, self._now()))
             case Committed(task, subtask, checkpoint_id):
                 ref = SubtaskRef(task, subtask)
-                self._carry_out(checkpoints.on_committed(checkpoint_id, ref))
+                self._carry_out(checkpoints.on_committed(checkpoint_id, ref, self._now()))
             case Drained(task, subtask):
                 ref = SubtaskRef(task, subtask)
                 self._carry_out(checkpoints.on_drained(ref, self._now()))
@@ -370,6 +371,8 @@ class RunningAttempt:
                     self._around.history.tell(CheckpointCommitted(checkpoint_id))
                 case Abort(checkpoint_id, reason):
                     self._abort(checkpoint_id, reason)
+                case BreakAttempt(reason):
+                    self._break(reason, "other")
                 case Finish():
                     self._outcome = AttemptFinished()
 
@@ -409,7 +412,7 @@ class RunningAttempt:
         self._forget_requests(checkpoint_id)
         commits_here = bool(self._around.sinks.committing_here)
         if commits_here:
-            self._commits.submit(manifest, self._completed_before)
+            self._commits.submit(manifest)
         self._completed_before = checkpoint_id
         self._sweep_once(manifest)
         self._carry_out(self._checkpoints.on_stored(checkpoint_id, commits_here, self._now()))
@@ -429,9 +432,22 @@ class RunningAttempt:
             completed_at_ms=self._around.clock.wall_ms(),
             max_parallelism=plan.max_parallelism,
             operators=describe_operators(plan),
-            snapshots=tuple(part for report in reports for part in report.operators),
+            snapshots=tuple(
+                self._without_committed(part) for report in reports for part in report.operators
+            ),
             timings=tuple(report.timings for report in reports),
         )
+
+    def _without_committed(self, part: OperatorSnapshot) -> OperatorSnapshot:
+        """What the coordinator's own sinks still have to commit.
+
+        A barrier may reach a slot before the news that the checkpoint before it is complete; the
+        slot then still holds what that one has committed.
+        """
+        if part.uid not in self._around.sinks.committing_here:
+            return part
+        unseen = (kept for kept in part.commits if kept.checkpoint_id > self._completed_before)
+        return replace(part, commits=tuple(unseen))
 
     def _abort(self, checkpoint_id: CheckpointId, reason: str) -> None:
         self._around.history.tell(CheckpointFailed(checkpoint_id, reason))

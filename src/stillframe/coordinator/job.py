@@ -43,7 +43,7 @@ from stillframe.errors import (
 from stillframe.graph.launch import Deployment
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan
-from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonObject
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest
@@ -241,13 +241,9 @@ class Job(threading.Thread):
 
     def _commit_again(self, manifest: Manifest) -> None:
         """What the restored checkpoint had prepared for sinks that commit here, if not done yet."""
-        assert self._ledger.record is not None
-        kept = self._ledger.record.checkpoints
-        before = [completed for completed in kept if completed.epoch < manifest.epoch]
-        after = before[-1].checkpoint_id if before else NO_CHECKPOINT
         for uid in self._sinks.committing_here:
             if not self._ledger.is_committed(uid, manifest.epoch):
-                self._sinks.commit(uid, manifest, after)
+                self._sinks.commit(uid, manifest)
                 self._ledger.note_committed([uid], manifest.epoch)
 
     def _starting_state(self, manifest: Manifest | None) -> StartingState:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from stillframe.coordinator.control import ControlEvent
 from stillframe.coordinator.sinks import CommitEvent
-from stillframe.ids import CheckpointId
+from stillframe.ids import Attempt, CheckpointId
 from stillframe.protocol.messages import FailureCause
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsEnded:
-    """None of the slots runs any more."""
+    """None of the slots of this attempt runs any more."""
 
+    attempt: Attempt
     reason: str | None
 
 

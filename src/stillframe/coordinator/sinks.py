@@ -11,7 +11,7 @@ from stillframe.api.sinks import Committable, Committer
 from stillframe.errors import StillframeError, UserCodeError
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import Plan
-from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.ids import Attempt, Epoch, OperatorUid
 from stillframe.protocol.manifests import Manifest
 
 
@@ -50,18 +50,9 @@ class DriverSinks:
             uid for uid, sink in sinks.items() if sink.commits_at_coordinator
         ]
 
-    def commit(self, uid: OperatorUid, manifest: Manifest, after: CheckpointId) -> None:
-        """Make the epoch of this checkpoint visible, once more if need be.
-
-        What was prepared up to `after`, the completed checkpoint before, is visible already.
-        """
-        committables = [
-            pending.committable
-            for snapshot in manifest.snapshots_of(uid)
-            for pending in snapshot.commits
-            if pending.checkpoint_id > after
-        ]
-        self._committers[uid].commit(manifest.epoch, committables)
+    def commit(self, uid: OperatorUid, manifest: Manifest) -> None:
+        """Make the epoch of this checkpoint visible, once more if need be."""
+        self._committers[uid].commit(manifest.epoch, _pending(uid, manifest))
 
     def sweep(self, older_than: Attempt, manifest: Manifest | None) -> None:
         """Remove what older attempts left behind; what `manifest` still has to commit stays."""
@@ -92,13 +83,13 @@ class CommitThread:
     def __init__(self, sinks: DriverSinks, on_event: Callable[[CommitEvent], None]) -> None:
         self._sinks = sinks
         self._on_event = on_event
-        self._work: queue.Queue[tuple[Manifest, CheckpointId] | None] = queue.Queue(1)
+        self._work: queue.Queue[Manifest | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="stillframe-epochs", daemon=True)
         self._thread.start()
 
-    def submit(self, manifest: Manifest, after: CheckpointId = NO_CHECKPOINT) -> None:
+    def submit(self, manifest: Manifest) -> None:
         """Never blocks: the next checkpoint starts only when this commit has been reported."""
-        self._work.put_nowait((manifest, after))
+        self._work.put_nowait(manifest)
 
     def finish(self) -> None:
         """Wait for the commit under way, however long the user's function takes, and end."""
@@ -106,11 +97,10 @@ class CommitThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            manifest, after = work
+        while (manifest := self._work.get()) is not None:
             try:
                 for uid in self._sinks.committing_here:
-                    self._sinks.commit(uid, manifest, after)
+                    self._sinks.commit(uid, manifest)
             except Exception as error:
                 self._on_event(_failure(error))
             else:

@@ -15,8 +15,9 @@ Rules of this file
    the instructions it gets, in order.
 2. A checkpoint id is used once. What arrives for a checkpoint that is not pending is late, or a
    duplicate, and changes nothing.
-3. The next checkpoint starts only when the coordinator's own commits of the one before are done, so
-   that slow commits slow checkpoints down instead of piling up.
+3. The next checkpoint starts only when the one before is committed everywhere, so that slow
+   commits slow checkpoints down instead of piling up. A slot that does not commit in time breaks
+   the attempt; the coordinator's own commits run a user's function and may take as long as it does.
 """
 
 from __future__ import annotations
@@ -86,12 +87,25 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakAttempt:
+    """Something hangs that only a new attempt can mend."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Everything is processed, snapshotted and committed: end the job."""
 
 
 Instruction = (
-    Trigger | StoreCheckpoint[Subtask, Snapshot] | AnnounceComplete | NoteCommitted | Abort | Finish
+    Trigger
+    | StoreCheckpoint[Subtask, Snapshot]
+    | AnnounceComplete
+    | NoteCommitted
+    | Abort
+    | BreakAttempt
+    | Finish
 )
 
 
@@ -138,6 +152,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._undrained = set(self._subtasks)
         self._uncommitted_checkpoint: CheckpointId | None = None
         self._uncommitted: set[Subtask] = set()
+        self._commit_deadline_seconds = 0.0
         self._coordinator_commits_outstanding = False
         self._final_complete: CheckpointId | None = None
         assert self._subtasks, "a job has at least one subtask"
@@ -156,8 +171,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             if self._pending.is_storing:
                 return None
             return self._pending.triggered_at_seconds + self._settings.timeout_seconds
-        blocked = self._coordinator_commits_outstanding or self._final_complete is not None
-        if blocked or self._due_at_seconds is None:
+        if self._uncommitted_checkpoint is not None:
+            return self._commit_deadline_seconds if self._uncommitted else None
+        if self._final_complete is not None or self._due_at_seconds is None:
             return None
         return max(self._due_at_seconds, self._pause_over_at_seconds)
 
@@ -185,6 +201,14 @@ class Checkpoints(Generic[Subtask, Snapshot]):
                 f" {len(self._subtasks)} subtasks had not acknowledged it",
                 now_seconds,
             )
+        if self._uncommitted and now_seconds >= self._commit_deadline_seconds:
+            return [
+                BreakAttempt(
+                    f"{len(self._uncommitted)} of {len(self._committing)} subtasks with sinks have"
+                    f" not committed checkpoint {self._uncommitted_checkpoint} within"
+                    f" {self._settings.timeout_seconds:g} s"
+                )
+            ]
         return self._trigger_if_due(now_seconds)
 
     def request(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
@@ -229,6 +253,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._close(now_seconds)
         self._uncommitted_checkpoint = checkpoint_id
         self._uncommitted = set(self._committing)
+        self._commit_deadline_seconds = now_seconds + self._settings.timeout_seconds
         self._coordinator_commits_outstanding = coordinator_commits
         if pending.is_final:
             self._final_complete = checkpoint_id
@@ -247,13 +272,13 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return self._abort(reason, now_seconds)
 
     def on_committed(
-        self, checkpoint_id: CheckpointId, subtask: Subtask
+        self, checkpoint_id: CheckpointId, subtask: Subtask, now_seconds: float
     ) -> list[Instruction[Subtask, Snapshot]]:
         """A sink subtask has made everything up to this checkpoint visible."""
         if self._uncommitted_checkpoint is None or checkpoint_id < self._uncommitted_checkpoint:
             return []
         self._uncommitted.discard(subtask)
-        return self._settle_if_committed()
+        return [*self._settle_if_committed(), *self._trigger_if_due(now_seconds)]
 
     def on_coordinator_committed(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         """The sinks that commit at the coordinator have done so for the last checkpoint."""
@@ -279,7 +304,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             not self._settings.enabled
             or not self._is_running
             or self._pending is not None
-            or self._coordinator_commits_outstanding
+            or self._uncommitted_checkpoint is not None
             or self._final_complete is not None
         ):
             return []

@@ -19,12 +19,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import cast
 
 import pyarrow as pa
 
 from stillframe.clock import Clock, SystemClock
-from stillframe.errors import DataError, SnapshotDamaged, StillframeError, UserCodeError
+from stillframe.errors import (
+    DataError,
+    SnapshotDamaged,
+    StillframeError,
+    StorageError,
+    UserCodeError,
+)
 from stillframe.graph.launch import SlotLaunch
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
@@ -183,15 +190,16 @@ class _Slot(TaskEvents):
     def close(self) -> None:
         """Give everything back; no thread of ours outlives this, because workers are reused."""
         self._lost = self._lost or "the slot has ended"
-        if self._ended:
-            self._network.close(_FLUSH_SECONDS_MAX)
-        else:
-            self._network.abort()
-        self._snapshot_pool.shutdown(wait=True, cancel_futures=True)
-        self._commit_pool.shutdown(wait=True, cancel_futures=True)
-        for subtask in self._subtasks.values():
-            subtask.close()
-        self._control.close()
+        with contextlib.ExitStack() as closing:  # in reverse, and all of it whatever one raises
+            closing.callback(self._control.close)
+            for subtask in self._subtasks.values():
+                closing.callback(subtask.close)
+            closing.callback(self._commit_pool.shutdown, wait=True, cancel_futures=True)
+            closing.callback(self._snapshot_pool.shutdown, wait=True, cancel_futures=True)
+            if self._ended:
+                closing.callback(self._network.close, _FLUSH_SECONDS_MAX)
+            else:
+                closing.callback(self._network.abort)
 
     # --- the loop ---
 
@@ -298,8 +306,8 @@ class _Slot(TaskEvents):
             try:
                 if commit.committables:
                     sink.committer.commit(epoch, commit.committables)
-            except Exception as error:  # whatever the outside said: the attempt tries again
-                self._lose(f"a commit failed ({error})")
+            except Exception as error:  # whatever the outside said; the loop raises it
+                self._mail(partial(_raise, error))
                 return
             self._mail(lambda: self._subtasks[subtask].on_committed(sink, commit.checkpoint_id))
 
@@ -317,6 +325,12 @@ class _Slot(TaskEvents):
             records_in=sum(subtask.counters.records_read for subtask in subtasks),
             records_out=sum(subtask.records_written for subtask in subtasks),
         )
+
+
+def _raise(error: Exception) -> None:
+    if isinstance(error, StillframeError):
+        raise error
+    raise StorageError(f"a commit failed: {type(error).__name__}: {error}") from error
 
 
 def _cause_of(error: Exception) -> FailureCause:
