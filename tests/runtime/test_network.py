@@ -94,9 +94,7 @@ def batch_of_bytes(size_bytes, number=0):
 
 
 def close_in_order(*slots):
-    threads = [
-        threading.Thread(target=slot.network.close, args=(LIMIT_SECONDS,)) for slot in slots
-    ]
+    threads = [threading.Thread(target=slot.network.close, args=(LIMIT_SECONDS,)) for slot in slots]
     for thread in threads:
         thread.start()
     for thread in threads:

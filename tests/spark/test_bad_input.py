@@ -64,7 +64,7 @@ def test_slots_that_would_leave_no_core_for_foreach_batch_are_refused(
 ) -> None:
     writer = clicks(still).writeStream.foreachBatch(ignore).options(**options)
 
-    with pytest.raises(StartRefused, match="needs 4 slots and 1 more core .* Spark has 4: lower"):
+    with pytest.raises(StartRefused, match=r"needs 4 slots and 1 more core .* Spark has 4: lower"):
         writer.option("parallelism", 4).start()
 
 

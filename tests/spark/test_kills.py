@@ -56,7 +56,7 @@ class PageViews:
 
     def start(
         self,
-        on_event: Callable[[Event], None] = lambda event: None,
+        *saboteurs: Callable[[Event], None],
         around_clicks: Callable[[FileSink], Any] = lambda sink: sink,
     ) -> None:
         reader = self._still.readStream.format("clicks")
@@ -81,7 +81,8 @@ class PageViews:
         self.query = launch.start(self._spark, "page-views", sinks, config)
 
         def listen(event: Event) -> None:
-            on_event(event)
+            for saboteur in saboteurs:
+                saboteur(event)
             with self._changed:
                 self.events.append(event)
                 self._changed.notify_all()
@@ -171,7 +172,7 @@ def test_a_kill_in_the_first_epoch_starts_again_from_the_beginning(page_views: P
 def test_a_kill_during_recovery_is_recovered_from(page_views: PageViews) -> None:
     first = Once(page_views, CheckpointCompleted, attempt=1, slot=0)
     second = Once(page_views, SlotsRunning, attempt=2, slot=1)
-    page_views.start(lambda event: (first(event), second(event)) and None)
+    page_views.start(first, second)
     page_views.finish()
 
     restored_from = page_views.restored_from()
@@ -182,7 +183,7 @@ def test_a_kill_during_recovery_is_recovered_from(page_views: PageViews) -> None
 def test_two_kills_in_quick_succession_count_as_one_failure(page_views: PageViews) -> None:
     first = Once(page_views, CheckpointCompleted, attempt=1, slot=0)
     second = Once(page_views, CheckpointCompleted, attempt=1, slot=1)
-    page_views.start(lambda event: (first(event), second(event)) and None)
+    page_views.start(first, second)
     page_views.finish()
 
     assert len(page_views.restored_from()) == 1
