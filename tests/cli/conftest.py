@@ -16,9 +16,9 @@ from stillframe.clock import SystemClock
 from stillframe.config import job_config
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import DriverAddress
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
+from stillframe.coordinator.running import DriverAddress
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.testing.processes import ProcessDeployment

@@ -5,7 +5,6 @@ import pytest
 from stillframe.config import job_config
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import DriverAddress
 from stillframe.coordinator.history import (
     AttemptFailed,
     AttemptStarted,
@@ -15,6 +14,7 @@ from stillframe.coordinator.history import (
 )
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
+from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.launch import Deployment
 from stillframe.graph.logical import Node, Read, Write

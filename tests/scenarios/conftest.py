@@ -26,10 +26,10 @@ from stillframe.clock import SystemClock
 from stillframe.config import job_config
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource, clicks_table
-from stillframe.coordinator.attempt import DriverAddress
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event, SlotsRunning
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
+from stillframe.coordinator.running import DriverAddress
 from stillframe.graph.launch import Deployment
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stillframe.coordinator.ports import SlotsPort
 from stillframe.errors import StillframeError
 from stillframe.ids import Attempt, SlotIndex
 from stillframe.json_values import JsonObject
@@ -54,7 +55,7 @@ class SlotLost:
 ControlEvent = SlotJoined | SlotReported | SlotLost
 
 
-class ControlServer:
+class ControlServer(SlotsPort):
     """Admits the slots of one attempt, each once; hands on what they say as events.
 
     `on_event` is called on this object's threads and must not block. `send` and `close` are for

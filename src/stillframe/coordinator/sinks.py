@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stillframe.api.sinks import Committable, Committer
+from stillframe.coordinator.ports import CommitsPort
 from stillframe.errors import StillframeError, UserCodeError
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import Plan
@@ -74,7 +75,7 @@ def _pending(uid: OperatorUid, manifest: Manifest | None) -> list[Committable]:
     ]
 
 
-class CommitThread:
+class CommitThread(CommitsPort):
     """Commits epochs in the background, one after the other; a slow one delays only the next.
 
     `on_event` is called on its thread. `finish` waits for what was submitted.

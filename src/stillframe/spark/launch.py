@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 from stillframe.clock import SystemClock
 from stillframe.config import JobConfig
-from stillframe.coordinator.attempt import DriverAddress
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
+from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import StartRefused
 from stillframe.graph.logical import Node, Write
 from stillframe.graph.plan import build_plan

@@ -1,0 +1,124 @@
+"""Runs an attempt for real: the control port, the slots, the thread that commits, the waiting."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass
+
+from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.control import ControlServer
+from stillframe.coordinator.mail import (
+    AttemptFinished,
+    AttemptStopped,
+    Mail,
+    Outcome,
+    SlotsEnded,
+)
+from stillframe.coordinator.sinks import CommitThread
+from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
+from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.messages import EndSlot
+from stillframe.protocol.restore import StartingState
+from stillframe.wire import Address
+
+_END_SECONDS_MAX = 30.0
+_CANCEL_SECONDS_MAX = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAddress:
+    """Where slots reach the coordinator; it may listen on another address than they dial."""
+
+    host: str
+    bind_host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where and how the attempts of a job run."""
+
+    deployment: Deployment
+    driver: DriverAddress
+    secret: bytes
+    mailbox: queue.Queue[Mail]
+
+
+def run_attempt(
+    parts: JobParts, stage: Stage, restored: Manifest | None, state: StartingState
+) -> Outcome:
+    """Launch the slots and see the attempt through; when it returns none of them runs."""
+    attempt = parts.ledger.attempt
+    commits = CommitThread(parts.sinks, stage.mailbox.put)
+    server = ControlServer(
+        stage.driver.bind_host or stage.driver.host,
+        stage.secret,
+        parts.plan.job,
+        attempt,
+        parts.plan.slots,
+        stage.mailbox.put,
+    )
+    running = RunningAttempt(parts, server, commits, restored, state)
+    launch = SlotLaunch(
+        plan=parts.plan,
+        attempt=attempt,
+        coordinator=Address(stage.driver.host, server.port),
+        secret=stage.secret,
+        store_address=parts.ledger.store_address,
+        channel_buffer_bytes=parts.config.channel_buffer_bytes,
+    )
+    slots: RunningSlots | None = None
+    try:
+        slots = stage.deployment.launch(
+            launch, lambda reason: stage.mailbox.put(SlotsEnded(attempt, reason))
+        )
+        while running.outcome is None:
+            left = running.wake_at_seconds() - parts.clock.monotonic_seconds()
+            _handle_next(stage, running, left)
+            running.on_time()
+    finally:
+        _end(parts, stage, running, server, slots)
+        commits.finish()
+        while _handle_next(stage, running, 0.0):
+            pass
+    for request in running.unanswered_requests():
+        stage.mailbox.put(request)
+    assert running.outcome is not None
+    return running.outcome
+
+
+def _handle_next(stage: Stage, running: RunningAttempt, seconds_max: float) -> bool:
+    """Handle the next mail, if one comes in time."""
+    try:
+        mail = stage.mailbox.get(block=seconds_max > 0, timeout=max(seconds_max, 0.0) or None)
+    except queue.Empty:
+        return False
+    running.handle(mail)
+    return True
+
+
+def _end(
+    parts: JobParts,
+    stage: Stage,
+    running: RunningAttempt,
+    server: ControlServer,
+    slots: RunningSlots | None,
+) -> None:
+    """Leave nothing running: slots are told, then cut off, then ended by force."""
+    is_good_end = isinstance(running.outcome, AttemptFinished | AttemptStopped)
+    if is_good_end and running.have_all_joined:
+        server.broadcast(EndSlot())
+        _await_slots_ended(parts, stage, running, _END_SECONDS_MAX)
+    server.close()
+    if slots is not None and not running.have_slots_ended:
+        slots.cancel()
+        _await_slots_ended(parts, stage, running, _CANCEL_SECONDS_MAX)
+
+
+def _await_slots_ended(
+    parts: JobParts, stage: Stage, running: RunningAttempt, seconds_max: float
+) -> None:
+    deadline = parts.clock.monotonic_seconds() + seconds_max
+    while not running.have_slots_ended:
+        left = deadline - parts.clock.monotonic_seconds()
+        if left <= 0 or not _handle_next(stage, running, left):
+            return
