@@ -35,10 +35,53 @@ def test_every_option_is_parsed_into_its_unit():
         checkpoints_retained=3,
         parallelism=4,
         max_parallelism=256,
+        restart_strategy="fixed-delay",
         restart_attempts=0,
         restart_delay_seconds=0.0,
         restore_from=7,
         channel_buffer_bytes=65536,
+    )
+
+
+def test_the_options_of_a_failure_rate_are_parsed_into_their_units():
+    config = job_config(
+        {
+            "restartStrategy": "failure-rate",
+            "restartMaxFailuresPerInterval": "3",
+            "restartFailureInterval": "5 min",
+            "restartDelay": "10 s",
+        }
+    )
+
+    assert config == JobConfig(
+        restart_strategy="failure-rate",
+        restart_max_failures_per_interval=3,
+        restart_failure_interval_seconds=300.0,
+        restart_delay_seconds=10.0,
+    )
+
+
+def test_the_options_of_an_exponential_delay_are_parsed_into_their_units():
+    config = job_config(
+        {
+            "restartStrategy": "Exponential-Delay",
+            "restartInitialBackoff": "500 ms",
+            "restartMaxBackoff": "2 min",
+            "restartBackoffMultiplier": "2",
+            "restartResetBackoffThreshold": "10 min",
+            "restartJitterFactor": "0.25",
+            "restartAttemptsBeforeResetBackoff": "7",
+        }
+    )
+
+    assert config == JobConfig(
+        restart_strategy="exponential-delay",
+        restart_initial_backoff_seconds=0.5,
+        restart_max_backoff_seconds=120.0,
+        restart_backoff_multiplier=2.0,
+        restart_reset_backoff_threshold_seconds=600.0,
+        restart_jitter_factor=0.25,
+        restart_attempts_before_reset_backoff=7,
     )
 
 
@@ -113,3 +156,109 @@ def test_an_empty_location_is_refused():
 
 def test_the_names_of_the_options_are_listed():
     assert "checkpointInterval" in job_option_names()
+
+
+# --- restarts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({}, None),
+        ({"restartAttempts": "3"}, "fixed-delay"),
+        ({"restartDelay": "5 s"}, "fixed-delay"),
+        ({"restartattempts": "3", "RESTARTDELAY": "5 s"}, "fixed-delay"),
+        ({"restartFailureInterval": "5 min", "restartDelay": "5 s"}, "failure-rate"),
+        ({"restartMaxFailuresPerInterval": "3"}, "failure-rate"),
+        ({"restartMaxBackoff": "5 min"}, "exponential-delay"),
+        ({"restartStrategy": "failure-rate", "restartDelay": "5 s"}, "failure-rate"),
+        ({"restartStrategy": "off"}, "none"),
+    ],
+)
+def test_options_of_one_restart_strategy_choose_it(options, meant):
+    assert job_config(options).restart_strategy == meant
+
+
+@pytest.mark.parametrize(
+    ("session", "options", "meant"),
+    [
+        ({"restartStrategy": "failure-rate"}, {"restartDelay": "5 s"}, "failure-rate"),
+        ({"restartStrategy": "failure-rate"}, {"restartAttempts": "5"}, "fixed-delay"),
+        ({"restartStrategy": "failure-rate"}, {"restartStrategy": "none"}, "none"),
+        ({"restartStrategy": "failure-rate"}, {}, "failure-rate"),
+        ({"restartAttempts": "3"}, {"restartStrategy": "none"}, "none"),
+        ({"restartAttempts": "3"}, {"restartMaxBackoff": "5 min"}, "exponential-delay"),
+    ],
+)
+def test_the_strategy_a_writer_means_outweighs_the_sessions(session, options, meant):
+    of_session = {f"spark.stillframe.{name}": value for name, value in session.items()}
+
+    assert job_config(options, of_session).restart_strategy == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("fixed_delay", "fixed-delay"), ("exponential", "exponential-delay"),
+        ("failurerate", "failure-rate"), ("no", "none"),
+    ],
+)  # fmt: skip
+def test_an_unknown_restart_strategy_is_an_error_that_names_the_nearest(given, nearest):
+    with pytest.raises(BuildError, match=f"not '{given}'; did you mean '{nearest}'"):
+        job_config({"restartStrategy": given})
+
+
+def test_options_of_different_restart_strategies_are_refused():
+    sentence = "restartAttempts and restartMaxBackoff of the job belong to different"
+    with pytest.raises(BuildError, match=sentence):
+        job_config({"restartAttempts": "3", "restartMaxBackoff": "5 min"})
+
+
+def test_an_option_that_the_named_restart_strategy_does_not_have_is_refused():
+    with pytest.raises(BuildError, match=r"restartAttempts of the job .* 'none'.* fixed-delay"):
+        job_config({"restartStrategy": "none", "restartAttempts": "3"})
+
+
+@pytest.mark.parametrize("text", ["0.9", "-1", "two", "", "inf", "nan"])
+def test_a_backoff_that_would_shrink_is_refused(text):
+    sentence = "option restartBackoffMultiplier is a number of at least 1, not"
+    with pytest.raises(BuildError, match=sentence):
+        job_config({"restartBackoffMultiplier": text})
+
+
+@pytest.mark.parametrize("text", ["1.1", "-0.1", "10%", ""])
+def test_a_jitter_is_a_share_of_the_delay(text):
+    sentence = "option restartJitterFactor is a number from 0 to 1, not"
+    with pytest.raises(BuildError, match=sentence):
+        job_config({"restartJitterFactor": text})
+
+
+def test_a_first_delay_longer_than_the_longest_is_refused_with_both():
+    sentence = "restartInitialBackoff of 120 s is longer than restartMaxBackoff of 60 s"
+    with pytest.raises(BuildError, match=sentence):
+        job_config({"restartInitialBackoff": "2 min"})
+
+
+@pytest.mark.parametrize(
+    "option", ["restartInitialBackoff", "restartResetBackoffThreshold", "restartFailureInterval"]
+)
+def test_a_time_over_which_restarts_are_reckoned_is_longer_than_nothing(option):
+    with pytest.raises(BuildError, match=f"option {option} must be longer than nothing"):
+        job_config({option: "0 s"})
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many"])
+def test_restarts_before_a_reset_are_counted_or_infinite(text):
+    sentence = "restartAttemptsBeforeResetBackoff is a whole number of at least 1 or 'infinite'"
+    with pytest.raises(BuildError, match=sentence):
+        job_config({"restartAttemptsBeforeResetBackoff": text})
+
+
+@pytest.mark.parametrize("text", ["at-least-once", "AT_LEAST_ONCE", " At-Least-Once "])
+def test_the_checkpoint_mode_may_be_written_as_flink_users_do(text):
+    assert job_config({"checkpointMode": text}).checkpoint_mode == "at-least-once"
+
+
+def test_an_unknown_checkpoint_mode_is_an_error_that_names_the_nearest():
+    with pytest.raises(BuildError, match="not 'exactly'; did you mean 'exactly-once'"):
+        job_config({"checkpointMode": "exactly"})

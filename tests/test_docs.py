@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ WITHOUT_DEFAULT = {
     "checkpointLocation": "none",
     "checkpointInterval": "off",
     "parallelism": "by the cores",
+    "restartStrategy": "by the checkpoints",
     "restoreFrom": "the newest",
 }
 """What the table says where the code has None."""
@@ -144,7 +145,9 @@ def test_the_options_of_the_readme_are_those_of_the_code_with_their_defaults(pag
         if option in WITHOUT_DEFAULT:
             assert default == WITHOUT_DEFAULT[option]
         else:
-            assert job_config({option: default}) == JobConfig(), f"{option} is not {default}"
+            # An option of a restart strategy also chooses it.
+            config = replace(job_config({option: default}), restart_strategy=None)
+            assert config == JobConfig(), f"{option} is not {default}"
     unset = [field for field in fields(JobConfig) if getattr(JobConfig(), field.name) is None]
     assert len(unset) == len(WITHOUT_DEFAULT)
 

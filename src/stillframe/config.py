@@ -1,18 +1,23 @@
 """The settings of a job: options of the writer, or `spark.stillframe.<option>` for a whole session.
 
-Meanings and defaults are Flink's where Flink has them. Two deviate on purpose: two checkpoints are
-retained (one damaged file must not be the end), and a failed checkpoint never fails the job.
+Meanings and defaults are Flink's where Flink has them. Three deviate on purpose: two checkpoints
+are retained (one damaged file must not be the end), a failed checkpoint never fails the job, and a
+completed one starts the count of restartAttempts anew.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args
 
 from stillframe.errors import BuildError, UnknownOption
+
+RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
+CheckpointMode = Literal["exactly-once", "at-least-once"]
 
 _UNIT_SECONDS = {
     "ms": 0.001, "millisecond": 0.001, "milliseconds": 0.001,
@@ -60,6 +65,61 @@ def _text(option: str, text: str) -> str:
     return text
 
 
+def _parse_count_or_infinite(option: str, text: str) -> float:
+    """A whole number of at least 1, or no limit at all."""
+    if text.strip().lower() == "infinite":
+        return math.inf
+    if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
+        raise BuildError(
+            f"option {option} is a whole number of at least 1 or 'infinite', not {text!r}"
+        )
+    return int(text)
+
+
+def _number(text: str) -> float:
+    """Plain decimals; anything else is not a number that any range contains."""
+    return float(text) if re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) else math.nan
+
+
+def _parse_multiplier(option: str, text: str) -> float:
+    if not _number(text) >= 1:
+        raise BuildError(f"option {option} is a number of at least 1, not {text!r}")
+    return _number(text)
+
+
+def _parse_share(option: str, text: str) -> float:
+    if not _number(text) <= 1:
+        raise BuildError(f"option {option} is a number from 0 to 1, not {text!r}")
+    return _number(text)
+
+
+Name = TypeVar("Name", bound=str)
+
+
+def _one_of(option: str, text: str, names: tuple[Name, ...]) -> Name:
+    given = text.strip().lower()
+    for name in names:
+        if given == name:
+            return name
+    nearest = difflib.get_close_matches(given, names, n=1, cutoff=0.0)[0]
+    raise BuildError(
+        f"option {option} is one of {', '.join(names)}, not {text!r}; did you mean {nearest!r}?"
+    )
+
+
+def _parse_restart_strategy(option: str, text: str) -> RestartStrategyName:
+    """Any case, and `off` for `none`, as Flink has it."""
+    given = "none" if text.strip().lower() == "off" else text
+    names: tuple[RestartStrategyName, ...] = get_args(RestartStrategyName)
+    return _one_of(option, given, names)
+
+
+def _parse_checkpoint_mode(option: str, text: str) -> CheckpointMode:
+    """Any case, and with `_` as Flink writes it."""
+    names: tuple[CheckpointMode, ...] = get_args(CheckpointMode)
+    return _one_of(option, text.replace("_", "-"), names)
+
+
 @dataclass(frozen=True, slots=True)
 class JobConfig:
     """All settings of one job, parsed and checked."""
@@ -70,17 +130,37 @@ class JobConfig:
     """None: checkpointing is off."""
     checkpoint_timeout_seconds: float = 600.0
     checkpoint_min_pause_seconds: float = 0.0
+    checkpoint_mode: CheckpointMode = "exactly-once"
+    """At-least-once holds no channel back: after a recovery some records count twice."""
     checkpoints_retained: int = 2
     parallelism: int | None = None
     """None: the session decides (local masters: the number of cores)."""
     max_parallelism: int = 128
-    restart_attempts: int = 10
+    restart_strategy: RestartStrategyName | None = None
+    """None: by the checkpoints, see `restart_strategy_in_force`."""
+    restart_attempts: int = 1
     """How many restarts in a row without a new completed checkpoint before the job gives up."""
     restart_delay_seconds: float = 1.0
+    restart_max_failures_per_interval: int = 1
+    restart_failure_interval_seconds: float = 60.0
+    restart_initial_backoff_seconds: float = 1.0
+    restart_max_backoff_seconds: float = 60.0
+    restart_backoff_multiplier: float = 1.5
+    restart_reset_backoff_threshold_seconds: float = 3600.0
+    """How long after a restart without a failure until delays begin with the first again."""
+    restart_jitter_factor: float = 0.1
+    restart_attempts_before_reset_backoff: float = math.inf
     restore_from: int | None = None
     """A checkpoint's number, to begin with that one instead of the newest."""
     channel_buffer_bytes: int = 4 * 1024 * 1024
     """How many bytes may wait in one channel before its sender must pause."""
+
+    @property
+    def restart_strategy_in_force(self) -> RestartStrategyName:
+        """As in Flink: without checkpoints a restart would begin from nothing, so there is none."""
+        if self.restart_strategy is not None:
+            return self.restart_strategy
+        return "none" if self.checkpoint_interval_seconds is None else "exponential-delay"
 
 
 _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
@@ -88,13 +168,42 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "checkpointInterval": ("checkpoint_interval_seconds", _parse_time_span_seconds),
     "checkpointTimeout": ("checkpoint_timeout_seconds", _parse_time_span_seconds),
     "checkpointMinPause": ("checkpoint_min_pause_seconds", parse_duration_seconds),
+    "checkpointMode": ("checkpoint_mode", _parse_checkpoint_mode),
     "checkpointsRetained": ("checkpoints_retained", parse_count),
     "parallelism": ("parallelism", parse_count),
     "maxParallelism": ("max_parallelism", parse_count),
+    "restartStrategy": ("restart_strategy", _parse_restart_strategy),
     "restartAttempts": ("restart_attempts", parse_count_or_zero),
     "restartDelay": ("restart_delay_seconds", parse_duration_seconds),
+    "restartMaxFailuresPerInterval": ("restart_max_failures_per_interval", parse_count),
+    "restartFailureInterval": ("restart_failure_interval_seconds", _parse_time_span_seconds),
+    "restartInitialBackoff": ("restart_initial_backoff_seconds", _parse_time_span_seconds),
+    "restartMaxBackoff": ("restart_max_backoff_seconds", _parse_time_span_seconds),
+    "restartBackoffMultiplier": ("restart_backoff_multiplier", _parse_multiplier),
+    "restartResetBackoffThreshold": (
+        "restart_reset_backoff_threshold_seconds",
+        _parse_time_span_seconds,
+    ),
+    "restartJitterFactor": ("restart_jitter_factor", _parse_share),
+    "restartAttemptsBeforeResetBackoff": (
+        "restart_attempts_before_reset_backoff",
+        _parse_count_or_infinite,
+    ),
     "restoreFrom": ("restore_from", parse_count),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
+}
+# Which strategies have an option. Where none is named, the first that has all given ones is meant.
+_STRATEGIES_WITH: Mapping[str, tuple[RestartStrategyName, ...]] = {
+    "restartAttempts": ("fixed-delay",),
+    "restartDelay": ("fixed-delay", "failure-rate"),
+    "restartMaxFailuresPerInterval": ("failure-rate",),
+    "restartFailureInterval": ("failure-rate",),
+    "restartInitialBackoff": ("exponential-delay",),
+    "restartMaxBackoff": ("exponential-delay",),
+    "restartBackoffMultiplier": ("exponential-delay",),
+    "restartResetBackoffThreshold": ("exponential-delay",),
+    "restartJitterFactor": ("exponential-delay",),
+    "restartAttemptsBeforeResetBackoff": ("exponential-delay",),
 }
 SESSION_PREFIX = "spark.stillframe."
 
@@ -129,12 +238,42 @@ def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = N
     values: dict[str, Any] = {}
     for given, of in ((from_session, "the session (spark.stillframe.*)"), (options, "the job")):
         refuse_unknown(given, _OPTIONS, of)
-        for name, text in given.items():
-            option = by_lower[name.lower()]
-            field_name, parse = _OPTIONS[option]
-            values[field_name] = parse(option, str(text))
+        texts = {by_lower[name.lower()]: str(text) for name, text in given.items()}
+        parsed = {_OPTIONS[name][0]: _OPTIONS[name][1](name, text) for name, text in texts.items()}
+        named, inherited = (of_level.get("restart_strategy") for of_level in (parsed, values))
+        parsed["restart_strategy"] = _strategy_meant(texts, named, inherited, of)
+        values |= parsed
     assert set(values) <= {field.name for field in fields(JobConfig)}
     return _checked(JobConfig(**values))
+
+
+def _strategy_meant(
+    given: Iterable[str],
+    named: RestartStrategyName | None,
+    inherited: RestartStrategyName | None,
+    of: str,
+) -> RestartStrategyName | None:
+    """The restart strategy that options given in one place mean, which may be the inherited one."""
+    options = [option for option in given if option in _STRATEGIES_WITH]
+    for option in options:
+        if named is not None and named not in _STRATEGIES_WITH[option]:
+            raise BuildError(
+                f"option {option} of {of} is none of restartStrategy {named!r}: leave it out, or"
+                f" choose {' or '.join(_STRATEGIES_WITH[option])}"
+            )
+    if named is not None or not options:
+        return named or inherited
+    fitting = [
+        name
+        for name in _STRATEGIES_WITH[options[0]]
+        if all(name in _STRATEGIES_WITH[option] for option in options)
+    ]
+    if not fitting:
+        raise BuildError(
+            f"options {' and '.join(options)} of {of} belong to different restart strategies:"
+            " keep those of one"
+        )
+    return inherited if inherited in fitting else fitting[0]
 
 
 def _checked(config: JobConfig) -> JobConfig:
@@ -146,5 +285,11 @@ def _checked(config: JobConfig) -> JobConfig:
         raise BuildError(
             f"parallelism {config.parallelism} is more than maxParallelism"
             f" {config.max_parallelism}: lower the one or, for a new job, raise the other"
+        )
+    if config.restart_initial_backoff_seconds > config.restart_max_backoff_seconds:
+        raise BuildError(
+            f"restartInitialBackoff of {config.restart_initial_backoff_seconds:g} s is longer than"
+            f" restartMaxBackoff of {config.restart_max_backoff_seconds:g} s: lower the one or"
+            " raise the other"
         )
     return config

@@ -86,6 +86,16 @@ def test_a_click_depends_on_nothing_but_the_seed_and_its_place():
     assert not clicks_table(ClickSource(seed=4), 1, 0, 1000)["app_id"].equals(whole["app_id"])
 
 
+@pytest.mark.parametrize("columns", [("app_id",), ("user_id", "at"), ("id",)])
+def test_a_click_is_the_same_whichever_of_its_columns_are_wanted(columns):
+    source = ClickSource(records=1_000, partitions=1)
+    context = SourceContext(SubtaskIndex(0), 1, SetClock(), columns=columns)
+
+    made = source.open(source.splits(1), context).poll()
+
+    assert made.equals(clicks_table(source, 0, 0, 1_000).select(list(columns)))
+
+
 def test_the_first_clicks_stay_what_they_were():
     """Golden: changing the formula would make old checkpoints of generated jobs a lie."""
     rows = clicks_table(ClickSource(), 1, 0, 2).to_pydict()

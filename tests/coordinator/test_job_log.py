@@ -99,6 +99,19 @@ def test_a_stalled_driver_is_fenced_by_its_successor(store: Store) -> None:
     assert complete(new).attempt == 2
 
 
+def test_a_stalled_driver_learns_that_it_was_overtaken_before_it_relies_on_what_it_knows(
+    store: Store,
+) -> None:
+    """Found by the simulator: it took a checkpoint its successor had dropped for a damaged one."""
+    old, new = driver(store, "old"), driver(store, "new")
+    begin(old)
+    old.check_newest()
+    begin(new)
+
+    with pytest.raises(Fenced, match=r"attempt 2, started by new, is alive"):
+        old.check_newest()
+
+
 def test_a_stalled_driver_is_fenced_also_after_the_log_was_compacted(
     store: Store, tmp_path: Path
 ) -> None:

@@ -166,6 +166,24 @@ def test_splits_and_commits_are_dealt_out_each_once_at_any_parallelism(paralleli
     assert Counter(files) == Counter([1, 2, 3])
 
 
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_the_commits_of_a_former_subtask_stay_together_and_in_order(parallelism):
+    """Found by the simulator: dealt out one by one, a newer count showed before an older."""
+    old = [
+        OperatorSnapshot(
+            "write", s, commits=(PendingCommit(5, {"f": (s, 5)}), PendingCommit(6, {"f": (s, 6)}))
+        )
+        for s in range(4)
+    ]
+
+    state = starting_state([operator("write", parallelism)], 16, manifest(old), {})
+
+    for subtask in range(parallelism):
+        files = [commit.committable["f"] for commit in state["write", subtask].commits]
+        former = [s for s in range(4) if s % parallelism == subtask]
+        assert files == [(s, n) for s in former for n in (5, 6)]
+
+
 def test_a_new_source_begins_at_its_beginning_beside_restored_state():
     old = [OperatorSnapshot("read", 0, items=(split("a", 9),))]
     operators = [operator("read", 1), operator("more", 1)]

@@ -6,11 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stillframe.api.aggregates import AggregateCall
+from stillframe.graph.logical import Aggregate
 from stillframe.graph.plan import Edge, HashBy, Rebalance
 from stillframe.key_groups import hash_columns, key_group_range, key_groups_of
 from stillframe.runtime.channels import LocalChannel
 from stillframe.runtime.elements import EndOfRecords
+from stillframe.runtime.frames import HEADER, Decoder, Encoder, FrameType
 from stillframe.runtime.outputs import EdgeOutput
+from stillframe.state.partials import PartialAggregates, is_partial
 
 SCHEMA = pa.schema([("app", pa.string()), ("id", pa.int64())])
 
@@ -86,3 +90,61 @@ def test_a_marker_goes_to_every_subtask():
     edge.broadcast(EndOfRecords())
 
     assert [channel.take() for channel in channels] == [EndOfRecords()] * 3
+
+
+def combined_output(schema, key, targets):
+    """As `output`, of an edge to an aggregate that counts by this key."""
+    calls = (AggregateCall("count", None, "count", pa.int64()),)
+    channels = [LocalChannel(1 << 20) for _ in range(targets)]
+    edge = Edge(0, 0, 1, HashBy((key,)), schema, 1, targets, 0, Aggregate((key,), calls))
+    combiner = PartialAggregates(schema, (key,), calls)
+    return EdgeOutput(edge, channels, 128, combiner), channels
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_what_a_batch_adds_to_a_key_goes_to_the_subtask_that_owns_its_key_group(targets):
+    edge, channels = combined_output(SCHEMA, "app", targets)
+    edge.send(records(4_000))
+
+    rows = []
+    for subtask, channel in enumerate(channels):
+        sent = channel.take()
+        assert is_partial(sent)
+        groups = key_groups_of(hash_columns([sent["app"]]), 128)
+        assert np.isin(groups, list(key_group_range(subtask, targets, 128))).all()
+        rows += zip(sent["app"].to_pylist(), sent["count"].to_pylist(), strict=True)
+    assert sorted(rows) == sorted((f"app-{i}", 100) for i in range(40))
+
+
+def test_an_aggregate_may_have_the_name_of_its_key():
+    schema = pa.schema([("count", pa.int64())])
+    edge, channels = combined_output(schema, "count", 2)
+    edge.send(pa.record_batch([pa.array(list(range(10)) * 400)], schema=schema))
+
+    assert sum(channel.take().num_rows for channel in channels) == 10
+
+
+def test_partial_aggregates_are_known_as_such_in_another_slot():
+    edge, channels = combined_output(SCHEMA, "app", 1)
+    edge.send(records(4_000))
+    sent = channels[0].take()
+
+    [frame] = Encoder(1).encode(sent)
+    payload = b"".join(bytes(part) for part in frame.parts)[HEADER.size :]
+    received = Decoder().decode(FrameType.BATCH, pa.py_buffer(payload))
+
+    assert is_partial(received)
+    assert received.equals(sent)
+
+
+def test_batches_without_a_value_fill_a_channel_too():
+    channel = LocalChannel(10_000)
+    empty = records(5).select([])
+    sent = 0
+    while channel.has_room():
+        channel.send(empty)
+        sent += 1
+
+    assert 1 < sent < 100
+    channel.take()
+    assert channel.has_room()

@@ -16,7 +16,7 @@ from stillframe.runtime.channels import LocalChannel
 from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords
 from stillframe.runtime.operators import Reading, StatefulOperator, Writing
 from stillframe.runtime.outputs import EdgeOutput
-from stillframe.runtime.task import InnerSubtask, SourceSubtask, TaskEvents
+from stillframe.runtime.task import InnerSubtask, SourceSubtask, TaskEvents, take_turn
 from stillframe.testing.clock import ManualClock
 from stillframe.testing.sources import Gate, ScriptedSource, Wait
 
@@ -175,10 +175,10 @@ class Source:
 class Inner:
     """A summing subtask with its input channels, one output channel and maybe a sink."""
 
-    def __init__(self, channels=2, sink=None, buffer_bytes=1 << 20, restored=()):
+    def __init__(self, channels=None, sink=None, buffer_bytes=1 << 20, restored=()):
         self.clock = ManualClock()
         self.events = Recorded()
-        self.inputs = [LocalChannel(1 << 20) for _ in range(channels)]
+        self.inputs = channels or [LocalChannel(1 << 20) for _ in range(2)]
         self.out = LocalChannel(buffer_bytes)
         self.summing = Summing()
         operators, places = (
@@ -241,6 +241,19 @@ def test_a_source_is_not_read_while_its_output_has_no_room():
     assert source.subtask.counters.records_read == 1
     source.out.take()
     assert source.subtask.step()
+
+
+def test_a_source_reads_no_faster_than_its_slot_works_off():
+    source = Source(*(batch(i) for i in range(40)))
+    inner = Inner(channels=[source.out])
+    waiting = []
+
+    while take_turn([inner.subtask, source.subtask]):
+        read, taken = source.subtask.counters.records_read, inner.subtask.counters.records_in
+        waiting.append(read - taken)
+
+    assert max(waiting) == 1, "a barrier would wait behind all of them"
+    assert inner.summing.sum == sum(range(40))
 
 
 def test_a_barrier_goes_out_even_when_there_is_no_room_for_records():
@@ -473,6 +486,26 @@ def test_an_aborted_checkpoints_records_are_in_the_next_one():
     ]
     inner.subtask.on_complete(2, 0)
     assert inner.events.take() == [("commit", 0, ({"ids": [1]}, {"ids": [2]}))]
+
+
+def test_an_epoch_still_being_prepared_is_waited_for_by_the_checkpoint_after_an_aborted_one():
+    """Found by the simulator: the later snapshot was written first, and the earlier epoch lost."""
+    inner = Inner(sink=ListSink())
+    inner.inputs[0].send(batch(1))
+    inner.barriers(1)
+    inner.subtask.on_abort(1)
+    inner.inputs[0].send(batch(2))
+    inner.barriers(2)
+    inner.events.take()
+
+    inner.events.write(inner.subtask, 2)
+    assert inner.events.take() == [], "the epoch of checkpoint 1 is not prepared yet"
+    inner.events.write(inner.subtask, 1)
+
+    assert acknowledged_commits(inner.events) == [
+        PendingCommit(1, {"ids": [1]}),
+        PendingCommit(2, {"ids": [2]}),
+    ]
 
 
 def test_records_of_a_checkpoint_declined_for_its_state_are_in_the_next_one():

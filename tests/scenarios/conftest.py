@@ -162,6 +162,7 @@ class PageViews:
             "checkpointLocation": self.location,
             "checkpointInterval": "200 ms",
             "restartDelay": "20 ms",
+            "restartAttempts": "10",
         }
         given: dict[str, str | None] = {**usual, **options}
         settings = {name: value for name, value in given.items() if value is not None}

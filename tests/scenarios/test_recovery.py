@@ -13,7 +13,7 @@ from stillframe.coordinator.history import (
 from stillframe.graph.launch import Deployment
 from stillframe.testing.processes import ProcessDeployment
 from stillframe.testing.sinks import GatedSink
-from stillframe.testing.sources import Die, ScriptedSource
+from stillframe.testing.sources import Die, ScriptedSource, Wait
 
 
 def test_without_a_failure_every_record_comes_out_once(page_views):
@@ -40,6 +40,31 @@ def test_a_slot_killed_while_records_flow_loses_and_doubles_nothing(page_views):
     assert [each.attempt for each in running.attempts()] == [1, 2]
     failed = running.wait(AttemptFailed)
     assert failed.reason.startswith("slot 1 (pid ")
+
+
+def test_a_kill_between_batches_that_were_combined_on_their_way_loses_and_doubles_nothing(
+    page_views,
+):
+    gate = page_views.gate("second-half")
+    halves = [
+        (
+            *page_views.batches(first, 3, rows=5_000),
+            Wait(gate),
+            *page_views.batches(first + 15_000, 3, rows=5_000),
+        )
+        for first in (0, 100_000)
+    ]
+    source = ScriptedSource(page_views.batch(0).schema, tuple(halves))
+
+    running = page_views.start(page_views.plan(source))
+    running.wait_for_records(30_000)
+    running.next_checkpoint()
+    running.kill(slot=0)
+    running.wait(AttemptStarted, attempt=2)
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
 
 
 def test_a_recovery_reads_on_from_the_checkpoint_and_not_from_the_beginning(page_views):

@@ -161,6 +161,7 @@ def test_two_sums_of_two_sources_are_exact_after_a_kill_and_in_every_checkpoint(
         checkpointInterval="200 ms",
         checkpointsRetained=100,
         restartDelay="100 ms",
+        restartAttempts=10,
     )
     following = Following(query)
     pids = following.pids()

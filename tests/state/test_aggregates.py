@@ -18,7 +18,8 @@ from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError, DataError
 from stillframe.key_groups import hash_row, key_group_range
 from stillframe.state import columns as columns_module
-from stillframe.state.aggregates import AggregateTable, unsupported
+from stillframe.state.accumulators import unsupported
+from stillframe.state.aggregates import AggregateTable
 
 MAX_PARALLELISM = 8
 SCHEMA = pa.schema(
@@ -131,7 +132,7 @@ def values_of_frozen(frozen, keys: list[str]) -> dict[tuple, list]:
 def values_of_table(table: AggregateTable, key_count: int) -> dict[tuple, list]:
     rows = np.arange(len(table))
     columns = [key.take(rows) for key in table._index.freeze().columns]
-    for accumulator, where in zip(table._layout.accumulators, table._layout.in_memory, strict=True):
+    for accumulator, where in table._layout.each_in_memory():
         columns.append(accumulator.result([a[: len(table)] for a in table._columns.arrays[where]]))
     return by_key(pa.RecordBatch.from_arrays(columns, schema=table.result_schema), key_count)
 

@@ -55,6 +55,8 @@ class SourceContext:
     clock: Clock
     feed: Iterator[pa.RecordBatch] | None = None
     """The rows that Spark itself hands to this slot, where the job is fed by a DataFrame."""
+    columns: tuple[str, ...] | None = None
+    """The columns that the job reads, None for all; a reader may leave the others out."""
 
 
 class SourceReader(ABC):
@@ -106,7 +108,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns of every batch its readers return."""
+        """The columns of every batch its readers return, all of them if the job reads all."""
 
     @abstractmethod
     def splits(self, parallelism: int) -> list[Split]:

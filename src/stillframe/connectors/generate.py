@@ -87,38 +87,68 @@ class ClickSource(Source):
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
         rate = self.records_per_second
-        cursors = [self._cursor(split) for split in splits]
+        cursors = [self._cursor(split, context.columns) for split in splits]
         pace = rate / self.partitions if rate is not None else None
         return _GeneratingReader(cursors, self.batch_rows, pace, context.clock)
 
-    def _cursor(self, split: Split) -> _Cursor:
+    def _cursor(self, split: Split, columns: tuple[str, ...] | None) -> _Cursor:
         partition = _partition_of(split)
         end = _partition_rows(self.records, self.partitions, partition)
-        return _Cursor(split, end, partial(clicks_table, self, partition))
+        return _Cursor(split, end, partial(clicks_table, self, partition, columns=columns))
 
     def describe(self) -> str:
         size = "unbounded" if self.records is None else f"{self.records} records"
         return f"clicks ({size}, {self.partitions} partitions, seed {self.seed})"
 
 
-def clicks_table(source: ClickSource, partition: int, start: int, stop: int) -> pa.RecordBatch:
-    """The clicks `start` … `stop`-1 of one partition, whoever has read what."""
-    indices = np.arange(start, stop, dtype=np.int64)
-    ids = indices * source.partitions + partition
-    bits = _mix(ids.view(np.uint64) + _seed_bits(source.seed))
-    # The cube bends an even distribution: with 1,000 apps the first gets a tenth of all clicks.
-    even = (bits >> np.uint64(32)).astype(np.float64) / 2.0**32
-    app_indices = (even * even * even * source.apps).astype(np.int32)
-    users = ((bits & np.uint64(0xFFFF_FFFF)) * _USERS) >> np.uint64(32)
-    jitter_us = ((bits & np.uint64(0x3FF)) * np.uint64(_CLICK_INTERVAL_US)) >> np.uint64(10)
-    at = _CLICKS_BEGIN_US + ids * _CLICK_INTERVAL_US + jitter_us.view(np.int64)
-    columns = [
-        pa.array(ids),
-        _app_names(source.apps).take(pa.array(app_indices)),
-        pa.array(users.view(np.int64)),
-        pa.array(at).view(CLICK_SCHEMA.field("at").type),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=CLICK_SCHEMA)
+def clicks_table(
+    source: ClickSource,
+    partition: int,
+    start: int,
+    stop: int,
+    columns: tuple[str, ...] | None = None,
+) -> pa.RecordBatch:
+    """The clicks `start` … `stop`-1 of one partition, whoever has read what; by default whole."""
+    clicks = _Clicks(source, np.arange(start, stop, dtype=np.int64) * source.partitions + partition)
+    fields = CLICK_SCHEMA if columns is None else [CLICK_SCHEMA.field(name) for name in columns]
+    arrays = [_MAKERS[field.name](clicks) for field in fields]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class _Clicks:
+    """Some clicks in the making."""
+
+    def __init__(self, source: ClickSource, ids: npt.NDArray[np.int64]) -> None:
+        self._source = source
+        self._ids = ids
+        self._bits = _mix(ids.view(np.uint64) + _seed_bits(source.seed))
+
+    def id(self) -> pa.Array:
+        return pa.array(self._ids)
+
+    def app_id(self) -> pa.Array:
+        # The cube bends an even distribution: with 1,000 apps the first gets a tenth of all clicks.
+        even = (self._bits >> np.uint64(32)).astype(np.float64) / 2.0**32
+        app_indices = (even * even * even * self._source.apps).astype(np.int32)
+        return _app_names(self._source.apps).take(pa.array(app_indices))
+
+    def user_id(self) -> pa.Array:
+        users = ((self._bits & np.uint64(0xFFFF_FFFF)) * _USERS) >> np.uint64(32)
+        return pa.array(users.view(np.int64))
+
+    def at(self) -> pa.Array:
+        jitter = (self._bits & np.uint64(0x3FF)) * np.uint64(_CLICK_INTERVAL_US)
+        jitter_us = (jitter >> np.uint64(10)).view(np.int64)
+        at = _CLICKS_BEGIN_US + self._ids * _CLICK_INTERVAL_US + jitter_us
+        return pa.array(at).view(CLICK_SCHEMA.field("at").type)
+
+
+_MAKERS: dict[str, Callable[[_Clicks], pa.Array]] = {
+    "id": _Clicks.id,
+    "app_id": _Clicks.app_id,
+    "user_id": _Clicks.user_id,
+    "at": _Clicks.at,
+}
 
 
 def clicks_from_options(options: Mapping[str, str]) -> ClickSource:

@@ -245,7 +245,9 @@ class RunningAttempt:
                 self._history.report_progress(slot, records_in, records_out)
 
     def _loss(self, slot: SlotIndex, reason: str) -> str:
-        return f"slot {slot} (pid {self._joined[slot].pid}) was lost: {reason}"
+        joined = self._joined.get(slot)  # it may have come while the attempt was breaking
+        pid = f" (pid {joined.pid})" if joined else ""
+        return f"slot {slot}{pid} was lost: {reason}"
 
     def _keep_request(self, request: CheckpointWanted) -> None:
         self._requests.append((self._checkpoints.next_id, request))

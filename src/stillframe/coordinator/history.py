@@ -100,7 +100,7 @@ class AttemptFailed:
             return f"attempt {self.attempt} failed: {self.reason}"
         return (
             f"attempt {self.attempt} failed: {self.reason};"
-            f" restarting in {self.restart_seconds:g} s"
+            f" restarting in {self.restart_seconds:.3g} s"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import secrets
 import threading
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from stillframe.graph.plan import Plan
 from stillframe.ids import CheckpointId
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.messages import FailureCause
-from stillframe.protocol.restarts import FixedDelay, GiveUp
+from stillframe.protocol.restarts import GiveUp, restart_strategy
 from stillframe.storage.paths import job_directory
 from stillframe.storage.store import open_store
 
@@ -58,7 +59,7 @@ class Job(threading.Thread):
         self.failure: JobFailed | None = None
         self._clock = clock
         self._mailbox: queue.Queue[Mail] = queue.Queue()
-        self._restarts = FixedDelay(config.restart_attempts, config.restart_delay_seconds)
+        self._restarts = restart_strategy(config, jitter=random.random)
         store = None
         if config.checkpoint_location is not None:
             store = open_store(config.checkpoint_location).below(job_directory(plan.job))
@@ -107,8 +108,8 @@ class Job(threading.Thread):
                     return "stopped"
                 case AttemptBroke(reason, cause):
                     self._note_damage(reason, cause)
-                    self._restart_or_raise(reason, is_permanent=cause == "permanent")
-                    if not self._wait_before_restart():
+                    delay_seconds = self._delay_or_raise(reason, is_permanent=cause == "permanent")
+                    if not self._wait_before_restart(delay_seconds):
                         return "stopped"
 
     def _run_attempt_if_storage_lets(self) -> Outcome:
@@ -134,16 +135,19 @@ class Job(threading.Thread):
     def _newest(self) -> CompletedCheckpoint | None:
         return self._ledger.record.newest if self._ledger.record else None
 
-    def _restart_or_raise(self, reason: str, is_permanent: bool) -> None:
-        decision = self._restarts.on_failure(reason, is_permanent)
+    def _delay_or_raise(self, reason: str, is_permanent: bool) -> float:
+        """How long to wait before the next attempt, if there is to be one."""
+        now_seconds = self._clock.monotonic_seconds()
+        decision = self._restarts.on_failure(reason, is_permanent, now_seconds)
         if isinstance(decision, GiveUp):
             self.history.tell(AttemptFailed(self._ledger.attempt, reason, None))
             raise JobFailed(decision.reason)
         self.history.tell(AttemptFailed(self._ledger.attempt, reason, decision.delay_seconds))
+        return decision.delay_seconds
 
-    def _wait_before_restart(self) -> bool:
+    def _wait_before_restart(self, delay_seconds: float) -> bool:
         """False if somebody stops the job meanwhile."""
-        deadline = self._clock.monotonic_seconds() + self.config.restart_delay_seconds
+        deadline = self._clock.monotonic_seconds() + delay_seconds
         postponed: list[Mail] = []
         while (left := deadline - self._clock.monotonic_seconds()) > 0:
             try:

@@ -72,6 +72,17 @@ class JobLog:
         self._fenced = None
         return self._last
 
+    def check_newest(self) -> None:
+        """Raise `Fenced` if somebody else has written since the last `read` or `append`."""
+        expected = self._last.sequence if self._last else 0
+        newest = self._newest()
+        if newest is not None and newest.sequence > expected:
+            raise self._fence(
+                f"job {self._job!r}: this driver ({self._written_by}) must stop, because attempt"
+                f" {newest.attempt}, started by {newest.written_by}, is alive; run only one driver"
+                " per job"
+            )
+
     def append(self, record: JobRecord) -> JobRecord:
         """Write the record that was made of `last`; answers it as it was written."""
         if self._fenced:

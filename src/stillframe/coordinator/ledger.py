@@ -27,11 +27,19 @@ from stillframe.storage.store import Store
 class Ledger:
     """The record of one job, kept on a store, or only in memory where checkpointing is off."""
 
-    def __init__(self, store: Store | None, job: str, retained_max: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        job: str,
+        retained_max: int,
+        clock: Clock,
+        written_by: str | None = None,
+    ) -> None:
+        """`written_by` names this driver in the log; None: by its host and process."""
         self._retained_max = retained_max
         self._record: JobRecord | None = None
         self._highest_id = NO_CHECKPOINT
-        self._log = JobLog(store, job, clock) if store is not None else None
+        self._log = JobLog(store, job, clock, written_by) if store is not None else None
         self._snapshots = Snapshots(store) if store is not None else None
         self.store_address = store.address if store is not None else None
 
@@ -71,6 +79,11 @@ class Ledger:
     def read_manifest(self, completed: CompletedCheckpoint) -> Manifest:
         """Raises `SnapshotDamaged` if it is not what the log says it was."""
         return self._kept().read_manifest(completed)
+
+    def check_newest(self) -> None:
+        """Raise `Fenced` if another driver has taken over: what is known here is out of date."""
+        if self._log is not None:
+            self._log.check_newest()
 
     def begin_attempt(self, restored: Manifest | None) -> None:
         """The fence: from this entry on, whatever an older driver or attempt does is void."""

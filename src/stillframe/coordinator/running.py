@@ -65,6 +65,7 @@ def run_attempt(
         secret=stage.secret,
         store_address=parts.ledger.store_address,
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
+        checkpoint_mode=parts.config.checkpoint_mode,
     )
     slots: RunningSlots | None = None
     try:

@@ -48,6 +48,7 @@ class Starter:
 
     def begin(self) -> Start:
         """Choose a checkpoint, fence off older attempts, commit and sweep what they left."""
+        self._ledger.check_newest()
         manifest = self._choose_manifest()
         # Before the fence: a job that does not fit must not end one that runs.
         state = self._starting_state(manifest)

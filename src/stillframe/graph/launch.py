@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stillframe.config import CheckpointMode
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt
 from stillframe.wire import Address
@@ -22,6 +23,7 @@ class SlotLaunch:
     store_address: str | None
     """Of the job's own directory; None where checkpointing is off."""
     channel_buffer_bytes: int
+    checkpoint_mode: CheckpointMode = "exactly-once"
 
 
 class RunningSlots(ABC):

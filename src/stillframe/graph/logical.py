@@ -25,6 +25,8 @@ class Read:
     """Emit the records of a source."""
 
     source: Source
+    columns: tuple[str, ...] | None = None
+    """Those that somebody reads, as the plan finds out; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Operator, Read, Write, walk
+from stillframe.graph.pruning import columns_read
 from stillframe.ids import OperatorUid, SubtaskIndex
 
 
@@ -85,6 +86,8 @@ class Edge:
     source_parallelism: int
     target_parallelism: int
     first_channel: int
+    combines: Aggregate | None = None
+    """What the target task does with the records: they may be combined for it before they leave."""
 
     def targets(self) -> list[SubtaskIndex]:
         return [SubtaskIndex(i) for i in range(self.target_parallelism)]
@@ -228,6 +231,7 @@ class _Planner:
                     source_parallelism=self._parallelism[id(source)],
                     target_parallelism=self._parallelism[id(target)],
                     first_channel=first_channel,
+                    combines=target.operator if isinstance(target.operator, Aggregate) else None,
                 )
                 first_channel += edge.source_parallelism * edge.target_parallelism
                 self._edges.append(edge)
@@ -239,7 +243,7 @@ class _Planner:
         operators = tuple(
             PlannedOperator(
                 uid=node.uid,
-                operator=node.operator,
+                operator=self._operator(node),
                 input_schema=node.inputs[0].schema if node.inputs else node.schema,
                 schema=node.schema,
                 chained=tuple(
@@ -254,6 +258,11 @@ class _Planner:
         name = " -> ".join(describe(node.operator) for node in members)
         input_edges = tuple(e.index for e in self._edges if e.target_task == index)
         return Task(index, name, operators, self._parallelism[id(head)], input_edges)
+
+    def _operator(self, node: Node) -> Operator:
+        if isinstance(node.operator, Read):
+            return Read(node.operator.source, columns_read(node, self._nodes))
+        return node.operator
 
     def _edges_from(self, node: Node) -> Iterator[int]:
         edges = iter(self._edges)

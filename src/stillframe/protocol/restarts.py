@@ -1,8 +1,25 @@
-"""Whether to start again after a failure, and when."""
+"""Whether to start again after a failure, and when.
+
+Rules of this file
+- The strategies are Flink's, with Flink's meanings; their defaults are those of `JobConfig`.
+- Time comes with each failure and chance is passed in: the same failures get the same answers.
+- What would fail again is never tried again, whatever the strategy.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import assert_never
+
+from stillframe.config import JobConfig
+
+# Reached by a job that fails for days; beyond it the number would overflow, and the longest delay
+# has been in force since long before.
+_BACKOFF_SECONDS_LIMIT = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +36,38 @@ class GiveUp:
     reason: str
 
 
-class FixedDelay:
+class RestartStrategy(ABC):
+    """Decides after each failure of one job; keeps in mind what it needs of the earlier ones."""
+
+    def on_progress(self) -> None:  # noqa: B027 (most strategies do not care)
+        """A checkpoint was completed since the last failure."""
+
+    def on_failure(self, reason: str, is_permanent: bool, now_seconds: float) -> Restart | GiveUp:
+        """An attempt failed at `now_seconds` of a clock that never goes back."""
+        if is_permanent:
+            return GiveUp(reason)
+        return self._decide(reason, now_seconds)
+
+    @abstractmethod
+    def _decide(self, reason: str, now_seconds: float) -> Restart | GiveUp:
+        """What follows a failure that may not come again."""
+
+
+class NoRestart(RestartStrategy):
+    """The first failure ends the job."""
+
+    def _decide(self, reason: str, now_seconds: float) -> Restart | GiveUp:
+        return GiveUp(
+            f"{reason} (not restarted: restartStrategy is none, as it is by default when"
+            " checkpointInterval is off)"
+        )
+
+
+class FixedDelay(RestartStrategy):
     """Start again after a fixed time, so many times in a row.
 
     A completed checkpoint is progress and starts the count anew: a job that is killed once a day
-    for a year has not failed 365 times in a row.
+    for a year has not failed 365 times in a row. (Flink's count never starts anew.)
     """
 
     def __init__(self, attempts_max: int, delay_seconds: float) -> None:
@@ -34,9 +78,7 @@ class FixedDelay:
     def on_progress(self) -> None:
         self._failures_in_a_row = 0
 
-    def on_failure(self, reason: str, is_permanent: bool) -> Restart | GiveUp:
-        if is_permanent:
-            return GiveUp(reason)
+    def _decide(self, reason: str, now_seconds: float) -> Restart | GiveUp:
         self._failures_in_a_row += 1
         if self._failures_in_a_row > self._attempts_max:
             return GiveUp(
@@ -44,3 +86,128 @@ class FixedDelay:
                 " between; raise restartAttempts to try longer)"
             )
         return Restart(self._delay_seconds)
+
+
+class FailureRate(RestartStrategy):
+    """Start again after a fixed time, unless there were too many failures of late.
+
+    So many failures may lie within the interval that ends now; the next one ends the job.
+    """
+
+    def __init__(self, failures_max: int, interval_seconds: float, delay_seconds: float) -> None:
+        self._failures_max = failures_max
+        self._interval_seconds = interval_seconds
+        self._delay_seconds = delay_seconds
+        self._failed_at_seconds = deque[float](maxlen=failures_max + 1)
+
+    def _decide(self, reason: str, now_seconds: float) -> Restart | GiveUp:
+        self._failed_at_seconds.append(now_seconds)
+        if self._are_too_many(now_seconds):
+            return GiveUp(
+                f"{reason} (failure {self._failures_max + 1} within {self._interval_seconds:g} s;"
+                " raise restartMaxFailuresPerInterval to allow more)"
+            )
+        return Restart(self._delay_seconds)
+
+    def _are_too_many(self, now_seconds: float) -> bool:
+        if len(self._failed_at_seconds) <= self._failures_max:
+            return False
+        return now_seconds - self._failed_at_seconds[0] <= self._interval_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How delays grow, and how far chance moves each of them."""
+
+    initial_seconds: float
+    max_seconds: float
+    multiplier: float
+    jitter_factor: float
+
+    def grown(self, backoff_seconds: float) -> float:
+        return min(backoff_seconds * self.multiplier, _BACKOFF_SECONDS_LIMIT)
+
+    def delay_seconds(self, backoff_seconds: float, chance: float) -> float:
+        """Chance of 0 shortens most, of 1 lengthens most; the limits hold for what comes of it."""
+        assert 0.0 <= chance <= 1.0, chance
+        jittered = backoff_seconds * (1.0 + self.jitter_factor * (2.0 * chance - 1.0))
+        return max(self.initial_seconds, min(jittered, self.max_seconds))
+
+
+class ExponentialDelay(RestartStrategy):
+    """Start again after a time that grows with every failure, up to a longest one.
+
+    A long enough time after a restart without a failure begins again with the first delay;
+    completed checkpoints do not matter. A failure told before the restart it would lead to belongs
+    to the one before it. At the very moment of the restart it is a new one (in Flink it is not):
+    a job that fails at once would otherwise be started again without any delay.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        reset_threshold_seconds: float,
+        attempts_max: float,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._backoff = backoff
+        self._reset_threshold_seconds = reset_threshold_seconds
+        self._attempts_max = attempts_max
+        self._jitter = jitter
+        self._restart_at_seconds = -math.inf
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._backoff_seconds = self._backoff.initial_seconds
+        self._attempts = 0
+
+    def _decide(self, reason: str, now_seconds: float) -> Restart | GiveUp:
+        if now_seconds < self._restart_at_seconds:
+            return Restart(self._restart_at_seconds - now_seconds)
+        if now_seconds - self._restart_at_seconds >= self._reset_threshold_seconds:
+            self._begin_again()
+        self._attempts += 1
+        if self._attempts > self._attempts_max:
+            return GiveUp(
+                f"{reason} (after {self._attempts_max} restarts without"
+                f" {self._reset_threshold_seconds:g} s free of failures;"
+                " raise restartAttemptsBeforeResetBackoff to try longer)"
+            )
+        delay_seconds = self._backoff.delay_seconds(self._backoff_seconds, self._jitter())
+        self._backoff_seconds = self._backoff.grown(self._backoff_seconds)
+        self._restart_at_seconds = now_seconds + delay_seconds
+        return Restart(delay_seconds)
+
+
+def restart_strategy(config: JobConfig, jitter: Callable[[], float]) -> RestartStrategy:
+    """The strategy the settings ask for; `jitter` gives a number from 0 to 1, as `random` does."""
+    match config.restart_strategy_in_force:
+        case "none":
+            return NoRestart()
+        case "fixed-delay":
+            return FixedDelay(config.restart_attempts, config.restart_delay_seconds)
+        case "failure-rate":
+            return FailureRate(
+                config.restart_max_failures_per_interval,
+                config.restart_failure_interval_seconds,
+                config.restart_delay_seconds,
+            )
+        case "exponential-delay":
+            return _exponential_delay(config, jitter)
+        case unknown:
+            assert_never(unknown)
+
+
+def _exponential_delay(config: JobConfig, jitter: Callable[[], float]) -> ExponentialDelay:
+    backoff = Backoff(
+        initial_seconds=config.restart_initial_backoff_seconds,
+        max_seconds=config.restart_max_backoff_seconds,
+        multiplier=config.restart_backoff_multiplier,
+        jitter_factor=config.restart_jitter_factor,
+    )
+    return ExponentialDelay(
+        backoff,
+        config.restart_reset_backoff_threshold_seconds,
+        config.restart_attempts_before_reset_backoff,
+        jitter,
+    )

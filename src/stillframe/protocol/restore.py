@@ -163,13 +163,20 @@ def _state_of(
     owned = key_group_range(subtask, operator.parallelism, max_parallelism)
     keyed = (state for snapshot in snapshots for state in snapshot.keyed)
     items = [item for snapshot in snapshots for item in snapshot.items]
-    commits = [commit for snapshot in snapshots for commit in snapshot.commits]
+    # All of a former subtask's together and in their order: a reader of the output must see an
+    # older value of a key before a newer one.
+    commits = (
+        commit
+        for snapshot in snapshots
+        if snapshot.subtask % operator.parallelism == subtask
+        for commit in snapshot.commits
+    )
     return SubtaskState(
         keyed=tuple(state for state in keyed if any(g in owned for g in state.key_groups)),
         items=_dealt(
             sorted(items, key=lambda item: str(item.get("id"))), subtask, operator.parallelism
         ),
-        commits=tuple(commits[subtask :: operator.parallelism]),
+        commits=tuple(commits),
     )
 
 

@@ -10,8 +10,9 @@ from typing import cast
 import pyarrow as pa
 
 from stillframe.api.sinks import SinkContext
-from stillframe.api.sources import BlockingReader, Source, SourceContext, SourceReader, Split
+from stillframe.api.sources import BlockingReader, SourceContext, SourceReader, Split
 from stillframe.clock import Clock
+from stillframe.config import CheckpointMode
 from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Project, Read, Write
 from stillframe.graph.plan import Edge, Plan, PlannedOperator, SubtaskRef, Task
 from stillframe.ids import Attempt, SlotIndex, SubtaskIndex
@@ -19,8 +20,7 @@ from stillframe.json_values import JsonObject
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.restore import StartingState, SubtaskState
 from stillframe.runtime.chain import Chain
-from stillframe.runtime.channels import InputChannel, LocalChannel, OutputChannel
-from stillframe.runtime.network import Network
+from stillframe.runtime.channels import Exchange, InputChannel, LocalChannel, OutputChannel
 from stillframe.runtime.operators import (
     Aggregating,
     Filtering,
@@ -34,6 +34,7 @@ from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.reading import ThreadedReader
 from stillframe.runtime.task import InnerSubtask, SourceSubtask, Subtask, TaskEvents
 from stillframe.state.aggregates import AggregateTable
+from stillframe.state.partials import PartialAggregates
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.store import Store
 
@@ -47,12 +48,13 @@ class Surroundings:
     attempt: Attempt
     state: StartingState
     store: Store | None
-    network: Network
+    network: Exchange
     channel_buffer_bytes: int
     clock: Clock
     wake: Callable[[], None]
     feed: Iterator[pa.RecordBatch] | None
     events: TaskEvents
+    mode: CheckpointMode
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
@@ -106,6 +108,7 @@ def _subtask(
             edge,
             [channels.output(edge, index, target) for target in edge.targets()],
             plan.max_parallelism,
+            _combiner(edge),
         )
         for edge in plan.edges
         if edge.source_task == task.index
@@ -119,7 +122,13 @@ def _subtask(
         for edge in task.input_edges
         for source in plan.edges[edge].sources()
     ]
-    return InnerSubtask(ref, task.name, chain, around.clock, around.events, inputs)
+    return InnerSubtask(ref, task.name, chain, around.clock, around.events, inputs, around.mode)
+
+
+def _combiner(edge: Edge) -> PartialAggregates | None:
+    if edge.combines is None:
+        return None
+    return PartialAggregates(edge.schema, edge.combines.keys, edge.combines.calls)
 
 
 def _operator(
@@ -127,8 +136,9 @@ def _operator(
 ) -> RunningOperator:
     state = around.state.get((planned.uid, index), SubtaskState())
     match planned.operator:
-        case Read(source):
-            return Reading(planned.uid, index, _reader(around, source, state, task, index))
+        case Read():
+            reader = _reader(around, planned.operator, state, task, index)
+            return Reading(planned.uid, index, reader)
         case Project(columns):
             return Projecting(columns, planned.schema)
         case Filter(condition):
@@ -145,11 +155,11 @@ def _operator(
 
 
 def _reader(
-    around: Surroundings, source: Source, state: SubtaskState, task: Task, index: SubtaskIndex
+    around: Surroundings, read: Read, state: SubtaskState, task: Task, index: SubtaskIndex
 ) -> SourceReader:
     splits = [Split(str(item["id"]), cast(JsonObject, item["position"])) for item in state.items]
-    context = SourceContext(index, task.parallelism, around.clock, around.feed)
-    reader = source.open(splits, context)
+    context = SourceContext(index, task.parallelism, around.clock, around.feed, read.columns)
+    reader = read.source.open(splits, context)
     if isinstance(reader, BlockingReader):
         return ThreadedReader(splits, reader, around.wake)
     return reader

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from typing import Protocol
 
 import pyarrow as pa
 
+from stillframe.ids import SlotIndex
 from stillframe.runtime.elements import Element
+
+_BATCH_BYTES_MIN = 1024
+"""What a batch takes beside its values: the number of those that have hardly any is bounded too."""
 
 
 class OutputChannel(ABC):
@@ -44,20 +49,29 @@ class InputChannel(ABC):
         """The oldest element; the sender gets its room back. Only when not empty."""
 
 
+class Exchange(Protocol):
+    """Where a slot gets the ends of its channels to other slots."""
+
+    def output(self, peer: SlotIndex, channel_id: int) -> OutputChannel: ...
+
+    def input(self, peer: SlotIndex, channel_id: int) -> InputChannel: ...
+
+
 class LocalChannel(OutputChannel, InputChannel):
     """Both ends in one slot: a queue, nothing is encoded."""
 
     def __init__(self, buffer_bytes_max: int) -> None:
         self._buffer_bytes_max = buffer_bytes_max
-        self._elements: deque[Element] = deque()
+        self._elements: deque[tuple[Element, int]] = deque()
         self._buffered_bytes = 0
 
     def has_room(self) -> bool:
         return self._buffered_bytes < self._buffer_bytes_max
 
     def send(self, element: Element) -> None:
-        self._elements.append(element)
-        self._buffered_bytes += _size_bytes(element)
+        size_bytes = _size_bytes(element)
+        self._elements.append((element, size_bytes))
+        self._buffered_bytes += size_bytes
 
     def is_flushed(self) -> bool:
         return not self._elements
@@ -66,10 +80,10 @@ class LocalChannel(OutputChannel, InputChannel):
         return not self._elements
 
     def take(self) -> Element:
-        element = self._elements.popleft()
-        self._buffered_bytes -= _size_bytes(element)
+        element, size_bytes = self._elements.popleft()
+        self._buffered_bytes -= size_bytes
         return element
 
 
 def _size_bytes(element: Element) -> int:
-    return element.get_total_buffer_size() if isinstance(element, pa.RecordBatch) else 0
+    return element.nbytes + _BATCH_BYTES_MIN if isinstance(element, pa.RecordBatch) else 0

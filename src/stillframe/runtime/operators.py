@@ -29,6 +29,7 @@ from stillframe.protocol.manifests import (
 )
 from stillframe.runtime.expressions import filter_batch, project
 from stillframe.state.aggregates import AggregateTable
+from stillframe.state.partials import is_partial
 from stillframe.state.snapshots import WrittenSnapshot, write_keyed_snapshot
 from stillframe.storage.paths import state_path
 from stillframe.storage.store import Store
@@ -125,7 +126,8 @@ class Aggregating(StatefulOperator):
         self._store = store
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        return (self._table.update(batch),)
+        table = self._table
+        return (table.merge(batch) if is_partial(batch) else table.update(batch),)
 
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:
         assert self._store is not None, "a snapshot was asked for without a place to keep it"

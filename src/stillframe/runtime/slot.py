@@ -58,17 +58,22 @@ from stillframe.protocol.messages import (
 from stillframe.runtime.assembly import Surroundings, assemble
 from stillframe.runtime.control import Control
 from stillframe.runtime.elements import Barrier
+from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
 from stillframe.runtime.operators import Background, Writing
-from stillframe.runtime.task import SnapshotStarted, SourceSubtask, Subtask, TaskEvents
+from stillframe.runtime.task import (
+    SnapshotStarted,
+    SourceSubtask,
+    Subtask,
+    TaskEvents,
+    take_turn,
+)
 from stillframe.storage.store import open_store
 from stillframe.wire import Address, ConnectionLost
 
 _START_SECONDS_MAX = 120.0
 _CONNECT_SECONDS_MAX = 30.0
 _FLUSH_SECONDS_MAX = 10.0
-_STEPS_PER_TURN = 16
-"""How many elements a subtask may take before the mailbox is looked at again."""
 
 
 class SlotLost(StillframeError):
@@ -83,6 +88,7 @@ def run_slot(
     feed: Iterator[pa.RecordBatch] | None,
 ) -> None:
     """Run one slot until the coordinator ends it; raises if it ends any other way."""
+    keep_freed_memory()
     running = _Slot(launch, slot, host, pid, feed, SystemClock())
     try:
         running.run()
@@ -167,6 +173,7 @@ class _Slot(TaskEvents):
                 wake=self._awake.set,
                 feed=self._feed,
                 events=self,
+                mode=self._launch.checkpoint_mode,
             )
         )
         peers = {
@@ -223,13 +230,7 @@ class _Slot(TaskEvents):
             if self._ended:
                 self._control.send(self._progress())
                 return
-            progressed = False
-            for subtask in subtasks:
-                for _ in range(_STEPS_PER_TURN):
-                    if not subtask.step():
-                        break
-                    progressed = True
-            if not progressed:
+            if not take_turn(subtasks):
                 self._awake.wait(min(subtask.idle_seconds_max() for subtask in subtasks))
 
     def _read_mail(self) -> None:
@@ -290,6 +291,8 @@ class _Slot(TaskEvents):
         operators: Sequence[OperatorSnapshot],
         timings: SubtaskTimings,
     ) -> None:
+        # First, so that what is told of a checkpoint counts the rows it holds, at any interval.
+        self._control.send(self._progress())
         self._control.send(
             Acknowledged(*subtask, checkpoint_id, operators=tuple(operators), timings=timings)
         )

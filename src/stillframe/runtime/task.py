@@ -17,13 +17,16 @@ Rules of this file
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 
 from stillframe.api.sources import EndOfData, NothingYet
 from stillframe.clock import Clock
+from stillframe.config import CheckpointMode
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import ChannelIndex, CheckpointId, Epoch
 from stillframe.protocol.alignment import (
@@ -36,6 +39,7 @@ from stillframe.protocol.alignment import (
 )
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.manifests import OperatorSnapshot, SubtaskTimings
+from stillframe.protocol.tracking import BarrierTracker
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import InputChannel
 from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Marker
@@ -107,6 +111,9 @@ class Counters:
 class Subtask(ABC):
     """What sources and inner subtasks have in common: the chain, its snapshots and its commits."""
 
+    steps_per_turn: ClassVar[int]
+    """How often the loop steps it before the other subtasks and the mailbox have their turn."""
+
     def __init__(
         self, ref: SubtaskRef, name: str, chain: Chain, clock: Clock, events: TaskEvents
     ) -> None:
@@ -120,6 +127,8 @@ class Subtask(ABC):
         self._sinks = [op for op in self._stateful if isinstance(op, Writing)]
         self._uncommitted: dict[CheckpointId, int] = {}
         self._started: dict[CheckpointId, SnapshotStarted] = {}
+        self._unwritten: deque[CheckpointId] = deque()
+        self._written: dict[CheckpointId, Sequence[object]] = {}
 
     @abstractmethod
     def step(self) -> bool:
@@ -136,6 +145,18 @@ class Subtask(ABC):
 
     def on_written(self, checkpoint_id: CheckpointId, results: Sequence[object]) -> None:
         """The background part is done; `results` holds, per operator, its answer or its error.
+
+        Taken in the order in which the snapshots began, whichever was written first: what a sink
+        prepared at an earlier barrier, of a checkpoint that failed meanwhile, must be part of the
+        later one, or its records would never come out.
+        """
+        self._written[checkpoint_id] = results
+        while self._unwritten and self._unwritten[0] in self._written:
+            oldest = self._unwritten.popleft()
+            self._take_results(oldest, self._written.pop(oldest))
+
+    def _take_results(self, checkpoint_id: CheckpointId, results: Sequence[object]) -> None:
+        """Acknowledge, or say why not.
 
         A state that could not be written fails this checkpoint only. A sink that could not
         prepare has lost records of its epoch, so the attempt must go back to the last checkpoint.
@@ -212,11 +233,25 @@ class Subtask(ABC):
             barrier.checkpoint_id, writes, began, start_delay_ms, alignment_ms, sync_ms
         )
         self._started[barrier.checkpoint_id] = started
+        self._unwritten.append(barrier.checkpoint_id)
         self._events.snapshot_started(self.ref, started)
+
+
+def take_turn(subtasks: Sequence[Subtask]) -> bool:
+    """Step each subtask, downstream ones first, as often as it may; whether any did something."""
+    progressed = False
+    for subtask in subtasks:
+        for _ in range(subtask.steps_per_turn):
+            if not subtask.step():
+                break
+            progressed = True
+    return progressed
 
 
 class SourceSubtask(Subtask):
     """A subtask that begins with a source: barriers come from the coordinator, not from inputs."""
+
+    steps_per_turn = 1  # what is in the job is worked off first: barriers wait behind it
 
     def __init__(
         self,
@@ -288,6 +323,8 @@ class Inputs:
 class InnerSubtask(Subtask):
     """A subtask fed by channels: it aligns their barriers."""
 
+    steps_per_turn = 16
+
     def __init__(
         self,
         ref: SubtaskRef,
@@ -296,11 +333,17 @@ class InnerSubtask(Subtask):
         clock: Clock,
         events: TaskEvents,
         channels: Sequence[InputChannel],
+        mode: CheckpointMode = "exactly-once",
     ) -> None:
         super().__init__(ref, name, chain, clock, events)
         self._inputs = Inputs(channels)
-        self._aligner = BarrierAligner(ChannelIndex(i) for i in range(len(channels)))
-        self._alignment: _Alignment | None = None
+        indices = [ChannelIndex(i) for i in range(len(channels))]
+        self._aligner: BarrierAligner | BarrierTracker
+        if mode == "exactly-once":
+            self._aligner = BarrierAligner(indices)
+        else:
+            self._aligner = BarrierTracker(indices)
+        self._alignments: dict[CheckpointId, _Alignment] = {}
         self._unended = set(range(len(channels)))
 
     def step(self) -> bool:
@@ -337,9 +380,12 @@ class InnerSubtask(Subtask):
                 raise AssertionError(f"nobody sends {marker} yet")
 
     def _note_arrival(self, barrier: Barrier) -> None:
-        if self._alignment is None or self._alignment.barrier.checkpoint_id < barrier.checkpoint_id:
+        """Several checkpoints' barriers may be under way where no channel is held back."""
+        if barrier.checkpoint_id not in self._alignments:
             delay_ms = max(0, self._clock.wall_ms() - barrier.triggered_at_ms)
-            self._alignment = _Alignment(barrier, delay_ms, self._clock.monotonic_seconds())
+            self._alignments[barrier.checkpoint_id] = _Alignment(
+                barrier, delay_ms, self._clock.monotonic_seconds()
+            )
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -348,9 +394,13 @@ class InnerSubtask(Subtask):
                     self._inputs.held.add(channel)
                 case Release(channels):
                     self._inputs.held.difference_update(channels)
-                case TakeSnapshot():
-                    alignment = self._alignment
-                    assert alignment is not None
+                case TakeSnapshot(checkpoint_id):
+                    alignment = self._alignments[checkpoint_id]
+                    self._alignments = {
+                        later: each
+                        for later, each in self._alignments.items()
+                        if later > checkpoint_id
+                    }
                     waited = self._clock.monotonic_seconds() - alignment.began_at_seconds
                     self._take_snapshot(alignment.barrier, alignment.start_delay_ms, waited * 1000)
                 case Abandon(checkpoint_id):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pyspark import SparkConf
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
 from stillframe.errors import StartRefused
+from stillframe.graph.plan import Plan, describe
 
 _ENCRYPTION = (
     "spark.network.crypto.enabled",
@@ -116,3 +118,35 @@ def _probe() -> Callable[[object], dict[str, str | None]]:
     exec(_PROBE_SOURCE, namespace)
     probe: Callable[[object], dict[str, str | None]] = namespace["versions"]
     return probe
+
+
+def refuse_without_spark(spark: SparkSession) -> None:
+    """Raise if the session, or the JVM behind it, has ended.
+
+    No further attempt could succeed then, and PySpark itself would only say `AssertionError`, or
+    that None has no attribute.
+    """
+    context: Any = spark.sparkContext
+    try:
+        is_stopped = context._jsc is None or context._jsc.sc().isStopped()
+        gone = "its session was stopped" if is_stopped else None
+    except (Py4JError, OSError) as error:
+        gone = f"its Java process does not answer ({type(error).__name__})"
+    if gone is not None:
+        raise StartRefused(
+            f"Spark is gone, {gone}: start the job again in a new session; it goes on from its"
+            " last completed checkpoint"
+        )
+
+
+def refuse_unsendable(plan: Plan) -> None:
+    """Raise if an operator does not survive the way to an executor, and so never would."""
+    pickler: Any = cloudpickle  # PySpark's own copy, without types
+    for _, planned in plan.operators():
+        try:
+            pickler.dumps(planned.operator)
+        except Exception as error:  # a user's object may raise anything
+            raise StartRefused(
+                f"{describe(planned.operator)} cannot be sent to executors: {error}; let the"
+                " function make such objects itself, when it is called"
+            ) from error

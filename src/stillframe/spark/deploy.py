@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
@@ -12,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
+from stillframe.spark import checks
 from stillframe.spark.entry import RESULT_SCHEMA, SlotEntry
 
 
@@ -25,6 +27,7 @@ class SparkDeployment(Deployment):
         self._slot_host = slot_host
 
     def launch(self, launch: SlotLaunch, on_ended: Callable[[str | None], None]) -> RunningSlots:
+        checks.refuse_without_spark(self._spark)
         slots = launch.plan.slots
         frame = self._feed if self._feed is not None else self._spark.range(0, slots, 1, slots)
         entry = SlotEntry(launch, self._slot_host, is_fed=self._feed is not None)
@@ -60,7 +63,9 @@ class _BarrierStage(RunningSlots):
         InheritableThread(target=run, name=f"stillframe-{self._description}", daemon=True).start()
 
     def cancel(self) -> None:
-        if not self._ended.is_set():
+        if self._ended.is_set() or self._context._jsc is None:
+            return
+        with suppress(Py4JError, OSError):  # a JVM that is gone has no job left to cancel
             self._context.cancelJobGroup(self._group)
 
 

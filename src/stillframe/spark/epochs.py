@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from stillframe.errors import DataError, StillframeError, UserCodeError
 from stillframe.ids import Epoch
 from stillframe.runtime.row_functions import name_of
+from stillframe.spark.checks import refuse_without_spark
 from stillframe.spark.types import empty_frame, from_arrow_schema
 
 
@@ -30,6 +31,7 @@ class FrameOfEpoch:
         except StillframeError:
             raise
         except Exception as error:
+            refuse_without_spark(self.spark)  # then it is not the function that is wrong
             # Spark's own errors bring pages of Java; the first line says what is wrong.
             said = str(error).strip().partition("\n")[0]
             raise UserCodeError(

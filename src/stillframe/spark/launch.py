@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
@@ -24,7 +26,8 @@ from stillframe.spark.frames import resolve_frames
 from stillframe.storage.paths import job_directory, quoted_name
 
 _LOOPBACK = "127.0.0.1"
-_active: dict[tuple[str | None, str], Query] = {}
+_EXIT_SECONDS_MAX = 10.0
+_active: dict[tuple[str | None, str], tuple[Job, Query]] = {}
 _active_lock = threading.Lock()
 _observers: list[Callable[[Query], None]] = []
 
@@ -36,6 +39,7 @@ def observe_starts(observer: Callable[[Query], None]) -> None:
 
 def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
     """Start the job and return at once; what cannot work is refused here."""
+    checks.refuse_without_spark(spark)
     _use_this_python(spark)
     checks.refuse_unfit_settings(spark.sparkContext.getConf())
     available = checks.slots_max(spark)
@@ -53,6 +57,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     resolved = resolve_frames(spark, sinks, config.parallelism, spool, max(1, available - beside))
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
     plan = build_plan(name, resolved.sinks, slots, config.max_parallelism)
+    checks.refuse_unsendable(plan)
     checks.refuse_too_few_slots(plan.slots, beside, available)
     checks.refuse_unfit_executors(spark, plan.slots)
     deployment = SparkDeployment(
@@ -67,7 +72,7 @@ def _start_once(job: Job) -> Query:
     key = (job.config.checkpoint_location, job.plan.job)
     with _active_lock:
         running = _active.get(key)
-        if running is not None and running.isActive and key[0] is not None:
+        if running is not None and running[1].isActive and key[0] is not None:
             raise StartRefused(
                 f"job {job.plan.job!r} is running already in {key[0]}: stop it first, or give this"
                 " one another queryName"
@@ -76,8 +81,23 @@ def _start_once(job: Job) -> Query:
         for observer in _observers:
             observer(query)
         job.start()
-        _active[key] = query
+        _active[key] = (job, query)
         return query
+
+
+@atexit.register
+def _stop_what_runs() -> None:
+    """End the jobs of a script that ends, while Spark is still there to end their slots.
+
+    Otherwise Spark would tell of every slot that lost its driver, each with a page of Java.
+    """
+    with _active_lock:
+        jobs = [job for job, query in _active.values() if query.isActive]
+    for job in jobs:
+        job.request_stop()
+    deadline = time.monotonic() + _EXIT_SECONDS_MAX
+    for job in jobs:
+        job.join(max(0.0, deadline - time.monotonic()))
 
 
 def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:

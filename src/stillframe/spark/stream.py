@@ -33,7 +33,7 @@ from stillframe.spark.expressions import (
     projection_of,
 )
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
-from stillframe.state.aggregates import unsupported
+from stillframe.state.accumulators import unsupported
 
 if TYPE_CHECKING:
     import pandas

@@ -59,14 +59,9 @@ def to_arrow_type(spark_type: sql.DataType) -> pa.DataType:
         case sql.DecimalType():
             return pa.decimal128(spark_type.precision, spark_type.scale)
         case sql.ArrayType():
-            element = pa.field(
-                "element", to_arrow_type(spark_type.elementType), spark_type.containsNull
-            )
-            return pa.list_(element)
+            return pa.list_(_field("element", spark_type.elementType, spark_type.containsNull))
         case sql.MapType():
-            value = pa.field(
-                "value", to_arrow_type(spark_type.valueType), spark_type.valueContainsNull
-            )
+            value = _field("value", spark_type.valueType, spark_type.valueContainsNull)
             return pa.map_(to_arrow_type(spark_type.keyType), value)
         case sql.StructType():
             return pa.struct([_to_arrow_field(field) for field in spark_type.fields])
@@ -89,7 +84,13 @@ def _string_type(spark_type: sql.StringType) -> pa.DataType:
 
 
 def _to_arrow_field(field: sql.StructField) -> pa.Field:
-    return pa.field(field.name, to_arrow_type(field.dataType), field.nullable)
+    return _field(field.name, field.dataType, field.nullable)
+
+
+def _field(name: str, spark_type: sql.DataType, is_nullable: bool) -> pa.Field:
+    arrow_type = to_arrow_type(spark_type)
+    # Spark says of `array()` that its elements, of type void, are never null. Arrow refuses that.
+    return pa.field(name, arrow_type, is_nullable or pa.types.is_null(arrow_type))
 
 
 def to_arrow_schema(schema: sql.StructType) -> pa.Schema:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.api.sinks import Sink
 from stillframe.config import JobConfig, job_option_names, parse_count, refuse_unknown
@@ -164,6 +164,7 @@ class StreamWriter:
     def sink_node(self, job: str, config: JobConfig) -> Node:
         """The end of the graph. Everything that can be refused before the job runs is, here."""
         self._refuse_append_of_updates()
+        self._refuse_names_alike()
         self._refuse_trigger_without_end()
         return self._node(self._sink(job, config))
 
@@ -267,6 +268,20 @@ class StreamWriter:
                 " watermark on streaming DataFrames/DataSets; say .outputMode('update')"
             )
 
+    def _refuse_names_alike(self) -> None:
+        """Spark reads no file, of a sink or staged for foreachBatch, with such columns."""
+        spark = self._stream.still.spark
+        if self._sink_name() in ("memory", "noop") or _is_case_sensitive(spark):
+            return
+        by_folded: dict[str, str] = {}
+        for name in self._stream.columns:
+            other = by_folded.setdefault(name.lower(), name)
+            if other != name:
+                raise BuildError(
+                    f"the columns {other} and {name} differ only by case, and Spark could not read"
+                    " what is written: rename one of them, or set spark.sql.caseSensitive"
+                )
+
     def _refuse_trigger_without_end(self) -> None:
         if self._trigger is None:
             return
@@ -284,3 +299,7 @@ class StreamWriter:
                 f"the sink {self._sink_name()} shows records only when a checkpoint completes, and"
                 f" checkpoints are off: set the option checkpointInterval, such as '1 second'{also}"
             )
+
+
+def _is_case_sensitive(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"

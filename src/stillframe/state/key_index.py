@@ -42,7 +42,7 @@ from stillframe.key_groups import (
 )
 from stillframe.state.columns import AppendOnly, Array
 
-_FIRST_SLOTS_LOG2 = 12
+_FIRST_SLOTS_LOG2 = 16
 _LOAD_TO_START_GROWING = 0.3
 _LOAD_MAX = 0.7
 _GROWTH_STEP_PER_ROW = 2
@@ -310,11 +310,11 @@ class KeyIndex:
         while len(waiting):
             # Here: everyone in `waiting` has not met its own row at `at`, where it saw `found`.
             claimants = np.flatnonzero(found == 0)
+            claimed = at[claimants]
             if len(claimants):
                 self._insert_first_claimants(columns, hashes, rows, waiting, at, claimants)
-            step = np.ones(len(at), dtype=np.int64)
-            step[claimants] = 0  # they look again at the place they claimed
-            at = (at + step) & mask
+            at = (at + 1) & mask
+            at[claimants] = claimed  # they look again at the place they claimed
             found = places.take(at).astype(np.int64)
             matches = self._matches(columns, waiting, hashes[waiting], found, exact)
             rows[waiting[matches]] = found[matches] - 1

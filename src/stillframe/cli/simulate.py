@@ -1,0 +1,138 @@
+"""`stillframe simulate`: the real protocol under thousands of seeded schedules, and its mutants."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+from stillframe.cli.lines import Lines
+from stillframe.errors import BuildError
+
+if TYPE_CHECKING:
+    from stillframe.testing.simulation.run import Verdict
+
+_CHUNK_SEEDS = 10
+_MUTANT_SEEDS_MAX = 400
+"""How many seeds a mutant gets to be caught in."""
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """0 if every promise was kept, or every mutant caught; 1 otherwise."""
+    lines = Lines(as_json=arguments.json)
+    if arguments.mutants:
+        return _hunt_mutants(lines)
+    _refuse_unknown_mutant(arguments.mutant)
+    if arguments.seed is not None:
+        return _replay(arguments.seed, arguments.mutant, lines)
+    return _search(
+        range(arguments.first, arguments.first + arguments.seeds), arguments.mutant, lines
+    )
+
+
+def _search(seeds: range, mutant: str | None, lines: Lines) -> int:
+    began = time.monotonic()
+    runs = vacuous = recoveries = checkpoints = 0
+    for verdict in _verdicts(seeds, mutant):
+        runs += 1
+        vacuous += verdict.is_vacuous
+        recoveries += verdict.recoveries
+        checkpoints += verdict.checkpoints
+        if verdict.violation is not None:
+            return _tell_violation(verdict, mutant, lines)
+    seconds = time.monotonic() - began
+    lines.say(
+        "verdict",
+        f"simulate: PASS  {runs} schedules, {checkpoints} checkpoints, {recoveries} recoveries from"
+        f" one, {vacuous} schedules without a recovery, {runs / seconds:.0f} schedules/s",
+        runs=runs,
+        checkpoints=checkpoints,
+        recoveries=recoveries,
+        vacuous=vacuous,
+        seconds=round(seconds, 1),
+    )
+    return 0
+
+
+def _replay(seed: int, mutant: str | None, lines: Lines) -> int:
+    verdict = run_quietly((seed, mutant))
+    if verdict.violation is not None:
+        return _tell_violation(verdict, mutant, lines)
+    lines.for_people("\n".join(verdict.trace))
+    lines.say("verdict", f"simulate: PASS  seed {seed}, {verdict.events} events", seed=seed)
+    return 0
+
+
+def _tell_violation(verdict: Verdict, mutant: str | None, lines: Lines) -> int:
+    again = f"stillframe simulate --seed {verdict.seed}" + (f" --mutant {mutant}" if mutant else "")
+    lines.for_people("\n".join(verdict.trace))
+    lines.say(
+        "verdict",
+        f"simulate: FAIL  seed {verdict.seed}: {verdict.violation}\nplay it again: {again}",
+        seed=verdict.seed,
+        violation=verdict.violation,
+        again=again,
+    )
+    return 1
+
+
+def _hunt_mutants(lines: Lines) -> int:
+    from stillframe.testing.simulation.mutants import MUTANTS
+
+    survivors = []
+    for name, mutant in MUTANTS.items():
+        caught = next(
+            (each for each in _verdicts(range(_MUTANT_SEEDS_MAX), name) if each.violation), None
+        )
+        if caught is None:
+            survivors.append(name)
+            said = f"{name}: SURVIVED {_MUTANT_SEEDS_MAX} seeds ({mutant.description})"
+            lines.say("mutant", said, mutant=name, seed=None, violation=None)
+        else:
+            said = f"{name}: caught with seed {caught.seed} by {caught.violation}"
+            lines.say(
+                "mutant", said[:200], mutant=name, seed=caught.seed, violation=caught.violation
+            )
+    total = len(MUTANTS)
+    word = "PASS" if not survivors else "FAIL"
+    lines.say(
+        "verdict",
+        f"mutants: {word}  {total - len(survivors)} of {total} caught",
+        caught=total - len(survivors),
+        survivors=survivors,
+    )
+    return 1 if survivors else 0
+
+
+def _verdicts(seeds: Sequence[int], mutant: str | None) -> Iterator[Verdict]:
+    """In the order of the seeds, from all cores; stops working when nobody asks for more."""
+    cores = os.cpu_count() or 1
+    with ProcessPoolExecutor(cores, get_context("forkserver")) as pool:
+        try:
+            # In portions, so that a search that ends early leaves little undone behind it.
+            portion = cores * _CHUNK_SEEDS * 4
+            for start in range(0, len(seeds), portion):
+                work = [(seed, mutant) for seed in seeds[start : start + portion]]
+                yield from pool.map(run_quietly, work, chunksize=_CHUNK_SEEDS)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def run_quietly(work: tuple[int, str | None]) -> Verdict:
+    """One run; what the job tells of itself goes to the trace only."""
+    from stillframe.testing.simulation.run import run_seed
+
+    logging.getLogger("stillframe").setLevel(logging.CRITICAL)
+    return run_seed(*work)
+
+
+def _refuse_unknown_mutant(name: str | None) -> None:
+    from stillframe.testing.simulation.mutants import MUTANTS
+
+    if name is not None and name not in MUTANTS:
+        raise BuildError(f"there is no mutant {name!r}; there are: {', '.join(MUTANTS)}")

@@ -1,0 +1,76 @@
+"""Barriers without alignment: for at-least-once, where no channel ever waits for another.
+
+Theory of operation
+-------------------
+A task that does not hold channels back keeps reading a channel whose barrier has come. When the
+barrier has come on all channels it takes its snapshot; by then it may have processed records that
+follow the barrier on the early channels. These are in the snapshot *and* will be replayed by the
+sources: counted twice after a recovery, never lost. With one input channel nothing can be early,
+so at-least-once and exactly-once are the same there.
+
+Rules of this file
+------------------
+1. The same as those of `alignment`: no threads, no clock, no I/O; checkpoints close in ascending
+   order and never reopen.
+2. Barriers of several checkpoints may be under way at once, as nothing holds the later ones back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stillframe.ids import NO_CHECKPOINT, ChannelIndex, CheckpointId
+from stillframe.protocol.alignment import Abandon, Instruction, TakeSnapshot
+
+
+class BarrierTracker:
+    """The barriers of one task: on which channels each checkpoint's has come."""
+
+    def __init__(self, channels: Iterable[ChannelIndex]) -> None:
+        self._open_channels = set(channels)
+        self._arrived: dict[CheckpointId, set[ChannelIndex]] = {}
+        self._last_closed = NO_CHECKPOINT
+        self._cancelled: set[CheckpointId] = set()
+        assert self._open_channels, "a task without inputs does not wait for barriers"
+
+    def on_barrier(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> list[Instruction]:
+        """A channel delivered its barrier."""
+        assert channel in self._open_channels
+        if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
+            return []
+        self._arrived.setdefault(checkpoint_id, set()).add(channel)
+        return self._snapshot_if_arrived()
+
+    def on_end_of_input(self, channel: ChannelIndex) -> list[Instruction]:
+        """A channel ended; it will deliver no more barriers."""
+        assert channel in self._open_channels
+        self._open_channels.remove(channel)
+        return self._snapshot_if_arrived()
+
+    def on_cancel(self, checkpoint_id: CheckpointId) -> list[Instruction]:
+        """The coordinator gave this checkpoint up, perhaps before its barrier came."""
+        if checkpoint_id <= self._last_closed:
+            return []
+        self._cancelled.add(checkpoint_id)
+        arrived = self._arrived.pop(checkpoint_id, None)
+        return [] if arrived is None else [Abandon(checkpoint_id)]
+
+    def _snapshot_if_arrived(self) -> list[Instruction]:
+        everywhere = [
+            checkpoint_id
+            for checkpoint_id, arrived in self._arrived.items()
+            if arrived >= self._open_channels
+        ]
+        if not everywhere:
+            return []
+        newest = max(everywhere)
+        passed = sorted(older for older in self._arrived if older < newest)
+        self._close(newest)
+        return [*map(Abandon, passed), TakeSnapshot(newest)]
+
+    def _close(self, checkpoint_id: CheckpointId) -> None:
+        self._last_closed = checkpoint_id
+        self._arrived = {
+            later: arrived for later, arrived in self._arrived.items() if later > checkpoint_id
+        }
+        self._cancelled = {later for later in self._cancelled if later > checkpoint_id}

@@ -1,0 +1,246 @@
+"""A simulated driver: the real starter, attempt, ledger and job log, fed by the schedule.
+
+It can die between any two of its steps, and at any operation on the store; it can stall and wake
+up after its successor has taken over. A successor is a new object over the same disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stillframe.config import JobConfig
+from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
+from stillframe.coordinator.history import Event, History
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.mail import AttemptBroke, AttemptFinished, Mail, SlotsEnded
+from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
+from stillframe.coordinator.starting import Starter
+from stillframe.errors import Fenced, StartRefused, StillframeError, StorageError
+from stillframe.graph.plan import Plan
+from stillframe.ids import SlotIndex
+from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.messages import EndSlot, Order, Report
+from stillframe.testing.simulation.slot import Exchange, SimulatedSlot
+from stillframe.testing.simulation.storage import Died, SimulatedStore
+from stillframe.testing.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class DriverNeeds:
+    """What a driver is made of."""
+
+    world: World
+    plan: Plan
+    config: JobConfig
+    store: SimulatedStore
+    """Its own, which fails and dies with it."""
+    slot_store: Callable[[], SimulatedStore]
+    on_event: Callable[[SimulatedDriver, Event], None]
+    on_finished: Callable[[], None]
+    on_refused: Callable[[str], None]
+
+
+class SimulatedDriver(SlotsPort, CommitsPort):
+    """One driver process, from its start to its death or the end of the job."""
+
+    def __init__(self, needs: DriverNeeds, number: int) -> None:
+        self.number = number
+        self.is_dead = False
+        self.stalled_until = 0.0
+        self.slots: dict[SlotIndex, SimulatedSlot] = {}
+        self.everyone: list[SimulatedSlot] = []
+        """Slots of all its attempts: those of old ones may still be alive."""
+        self._needs = needs
+        self._world = needs.world
+        self._attempt: RunningAttempt | None = None
+        self._commits_under_way = 0
+        self._tick_at = 0.0
+        self._history = History()
+        self._history.add_listener(lambda event: needs.on_event(self, event))
+        ledger = Ledger(
+            needs.store,
+            needs.plan.job,
+            needs.config.checkpoints_retained,
+            needs.world,
+            written_by=f"driver {number}",
+        )
+        self._parts = JobParts(
+            needs.plan, needs.config, needs.world, self._history, DriverSinks(needs.plan), ledger
+        )
+        self._starter = Starter(self._parts)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._parts.ledger
+
+    # --- life ---
+
+    def start(self) -> None:
+        def read_and_begin() -> None:
+            record = self.ledger.read()
+            if record is not None and record.outcome == "finished":
+                self._needs.on_finished()
+                self.is_dead = True
+                return
+            self._begin()
+
+        self._do(read_and_begin)
+
+    def die(self) -> None:
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self._world.note(f"driver {self.number} dies")
+        self._cut_off_slots()
+
+    def _begin(self) -> None:
+        if self._commits_under_way:
+            self._world.soon(lambda: self._do(self._begin))
+            return
+        start = self._starter.begin()
+        self._attempt = RunningAttempt(self._parts, self, self, start.restored, start.state)
+        exchange = Exchange(self._world)
+        self.slots = {}
+        for index in map(SlotIndex, range(self._needs.plan.slots)):
+            slot = SimulatedSlot(
+                self._world,
+                self._needs.plan,
+                self.ledger.attempt,
+                index,
+                self,
+                exchange,
+                self._needs.slot_store(),
+                self._needs.config.checkpoint_mode,
+            )
+            self.slots[index] = slot
+            exchange.slots[index] = slot
+            self.everyone.append(slot)
+            self._world.soon(slot.join, 0.5)
+        self._tick()
+
+    def _tick(self) -> None:
+        """Let the attempt know the time, and come back when it next needs to know."""
+        attempt = self._attempt
+        if attempt is None or attempt.outcome is not None:
+            return
+        attempt.on_time()
+        wake_at = max(self._world.now + 0.001, attempt.wake_at_seconds())
+        if wake_at < self._tick_at or self._tick_at <= self._world.now:
+            self._tick_at = wake_at
+            self._world.after(wake_at - self._world.now, lambda: self._do(self._tick))
+
+    def _do(self, step: Callable[[], None]) -> None:
+        """One step of the driver; what it may raise is what may happen to a real one."""
+        if self.is_dead:
+            return
+        if self._world.now < self.stalled_until:
+            self._world.after(self.stalled_until - self._world.now, lambda: self._do(step))
+            return
+        try:
+            step()
+            self._end_attempt_if_over()
+        except Died:
+            self.die()
+        except Fenced as error:
+            self._world.note(f"driver {self.number} is fenced: {error}")
+            self.die()
+        except StartRefused as error:
+            self._needs.on_refused(str(error))
+            self.die()
+        except StorageError as error:
+            self._world.note(f"driver {self.number}: {error}")
+            self._try_again()
+
+    def _end_attempt_if_over(self) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.outcome is None:
+            return
+        match attempt.outcome:
+            case AttemptFinished():
+                self.broadcast(EndSlot())
+                self._attempt = None
+                self._starter.finish()
+                self.is_dead = True
+                self._needs.on_finished()
+            case AttemptBroke(reason, cause):
+                self._world.note(f"attempt {self.ledger.attempt} broke: {reason}")
+                record = self.ledger.record
+                if cause == "damaged snapshot" and record and record.restored_from is not None:
+                    self._starter.mark_damaged(record.restored_from, reason)
+                self._try_again()
+
+    def _try_again(self) -> None:
+        """A new attempt, while slots of the old one may still be at work for a while."""
+        self._attempt = None
+        self._cut_off_slots()
+        self._world.after(self._world.random.random(), lambda: self._do(self._begin))
+
+    def _cut_off_slots(self) -> None:
+        for slot in self.slots.values():
+            slot.is_cut_off = True
+            # Mostly noticed at once; a stopped or partitioned one notices much later.
+            seconds = self._world.random.choice([0.1, 0.1, 0.1, 5.0])
+            self._world.soon(
+                lambda slot=slot: slot.lose_connection("the coordinator"),  # type: ignore[misc]
+                seconds,
+            )
+
+    # --- what reaches it ---
+
+    def on_joined(self, slot: SimulatedSlot) -> None:
+        slot.has_joined = True
+        joined = SlotJoined(slot.index, 1000 + slot.index, ("simulated", slot.index))
+        self._deliver(slot, joined)
+
+    def on_report(self, slot: SimulatedSlot, report: Report) -> None:
+        self._deliver(slot, SlotReported(slot.index, report))
+
+    def on_lost(self, slot: SimulatedSlot, reason: str) -> None:
+        if slot.has_joined:
+            self._deliver(slot, SlotLost(slot.index, reason))
+        else:
+            self._deliver(slot, SlotsEnded(slot.attempt, f"slot {slot.index} never came up"))
+
+    def _deliver(self, slot: SimulatedSlot, mail: Mail) -> None:
+        """Only from slots of the running attempt: a connection belongs to one."""
+        if self.slots.get(slot.index) is slot:
+            self._do(lambda: self._handle(mail) if self.slots.get(slot.index) is slot else None)
+
+    def _handle(self, mail: Mail) -> None:
+        if self._attempt is not None:
+            self._attempt.handle(mail)
+            self._tick()
+
+    # --- ports of the attempt ---
+
+    def send(self, slot: SlotIndex, order: Order) -> None:
+        self.slots[slot].order(order)
+
+    def broadcast(self, order: Order) -> None:
+        for slot in self.slots.values():
+            slot.order(order)
+
+    def submit(self, manifest: Manifest) -> None:
+        self._commits_under_way += 1
+
+        def commit() -> None:
+            mail: Mail = EpochCommitted(manifest.epoch)
+            try:
+                for uid in self._parts.sinks.committing_here:
+                    self._parts.sinks.commit(uid, manifest)
+            except StillframeError as error:
+                mail = CommitFailed(str(error), is_permanent=False)
+            self._world.soon(lambda: self._do(lambda: self._note_commit(mail)))
+
+        self._world.soon(lambda: self._do(commit), 0.5)
+
+    def _note_commit(self, mail: Mail) -> None:
+        self._commits_under_way -= 1
+        if self._attempt is not None:
+            self._attempt.handle(mail)
+            self._tick()
+        elif isinstance(mail, EpochCommitted):
+            self.ledger.note_committed(self._parts.sinks.committing_here, mail.epoch)

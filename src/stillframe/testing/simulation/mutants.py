@@ -1,0 +1,392 @@
+"""Deliberately broken variants of the protocol: each must be caught by a checker.
+
+A mutant replaces one function while a run lasts; what it says in its description is the mistake an
+implementer could make. If none of a few hundred seeds catches it, the checkers are worth little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stillframe.coordinator.job_log import JobLog
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.sinks import DriverSinks
+from stillframe.coordinator.starting import Starter
+from stillframe.ids import Epoch
+from stillframe.protocol import restore
+from stillframe.protocol.alignment import BarrierAligner, Hold, Release, TakeSnapshot
+from stillframe.protocol.checkpoints import Checkpoints, Finish, StoreCheckpoint
+from stillframe.protocol.commits import PendingCommits
+from stillframe.protocol.joblog import checkpoint_completed
+from stillframe.protocol.manifests import decode_manifest
+from stillframe.runtime import assembly, operators
+from stillframe.runtime.operators import Writing
+from stillframe.runtime.task import InnerSubtask, Subtask
+from stillframe.state.columns import ChangingColumns
+from stillframe.storage.paths import checkpoint_of, metadata_path
+from stillframe.testing.simulation.storage import SimulatedStore
+
+Breaking = Callable[[Any], Any]
+"""Gets the right function, answers the wrong one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One small mistake."""
+
+    description: str
+    target: Any
+    attribute: str
+    breaking: Breaking
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        original = getattr(self.target, self.attribute)
+        setattr(self.target, self.attribute, self.breaking(original))
+        try:
+            yield
+        finally:
+            setattr(self.target, self.attribute, original)
+
+
+# --- alignment -------------------------------------------------------------------------------
+
+
+def _snapshot_at_first_barrier(original: Any) -> Any:
+    def on_barrier(self: Any, channel: Any, checkpoint_id: Any) -> Any:
+        if checkpoint_id <= self._last_closed:
+            return []
+        self._last_closed = checkpoint_id
+        return [TakeSnapshot(checkpoint_id)]
+
+    return on_barrier
+
+
+def _one_channel_early(original: Any) -> Any:
+    def snapshot_if_aligned(self: Any) -> Any:
+        missing = self._open_channels - self._held_channels
+        if self._aligning is None or not self._held_channels or len(missing) > 1:
+            return []
+        checkpoint_id = self._aligning
+        return [TakeSnapshot(checkpoint_id), *self._close(checkpoint_id)]
+
+    return snapshot_if_aligned
+
+
+def _without(kind: type) -> Breaking:
+    def breaking(original: Any) -> Any:
+        def carry_out(self: Any, instructions: Sequence[Any]) -> None:
+            original(self, [each for each in instructions if not isinstance(each, kind)])
+
+        return carry_out
+
+    return breaking
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+def _say_written_before_it_is(original: Any) -> Any:
+    class Nowhere:
+        def write(self, path: str, chunks: Any) -> Any:
+            from stillframe.storage.store import Written
+
+            return Written(len(b"".join(bytes(chunk) for chunk in chunks)), 0)
+
+    return lambda store, path, frozen: original(Nowhere(), path, frozen)
+
+
+def _nothing(original: Any) -> Any:
+    return lambda *args, **kwargs: None
+
+
+def _in_order_of_arrival(original: Any) -> Any:
+    def on_written(self: Any, checkpoint_id: Any, results: Any) -> None:
+        self._unwritten.clear()
+        self._take_results(checkpoint_id, results)
+
+    return on_written
+
+
+def _drop_what_an_aborted_checkpoint_prepared(original: Any) -> Any:
+    def take_results(self: Any, checkpoint_id: Any, results: Any) -> None:
+        if checkpoint_id in self._started:
+            original(self, checkpoint_id, results)
+
+    return take_results
+
+
+# --- commits ---------------------------------------------------------------------------------
+
+
+def _commit_when_prepared(original: Any) -> Any:
+    def described(self: Any, checkpoint_id: Any, written: Any) -> Any:
+        if self.commits_here:
+            self.committer.commit(Epoch(0), written)
+        return original(self, checkpoint_id, written)
+
+    return described
+
+
+def _commit_on_abort(original: Any) -> Any:
+    def on_abort(self: Any, checkpoint_id: Any) -> None:
+        original(self, checkpoint_id)
+        self.on_complete(checkpoint_id, Epoch(0))
+
+    return on_abort
+
+
+def _snapshot_only_the_newest(original: Any) -> Any:
+    def on_prepared(self: Any, checkpoint_id: Any, committables: Any) -> Any:
+        held = original(self, checkpoint_id, committables)
+        return tuple(kept for kept in held if kept.checkpoint_id == checkpoint_id)
+
+    return on_prepared
+
+
+def _forget_restored_commits(original: Any) -> Any:
+    def init(self: Any, restored: Any = ()) -> None:
+        original(self, ())
+
+    return init
+
+
+def _scattered_commits(original: Any) -> Any:
+    def state_of(operator: Any, subtask: Any, groups: Any, manifest: Any, splits: Any) -> Any:
+        state = original(operator, subtask, groups, manifest, splits)
+        found = manifest.snapshots_of(operator.uid) if manifest is not None else ()
+        commits = [commit for snapshot in found for commit in snapshot.commits]
+        return replace(state, commits=tuple(commits[subtask :: operator.parallelism]))
+
+    return state_of
+
+
+def _sweep_everything(original: Any) -> Any:
+    return lambda self, older_than, manifest: original(self, older_than, None)
+
+
+# --- the coordinator -------------------------------------------------------------------------
+
+
+def _one_acknowledgement_is_enough_less(original: Any) -> Any:
+    def on_acknowledged(self: Any, checkpoint_id: Any, subtask: Any, snapshot: Any) -> Any:
+        answer, instructions = original(self, checkpoint_id, subtask, snapshot)
+        pending = self._pending
+        if not instructions and pending is not None and len(pending.waiting_for) == 1:
+            pending.waiting_for.clear()
+            instructions = [
+                StoreCheckpoint(checkpoint_id, pending.triggered_at_seconds, pending.acknowledged)
+            ]
+        return answer, instructions
+
+    return on_acknowledged
+
+
+def _use_the_number_again(original: Any) -> Any:
+    def abort(self: Any, reason: str, now_seconds: float) -> Any:
+        self._next_id = self._pending.checkpoint_id
+        return original(self, reason, now_seconds)
+
+    return abort
+
+
+def _finish_when_drained(original: Any) -> Any:
+    def on_drained(self: Any, subtask: Any, now_seconds: float) -> Any:
+        instructions = original(self, subtask, now_seconds)
+        return instructions if self._undrained else [Finish()]
+
+    return on_drained
+
+
+def _complete_without_the_log(original: Any) -> Any:
+    def complete(self: Any, manifest: Any) -> Any:
+        completed = self._kept().write_manifest(manifest)
+        after, _ = checkpoint_completed(self._record, completed, self._retained_max)
+        self._record = replace(after, sequence=self._record.sequence)
+        self._log._last = self._record
+        return completed
+
+    return complete
+
+
+def _delete_the_newest(original: Any) -> Any:
+    def complete(self: Any, manifest: Any) -> Any:
+        completed = original(self, manifest)
+        self._kept().delete(completed.checkpoint_id, completed.attempt)
+        return completed
+
+    return complete
+
+
+def _newest_directory(original: Any) -> Any:
+    def choose_manifest(self: Any) -> Any:
+        store = self._ledger._snapshots._store
+        found = sorted(filter(None, map(checkpoint_of, store.list(""))))
+        for checkpoint in reversed(found):
+            path = metadata_path(*checkpoint)
+            if "_metadata" in store.list(path.split("/", maxsplit=1)[0]):
+                return decode_manifest(store.read(path))
+        return None
+
+    return choose_manifest
+
+
+def _from_the_beginning(original: Any) -> Any:
+    return lambda self: None
+
+
+def _write_all_the_same(original: Any) -> Any:
+    def append(self: Any, record: Any) -> Any:
+        newest = self._newest()
+        self._last = newest
+        self._own_attempt, self._fenced = record.attempt, None
+        sequence = newest.sequence + 1 if newest else 1
+        return original(self, replace(record, sequence=sequence))
+
+    return append
+
+
+# --- restore ---------------------------------------------------------------------------------
+
+
+def _own_state_only(original: Any) -> Any:
+    def state_of(operator: Any, subtask: Any, groups: Any, manifest: Any, splits: Any) -> Any:
+        state = original(operator, subtask, groups, manifest, splits)
+        found = manifest.snapshots_of(operator.uid) if manifest is not None else ()
+        own = tuple(k for snapshot in found if snapshot.subtask == subtask for k in snapshot.keyed)
+        return replace(state, keyed=own)
+
+    return state_of
+
+
+def _unverified(original: Any) -> Any:
+    def read_verified(self: Any, path: str, length_bytes: int, crc32: int) -> Any:
+        import pyarrow as pa
+
+        return pa.py_buffer(self.read(path))
+
+    return read_verified
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    "skip-alignment": Mutant(
+        "the snapshot is taken at the first barrier",
+        BarrierAligner, "on_barrier", _snapshot_at_first_barrier,
+    ),
+    "snapshot-one-channel-early": Mutant(
+        "the last channel's barrier is not waited for",
+        BarrierAligner, "_snapshot_if_aligned", _one_channel_early,
+    ),
+    "do-not-hold": Mutant(
+        "channels that delivered their barrier are read on",
+        InnerSubtask, "_carry_out", _without(Hold),
+    ),
+    "do-not-release": Mutant(
+        "held channels stay held",
+        InnerSubtask, "_carry_out", _without(Release),
+    ),
+    "acknowledge-before-durable": Mutant(
+        "a snapshot is acknowledged that was not written",
+        operators, "write_keyed_snapshot", _say_written_before_it_is,
+    ),
+    "change-a-frozen-snapshot": Mutant(
+        "updates reach a snapshot already taken",
+        ChangingColumns, "before_change", _nothing,
+    ),
+    "overtake-an-unfinished-prepare": Mutant(
+        "a later snapshot is acknowledged while an earlier epoch is still being prepared",
+        Subtask, "on_written", _in_order_of_arrival,
+    ),
+    "lose-an-aborted-epoch": Mutant(
+        "what was prepared for a checkpoint that failed is dropped",
+        Subtask, "_take_results", _drop_what_an_aborted_checkpoint_prepared,
+    ),
+    "commit-before-completion": Mutant(
+        "a sink commits what it has prepared at once",
+        Writing, "described", _commit_when_prepared,
+    ),
+    "commit-on-abort": Mutant(
+        "an aborted checkpoint is committed",
+        Subtask, "on_abort", _commit_on_abort,
+    ),
+    "forget-older-commits": Mutant(
+        "a snapshot holds only its own epoch's commits",
+        PendingCommits, "on_prepared", _snapshot_only_the_newest,
+    ),
+    "skip-recommit-in-slots": Mutant(
+        "what the restored checkpoint had prepared is not committed by its slots",
+        PendingCommits, "__init__", _forget_restored_commits,
+    ),
+    "skip-recommit-on-the-driver": Mutant(
+        "what the restored checkpoint had prepared is not committed by the driver",
+        Starter, "_commit_again", _nothing,
+    ),
+    "scatter-restored-commits": Mutant(
+        "the commits of one former subtask are dealt out to several",
+        restore, "_state_of", _scattered_commits,
+    ),
+    "sweep-too-much": Mutant(
+        "the sweep takes prepared transactions the restored checkpoint needs",
+        DriverSinks, "sweep", _sweep_everything,
+    ),
+    "complete-with-one-missing": Mutant(
+        "the last acknowledgement is not waited for",
+        Checkpoints, "on_acknowledged", _one_acknowledgement_is_enough_less,
+    ),
+    "reuse-a-checkpoint-id": Mutant(
+        "an aborted checkpoint's number is given to the next",
+        Checkpoints, "_abort", _use_the_number_again,
+    ),
+    "finish-without-last-checkpoint": Mutant(
+        "the job ends when its records have been processed",
+        Checkpoints, "on_drained", _finish_when_drained,
+    ),
+    "metadata-without-log-entry": Mutant(
+        "a checkpoint counts as complete when its metadata is written",
+        Ledger, "complete", _complete_without_the_log,
+    ),
+    "delete-a-checkpoint-too-early": Mutant(
+        "retention deletes the newest checkpoint",
+        Ledger, "complete", _delete_the_newest,
+    ),
+    "restore-newest-directory": Mutant(
+        "the newest directory is restored instead of the newest completed checkpoint",
+        Starter, "_choose_manifest", _newest_directory,
+    ),
+    "never-restore": Mutant(
+        "every attempt starts from the beginning",
+        Starter, "_choose_manifest", _from_the_beginning,
+    ),
+    "ignore-the-fence": Mutant(
+        "a driver whose successor is alive writes its log entries all the same",
+        JobLog, "append", _write_all_the_same,
+    ),
+    "restore-own-state-only": Mutant(
+        "after a change of parallelism each subtask reads what its namesake wrote",
+        restore, "_state_of", _own_state_only,
+    ),
+    "restore-all-key-groups": Mutant(
+        "every subtask restores every key group",
+        assembly, "key_group_range",
+        lambda original: lambda subtask, parallelism, groups: range(groups),
+    ),
+    "lose-a-split": Mutant(
+        "one split is dealt to nobody",
+        restore, "_dealt",
+        lambda original: lambda items, *to: original(items[1:], *to),
+    ),
+    "deal-a-split-twice": Mutant(
+        "the first subtask gets every split, the others their own too",
+        restore, "_dealt",
+        lambda original: lambda items, subtask, parallelism: tuple(items)
+        if subtask == 0
+        else original(items, subtask, parallelism),
+    ),
+    "ignore-checksums": Mutant(
+        "a damaged file is restored from",
+        SimulatedStore, "read_verified", _unverified,
+    ),
+}  # fmt: skip

@@ -1,0 +1,65 @@
+"""Virtual time, chance and the schedule: everything that happens, happens here, one at a time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from stillframe.clock import Clock
+
+_TRACE_MAX = 60
+_WALL_START_MS = 1_700_000_000_000
+
+
+class SimulationStuck(AssertionError):
+    """The job makes no progress although nothing is broken any more."""
+
+
+class World(Clock):
+    """The clock, the dice and the agenda of one run. Also the clock of everyone in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.events = 0
+        self.trace: deque[str] = deque(maxlen=_TRACE_MAX)
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduled = 0
+        self._wall_jump_ms = 0
+
+    def monotonic_seconds(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return _WALL_START_MS + int(self.now * 1000) + self._wall_jump_ms
+
+    def jump_clock(self, by_ms: int) -> None:
+        """What people call the time may jump; what is measured with may not."""
+        self._wall_jump_ms += by_ms
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do this later; of two things due at the same moment the earlier asked for comes first."""
+        self._scheduled += 1
+        heapq.heappush(self._agenda, (self.now + seconds, self._scheduled, action))
+
+    def soon(self, action: Callable[[], None], seconds_max: float = 0.1) -> None:
+        self.after(self.random.random() * seconds_max, action)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def note(self, what: str) -> None:
+        self.trace.append(f"{self.now:8.3f}  {what}")
+
+    def run(self, is_over: Callable[[], bool], events_max: int) -> None:
+        """Until it is over; raises if that takes more events than any job could need."""
+        while not is_over():
+            if not self._agenda:
+                raise SimulationStuck("nothing is left to happen and the job is not over")
+            if self.events >= events_max:
+                raise SimulationStuck(f"the job is not over after {events_max} events")
+            self.events += 1
+            self.now, _, action = heapq.heappop(self._agenda)
+            action()

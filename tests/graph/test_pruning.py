@@ -1,0 +1,86 @@
+"""Which columns of a source a job reads."""
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.aggregates import AggregateCall
+from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.generate import ClickSource
+from stillframe.graph.expressions import Call, Column, Literal, Named, RowFunction
+from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Project, Read, Write
+from stillframe.graph.plan import build_plan
+
+CLICKS = ClickSource(records=10)
+ALL = tuple(CLICKS.schema.names)
+APP = Column("app_id", pa.string())
+USER = Column("user_id", pa.int64())
+
+
+def read():
+    return Node(Read(CLICKS), CLICKS.schema)
+
+
+def kept(upstream, *arguments):
+    return Node(Filter(Call("=", arguments, pa.bool_())), upstream.schema, (upstream,))
+
+
+def projected(upstream, *expressions):
+    columns = tuple(Named(str(i), each) for i, each in enumerate(expressions))
+    schema = pa.schema([(column.name, column.expression.type) for column in columns])
+    return Node(Project(columns), schema, (upstream,))
+
+
+def counted(upstream, keys, *inputs):
+    calls = tuple(AggregateCall("max", name, f"max({name})", pa.int64()) for name in inputs)
+    schema = pa.schema([*((key, upstream.schema.field(key).type) for key in keys)])
+    return Node(Aggregate(keys, calls), schema, (upstream,))
+
+
+def columns_of(*ends):
+    sinks = [
+        Node(Write(DiscardSink()), end.schema, (end,), given_uid=f"sink-{i}")
+        for i, end in enumerate(ends)
+    ]
+    [operator] = [
+        planned.operator
+        for _, planned in build_plan("job", sinks, 2).operators()
+        if isinstance(planned.operator, Read)
+    ]
+    return operator.columns
+
+
+def twice(value):
+    return 2 * value
+
+
+@pytest.mark.parametrize(
+    ("end", "columns"),
+    [
+        (lambda clicks: clicks, ALL),
+        (lambda clicks: counted(clicks, ("app_id",)), ("app_id",)),
+        (lambda clicks: counted(clicks, ("app_id",), "id"), ("id", "app_id")),
+        (lambda clicks: counted(clicks, ()), ("id",)),  # any: records are to be counted
+        (lambda clicks: projected(clicks, USER, APP), ("app_id", "user_id")),
+        (
+            lambda clicks: projected(clicks, RowFunction(twice, (USER,), pa.int64(), "twice")),
+            ("user_id",),
+        ),
+        (
+            lambda clicks: counted(kept(clicks, USER, Literal(pa.scalar(1))), ("app_id",)),
+            ("app_id", "user_id"),
+        ),
+        (lambda clicks: kept(clicks, USER, USER), ALL),
+        (lambda clicks: Node(MapInArrow(iter, "any"), CLICKS.schema, (clicks,)), ALL),
+    ],
+)
+def test_a_source_is_asked_for_what_somebody_looks_at(end, columns):
+    assert columns_of(end(read())) == columns
+
+
+def test_what_any_of_several_readers_looks_at_is_asked_for():
+    clicks = read()
+
+    assert columns_of(projected(clicks, APP), counted(clicks, ("user_id",))) == (
+        "app_id",
+        "user_id",
+    )
