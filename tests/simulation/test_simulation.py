@@ -3,7 +3,7 @@
 import pytest
 
 from stillframe.cli.main import main
-from stillframe.cli.simulate import run_quietly
+from stillframe.cli.simulate import run_one
 from stillframe.testing.simulation.mutants import MUTANTS
 
 SEEDS = range(150)
@@ -14,7 +14,7 @@ FIRST_SEED = {"ignore-checksums": 100}
 
 @pytest.mark.parametrize("portion", range(10))
 def test_every_promise_holds_under_a_fixed_set_of_schedules(portion):
-    verdicts = [run_quietly((seed, None)) for seed in SEEDS[portion::10]]
+    verdicts = [run_one((seed, None)) for seed in SEEDS[portion::10]]
 
     broken = [verdict for verdict in verdicts if verdict.violation]
     assert not broken, f"stillframe simulate --seed {broken[0].seed}: {broken[0].violation}"
@@ -26,20 +26,20 @@ def test_a_deliberate_mistake_is_caught(name):
     first = FIRST_SEED.get(name, 0)
 
     for seed in range(first, first + MUTANT_SEEDS_MAX):
-        if run_quietly((seed, name)).violation:
+        if run_one((seed, name)).violation:
             return
     pytest.fail(f"{name} survived: {MUTANTS[name].description}")
 
 
 def test_a_seed_gives_the_same_run_again():
-    assert run_quietly((7, None)) == run_quietly((7, None))
+    assert run_one((7, None)) == run_one((7, None))
 
 
 def test_a_mutant_leaves_nothing_behind():
-    before = run_quietly((3, None))
-    run_quietly((3, "skip-alignment"))
+    before = run_one((3, None))
+    run_one((3, "skip-alignment"))
 
-    assert run_quietly((3, None)) == before
+    assert run_one((3, None)) == before
 
 
 def test_the_command_says_which_seed_failed_by_which_checker_and_how_to_play_it_again(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -60,7 +59,7 @@ def _search(seeds: range, mutant: str | None, lines: Lines) -> int:
 
 
 def _replay(seed: int, mutant: str | None, lines: Lines) -> int:
-    verdict = run_quietly((seed, mutant))
+    verdict = run_one((seed, mutant))
     if verdict.violation is not None:
         return _tell_violation(verdict, mutant, lines)
     lines.for_people("\n".join(verdict.trace))
@@ -118,16 +117,15 @@ def _verdicts(seeds: Sequence[int], mutant: str | None) -> Iterator[Verdict]:
             portion = cores * _CHUNK_SEEDS * 4
             for start in range(0, len(seeds), portion):
                 work = [(seed, mutant) for seed in seeds[start : start + portion]]
-                yield from pool.map(run_quietly, work, chunksize=_CHUNK_SEEDS)
+                yield from pool.map(run_one, work, chunksize=_CHUNK_SEEDS)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def run_quietly(work: tuple[int, str | None]) -> Verdict:
-    """One run; what the job tells of itself goes to the trace only."""
+def run_one(work: tuple[int, str | None]) -> Verdict:
+    """One seed, with one mutant or none; a function of its own, so that it reaches other cores."""
     from stillframe.testing.simulation.run import run_seed
 
-    logging.getLogger("stillframe").setLevel(logging.CRITICAL)
     return run_seed(*work)
 
 
