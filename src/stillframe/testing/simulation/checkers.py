@@ -128,9 +128,8 @@ class Checkers:
                 "transactions",
                 f"{branch.uid} leaves {list(self._job.outside[branch.uid].prepared)[:3]} open",
             )
-        self._check_files()
 
-    def _check_files(self) -> None:
+    def check_files(self) -> None:
         """The files on the storage are those the retained checkpoints need, and the log."""
         record = self._record()
         assert record is not None

@@ -122,7 +122,7 @@ def random_job(world: World) -> SimulatedJob:
         world,
         lengths=tuple(random.choice([0, 20, 80, 150]) for _ in range(splits)),
         keys=random.randint(1, 12),
-        batch_rows_max=random.choice([1, 4, 8]),
+        batch_rows_max=random.choice([2, 8, 20]),
     )
     branches = tuple(
         Branch(

@@ -67,8 +67,8 @@ class _NumbersReader(SourceReader):
         unread = [name for name, at in self._next.items() if at < lengths[_split_index(name)]]
         if not unread:
             return EndOfData()
-        if world.chance(0.5):
-            return NothingYet(world.random.random() * 0.2)
+        if world.chance(0.7):
+            return NothingYet(world.random.random() * 0.6)
         name = world.random.choice(unread)
         start = self._next[name]
         count = world.random.randint(1, self._source.batch_rows_max)

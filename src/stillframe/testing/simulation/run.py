@@ -74,6 +74,7 @@ class _Run:
         self._is_over = False
         self._violation: Violation | None = None
         self._has_rotted = False
+        self._delete_refused_at = -1.0
         self._is_refused = False
 
     def play(self) -> Verdict:
@@ -87,6 +88,9 @@ class _Run:
                 raise self._violation
             if not self._is_refused:
                 self._checkers.check_end()
+                # What the storage would not delete in the last sweep is left, and that is right.
+                if self._delete_refused_at != world.now:
+                    self._checkers.check_files()
         except Violation as error:
             violation = str(error)
         except SimulationStuck as error:
@@ -175,6 +179,8 @@ class _Run:
             raise Died
         changes = operation in ("write", "create", "delete")
         if changes and self._world.chance(self._rates.store_fails):
+            if operation == "delete":
+                self._delete_refused_at = self._world.now
             raise StorageError(f"the storage refused to {operation} {path}")
 
     def _slot_trouble(self, operation: str, path: str) -> None:
