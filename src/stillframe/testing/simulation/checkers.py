@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
@@ -56,7 +57,7 @@ class Checkers:
             case AttemptStarted(restored_from=checkpoint_id) if checkpoint_id is not None:
                 self.restored.append(checkpoint_id)
 
-    def _watcher(self, uid: str, counts: bool):  # type: ignore[no-untyped-def]
+    def _watcher(self, uid: str, counts: bool) -> Callable[[list[Row]], None]:
         def watch(rows: list[Row]) -> None:
             for row in rows:
                 self._seen[uid][row] += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from stillframe.config import JobConfig
 from stillframe.coordinator.attempt import JobParts, RunningAttempt
@@ -183,10 +184,7 @@ class SimulatedDriver(SlotsPort, CommitsPort):
             slot.is_cut_off = True
             # Mostly noticed at once; a stopped or partitioned one notices much later.
             seconds = self._world.random.choice([0.1, 0.1, 0.1, 5.0])
-            self._world.soon(
-                lambda slot=slot: slot.lose_connection("the coordinator"),  # type: ignore[misc]
-                seconds,
-            )
+            self._world.soon(partial(slot.lose_connection, "the coordinator"), seconds)
 
     # --- what reaches it ---
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stillframe.config import CheckpointMode
@@ -23,6 +24,7 @@ from stillframe.protocol.messages import (
     Drained,
     EndSlot,
     Failed,
+    FailureCause,
     Order,
     Report,
     Running,
@@ -173,7 +175,7 @@ class SimulatedSlot(TaskEvents):
     def _tell_peers(self) -> None:
         for peer in self._exchange.slots.values():
             if peer is not self and not peer.is_dead:
-                self._world.soon(lambda peer=peer: peer.lose_connection("a peer"), 0.5)  # type: ignore[misc]
+                self._world.soon(partial(peer.lose_connection, "a peer"), 0.5)
 
     # --- orders and reports: JSON on the way, in order, delayed ---
 
@@ -273,8 +275,8 @@ class SimulatedSlot(TaskEvents):
     def _fail(self, error: StillframeError, is_bystander: bool = False) -> None:
         self._world.note(f"slot {self.index} of attempt {self.attempt} fails: {error}")
         damaged = isinstance(error, SnapshotDamaged)
-        cause = "damaged snapshot" if damaged else "bystander" if is_bystander else "other"
-        self._report(Failed(str(error), cause))  # type: ignore[arg-type]
+        cause: FailureCause = "bystander" if is_bystander else "other"
+        self._report(Failed(str(error), "damaged snapshot" if damaged else cause))
         self.is_dead = True
         self._world.soon(lambda: self._driver.on_lost(self, "it ended"), 0.5)
         self._tell_peers()
@@ -299,7 +301,7 @@ class SimulatedSlot(TaskEvents):
     def snapshot_unwanted(self, operators: Sequence[OperatorSnapshot]) -> None:
         for operator in operators:
             for state in operator.keyed:
-                self._world.soon(lambda path=state.file.path: self._delete(path))  # type: ignore[misc]
+                self._world.soon(partial(self._delete, state.file.path))
 
     def _delete(self, path: str) -> None:
         if not self.is_dead:
