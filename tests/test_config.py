@@ -17,6 +17,8 @@ def test_every_option_is_parsed_into_its_unit():
             "checkpointInterval": "1 second",
             "checkpointTimeout": "2 min",
             "checkpointMinPause": "200 ms",
+            "maxConcurrentCheckpoints": "2",
+            "tolerableFailedCheckpoints": "0",
             "checkpointsRetained": "3",
             "parallelism": "4",
             "maxParallelism": "256",
@@ -32,6 +34,8 @@ def test_every_option_is_parsed_into_its_unit():
         checkpoint_interval_seconds=1.0,
         checkpoint_timeout_seconds=120.0,
         checkpoint_min_pause_seconds=0.2,
+        max_concurrent_checkpoints=2,
+        tolerable_failed_checkpoints=0,
         checkpoints_retained=3,
         parallelism=4,
         max_parallelism=256,
@@ -262,3 +266,16 @@ def test_the_checkpoint_mode_may_be_written_as_flink_users_do(text):
 def test_an_unknown_checkpoint_mode_is_an_error_that_names_the_nearest():
     with pytest.raises(BuildError, match="not 'exactly'; did you mean 'exactly-once'"):
         job_config({"checkpointMode": "exactly"})
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many"])
+def test_tolerable_failures_are_counted_from_nothing_or_infinite(text):
+    assert job_config({"tolerableFailedCheckpoints": "Infinite"}) == JobConfig()
+    sentence = "tolerableFailedCheckpoints is a whole number of at least 0 or 'infinite', not"
+    with pytest.raises(BuildError, match=sentence):
+        job_config({"tolerableFailedCheckpoints": text})
+
+
+def test_at_least_one_checkpoint_may_be_in_flight():
+    with pytest.raises(BuildError, match="maxConcurrentCheckpoints is a whole number of at least"):
+        job_config({"maxConcurrentCheckpoints": "0"})

@@ -23,6 +23,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "StartRefused",
         "StillframeError",
         "StorageError",
+        "TwoInputFunction",
         "UnknownOption",
         "UserCodeError",
         "__version__",

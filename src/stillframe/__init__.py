@@ -25,6 +25,7 @@ from stillframe.errors import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from stillframe.api.functions import TwoInputFunction
     from stillframe.coordinator.query import Query
     from stillframe.spark.session import Still
 
@@ -40,6 +41,7 @@ __all__ = [
     "StartRefused",
     "StillframeError",
     "StorageError",
+    "TwoInputFunction",
     "UnknownOption",
     "UserCodeError",
     "__version__",
@@ -55,9 +57,13 @@ def on(spark: SparkSession) -> Still:
 
 
 def __getattr__(name: str) -> Any:
-    # Only the driver has use for a query handle, so executors do not pay for importing it.
+    # Imported when asked for: executors have no use for a query handle, and few jobs for the rest.
     if name == "Query":
         from stillframe.coordinator.query import Query
 
         return Query
+    if name == "TwoInputFunction":
+        from stillframe.api.functions import TwoInputFunction
+
+        return TwoInputFunction
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The settings of a job: options of the writer, or `spark.stillframe.<option>` for a whole session.
 
 Meanings and defaults are Flink's where Flink has them. Three deviate on purpose: two checkpoints
-are retained (one damaged file must not be the end), a failed checkpoint never fails the job, and a
-completed one starts the count of restartAttempts anew.
+are retained (one damaged file must not be the end), failed checkpoints do not fail the job unless
+tolerableFailedCheckpoints says so, and a completed one starts the count of restartAttempts anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from stillframe.errors import BuildError, UnknownOption
 
 RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
-CheckpointMode = Literal["exactly-once", "at-least-once"]
+CheckpointMode = Literal["exactly-once", "at-least-once", "at-most-once", "stop-the-world"]
 
 _UNIT_SECONDS = {
     "ms": 0.001, "millisecond": 0.001, "milliseconds": 0.001,
@@ -65,15 +65,19 @@ def _text(option: str, text: str) -> str:
     return text
 
 
-def _parse_count_or_infinite(option: str, text: str) -> float:
-    """A whole number of at least 1, or no limit at all."""
+def _parse_count_or_infinite(option: str, text: str, least: int = 1) -> float:
+    """A whole number of at least `least`, or no limit at all."""
     if text.strip().lower() == "infinite":
         return math.inf
-    if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
+    if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < least:
         raise BuildError(
-            f"option {option} is a whole number of at least 1 or 'infinite', not {text!r}"
+            f"option {option} is a whole number of at least {least} or 'infinite', not {text!r}"
         )
     return int(text)
+
+
+def _parse_tolerable(option: str, text: str) -> float:
+    return _parse_count_or_infinite(option, text, least=0)
 
 
 def _number(text: str) -> float:
@@ -91,6 +95,13 @@ def _parse_share(option: str, text: str) -> float:
     if not _number(text) <= 1:
         raise BuildError(f"option {option} is a number from 0 to 1, not {text!r}")
     return _number(text)
+
+
+def _parse_flag(option: str, text: str) -> bool:
+    flags = {"true": True, "false": False}
+    if text.strip().lower() not in flags:
+        raise BuildError(f"option {option} is true or false, not {text!r}")
+    return flags[text.strip().lower()]
 
 
 Name = TypeVar("Name", bound=str)
@@ -131,7 +142,17 @@ class JobConfig:
     checkpoint_timeout_seconds: float = 600.0
     checkpoint_min_pause_seconds: float = 0.0
     checkpoint_mode: CheckpointMode = "exactly-once"
-    """At-least-once holds no channel back: after a recovery some records count twice."""
+    """At-least-once holds no channel back: after a recovery some records count twice. At-most-once
+    emits only what no restart can read again. Stop-the-world is exactly-once the naive way: the
+    sources pause, the job drains, the state is copied, and only then does it go on."""
+    unaligned_checkpoints: bool = False
+    """Whether barriers overtake the records in their way, which are then in the checkpoint."""
+    aligned_checkpoint_timeout_seconds: float = 0.0
+    """How long a task waits for barriers before an unaligned checkpoint overtakes."""
+    max_concurrent_checkpoints: int = 1
+    """How many may be in flight, from trigger to commit; with a min pause never more than one."""
+    tolerable_failed_checkpoints: float = math.inf
+    """How many checkpoints in a row may fail before the attempt counts as failed."""
     checkpoints_retained: int = 2
     parallelism: int | None = None
     """None: the session decides (local masters: the number of cores)."""
@@ -156,6 +177,13 @@ class JobConfig:
     """How many bytes may wait in one channel before its sender must pause."""
 
     @property
+    def alignment_timeout_ms(self) -> int | None:
+        """How long barriers wait for each other before they overtake; None: for ever."""
+        if not self.unaligned_checkpoints:
+            return None
+        return round(self.aligned_checkpoint_timeout_seconds * 1000)
+
+    @property
     def restart_strategy_in_force(self) -> RestartStrategyName:
         """As in Flink: without checkpoints a restart would begin from nothing, so there is none."""
         if self.restart_strategy is not None:
@@ -169,6 +197,10 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "checkpointTimeout": ("checkpoint_timeout_seconds", _parse_time_span_seconds),
     "checkpointMinPause": ("checkpoint_min_pause_seconds", parse_duration_seconds),
     "checkpointMode": ("checkpoint_mode", _parse_checkpoint_mode),
+    "unalignedCheckpoints": ("unaligned_checkpoints", _parse_flag),
+    "alignedCheckpointTimeout": ("aligned_checkpoint_timeout_seconds", parse_duration_seconds),
+    "maxConcurrentCheckpoints": ("max_concurrent_checkpoints", parse_count),
+    "tolerableFailedCheckpoints": ("tolerable_failed_checkpoints", _parse_tolerable),
     "checkpointsRetained": ("checkpoints_retained", parse_count),
     "parallelism": ("parallelism", parse_count),
     "maxParallelism": ("max_parallelism", parse_count),
@@ -286,6 +318,7 @@ def _checked(config: JobConfig) -> JobConfig:
             f"parallelism {config.parallelism} is more than maxParallelism"
             f" {config.max_parallelism}: lower the one or, for a new job, raise the other"
         )
+    _check_mode(config)
     if config.restart_initial_backoff_seconds > config.restart_max_backoff_seconds:
         raise BuildError(
             f"restartInitialBackoff of {config.restart_initial_backoff_seconds:g} s is longer than"
@@ -293,3 +326,32 @@ def _checked(config: JobConfig) -> JobConfig:
             " raise the other"
         )
     return config
+
+
+def _check_mode(config: JobConfig) -> None:
+    mode = config.checkpoint_mode
+    if mode == "at-most-once" and config.checkpoint_interval_seconds is None:
+        raise BuildError(
+            "checkpointMode at-most-once emits what a checkpoint has reserved, but there are no"
+            " checkpoints: set checkpointInterval"
+        )
+    if config.unaligned_checkpoints and mode != "exactly-once":
+        raise BuildError(
+            f"unalignedCheckpoints goes with checkpointMode exactly-once only, not with {mode}:"
+            " leave one of the two out"
+        )
+    if config.unaligned_checkpoints and config.max_concurrent_checkpoints > 1:
+        raise BuildError(
+            "unalignedCheckpoints takes one checkpoint at a time, but maxConcurrentCheckpoints is"
+            f" {config.max_concurrent_checkpoints}: leave one of the two out"
+        )
+    if mode == "stop-the-world" and config.max_concurrent_checkpoints > 1:
+        raise BuildError(
+            "checkpointMode stop-the-world takes one checkpoint at a time, but"
+            f" maxConcurrentCheckpoints is {config.max_concurrent_checkpoints}: leave it out"
+        )
+    if config.aligned_checkpoint_timeout_seconds and not config.unaligned_checkpoints:
+        raise BuildError(
+            "alignedCheckpointTimeout says when an unaligned checkpoint stops waiting: set"
+            " unalignedCheckpoints to true, or leave it out"
+        )

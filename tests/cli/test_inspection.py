@@ -30,7 +30,7 @@ def newest(home: Path) -> Path:
 
 
 def state_file(home: Path) -> Path:
-    return next(path for path in sorted(newest(home).iterdir()) if path.suffix == ".arrow")
+    return min(job_directory(home).glob(f"shared/*/*-{checkpoint_number(newest(home))}.arrow"))
 
 
 def test_a_job_is_told_with_its_checkpoints_operators_states_and_positions(home, capsys):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from random import Random
@@ -14,7 +15,7 @@ import pytest
 from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors import files
-from stillframe.connectors.files import JsonLinesSource, ParquetSource, find_files
+from stillframe.connectors.files import Following, JsonLinesSource, ParquetSource, find_files
 from stillframe.errors import BuildError, DataError
 from stillframe.ids import SubtaskIndex
 
@@ -138,7 +139,7 @@ def test_a_file_that_vanished_or_changed_is_named(kind, tmp_path):
     splits = source.splits(1)
     with open(path, "ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match=r"/a has changed since the job first started"):
+    with pytest.raises(DataError, match=r"/a has changed since it was listed"):
         list(read(source, splits))
     path.unlink()
     with pytest.raises(DataError, match=r"/a cannot be read any more"):
@@ -313,3 +314,124 @@ def test_a_position_that_is_not_one_in_a_file_is_refused_in_one_sentence(tmp_pat
 
     with pytest.raises(DataError, match="position of partition-00000 is not one in a file"):
         source.open([Split("partition-00000", {"rows": 3, "fingerprint": "x"})], context)
+
+
+# --- a directory that is followed ---
+
+
+class Followed:
+    """A directory, and what an enumerator of it finds; time is what files say of themselves."""
+
+    def __init__(self, home, kind=JsonLinesSource, age_seconds_max=100.0):
+        self.home = home
+        self.source = kind(str(home), SCHEMA, Following(1.0, age_seconds_max))
+        self.state = None
+
+    def write(self, name, at_seconds=1_000_000, text='{"n": 1}\n'):
+        path = self.home / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        os.utime(path, (at_seconds, at_seconds))
+
+    def discover(self):
+        """By an enumerator that knows only its state, as after a restart."""
+        found = self.source.open_enumerator(self.state).discover()
+        assert not found.is_last
+        self.state = json.loads(json.dumps(found.state))
+        return [os.path.relpath(split.id, self.home) for split in found.splits]
+
+
+@pytest.fixture
+def followed(tmp_path):
+    return Followed(tmp_path)
+
+
+def test_only_a_source_with_an_interval_follows_its_path(tmp_path):
+    assert JsonLinesSource(str(tmp_path), SCHEMA).discovery_interval_seconds is None
+    followed = JsonLinesSource(str(tmp_path), SCHEMA, Following(2.5))
+
+    assert followed.discovery_interval_seconds == 2.5
+    assert followed.splits(3) == []
+    assert followed.describe() == f"json {tmp_path}, listed every 2.5 s"
+
+
+def test_each_file_is_found_once_the_oldest_first(followed):
+    followed.write("b", 1_000_000)
+    followed.write("a", 1_000_001)
+    assert followed.discover() == ["b", "a"]
+    assert followed.discover() == []
+    followed.write("sub/c", 1_000_000)
+
+    assert followed.discover() == ["sub/c"]
+    assert followed.discover() == []
+
+
+def test_a_found_file_is_read_from_its_beginning_and_rewound(followed):
+    followed.write("a", text='{"n": 1}\n{"n": 2}\n')
+    (split,) = followed.source.open_enumerator(None).discover().splits
+
+    assert split.position == {"path": str(followed.home / "a"), "size": 18, "offset": 0}
+    (read_one,) = read(followed.source, [split])
+    assert read_one[1]["n"].to_pylist() == [1, 2]
+
+
+def test_what_is_hidden_or_empty_is_not_taken_until_it_has_its_name_and_its_rows(followed):
+    followed.write("_temporary/a")
+    followed.write(".b.tmp")
+    followed.write("c", text="")
+    assert followed.discover() == []
+    (followed.home / ".b.tmp").rename(followed.home / "b")
+    followed.write("c")
+
+    assert followed.discover() == ["b", "c"]
+
+
+def test_a_file_that_is_written_anew_under_its_old_name_is_not_read_again(followed):
+    followed.write("a", 1_000_000)
+    followed.discover()
+    followed.write("a", 1_000_050, '{"n": 2}\n')
+
+    assert followed.discover() == []
+
+
+def test_files_may_be_missing_at_first_and_come_later(followed):
+    followed.source.check()
+    assert followed.discover() == []
+    followed.write("a")
+
+    assert followed.discover() == ["a"]
+
+
+def test_at_the_first_listing_no_file_is_too_old(followed):
+    followed.write("old", 1)
+    followed.write("new", 1_000_000)
+
+    assert followed.discover() == ["old", "new"]
+    assert followed.discover() == []
+
+
+def test_names_are_forgotten_with_their_age_and_such_files_are_not_read_again(followed):
+    for number in range(50):
+        followed.write(f"f{number}", 1_000_000 + number * 10)
+        followed.discover()
+
+    assert len(followed.state["seen"]) == 11
+    assert followed.discover() == []
+    followed.write("late", 1_000_000)
+    assert followed.discover() == [], "older than the newest by more than the allowed age"
+
+
+def test_a_file_from_the_future_does_not_make_all_others_too_old(followed):
+    followed.write("future", 99_000_000_000)
+    followed.discover()
+    followed.write("now", int(time.time()))
+
+    assert followed.discover() == ["now"]
+
+
+def test_a_partition_directory_that_comes_later_is_refused(followed):
+    followed.source.check()
+    followed.write("n=1/a")
+
+    with pytest.raises(DataError, match=r"column n is a partition directory \(n=1\)"):
+        followed.discover()

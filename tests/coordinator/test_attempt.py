@@ -5,14 +5,14 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
 from stillframe.coordinator.attempt import JobParts, RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
-from stillframe.coordinator.history import History
+from stillframe.coordinator.history import History, SlotsRunning
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import AttemptBroke, AttemptStopped, SlotsEnded, StopWanted
 from stillframe.coordinator.ports import CommitsPort, SlotsPort
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
-from stillframe.protocol.messages import Failed, StartSlot
+from stillframe.protocol.messages import Failed, Running, StartSlot
 from stillframe.testing.clock import ManualClock
 
 
@@ -41,7 +41,8 @@ class Attempt:
         self.ports = Ports()
         ledger = Ledger(None, "views", 2, self.clock)
         ledger.begin_attempt(None)
-        parts = JobParts(plan, JobConfig(), self.clock, History(), DriverSinks(plan), ledger)
+        self.history = History()
+        parts = JobParts(plan, JobConfig(), self.clock, self.history, DriverSinks(plan), ledger)
         self.running = RunningAttempt(parts, self.ports, self.ports, None, {})
 
     def tell(self, *mail):
@@ -65,6 +66,17 @@ def test_slots_are_started_when_the_last_of_them_has_joined():
     assert not [order for _, order in attempt.ports.sent if isinstance(order, StartSlot)]
     attempt.tell(joined(1))
     assert [slot for slot, order in attempt.ports.sent if isinstance(order, StartSlot)] == [0, 1]
+
+
+def test_a_slot_that_says_twice_that_it_is_running_is_heard_once():
+    attempt = Attempt()
+    told = []
+    attempt.history.add_listener(told.append)
+    attempt.tell(joined(0), joined(1), SlotReported(0, Running()), SlotReported(1, Running()))
+
+    attempt.tell(SlotReported(0, Running()))
+
+    assert told == [SlotsRunning(1, (4710, 4711))]
 
 
 def test_a_slot_that_complains_of_a_peer_is_not_believed_before_the_peers_own_reason():

@@ -9,6 +9,7 @@ from stillframe.coordinator.history import (
     AttemptFailed,
     AttemptStarted,
     CheckpointCompleted,
+    CheckpointFailed,
     JobEnded,
     SlotsRunning,
 )
@@ -99,6 +100,34 @@ def test_the_status_is_the_last_thing_told_and_at_the_end_the_outcome():
 def test_a_job_without_a_location_can_take_no_checkpoint():
     with pytest.raises(StillframeError, match="'views' has no checkpointLocation"):
         Query(job(location=None)).checkpoint()
+
+
+class Answering(Query):
+    """The job takes checkpoint 5, and this is what becomes of it."""
+
+    def __init__(self, *events):
+        asked = job()
+        super().__init__(asked)
+
+        def take(on_numbered):
+            on_numbered(5)
+            for event in events:
+                asked.history.tell(event)
+
+        asked.request_checkpoint = take
+
+
+def test_who_asked_for_a_checkpoint_is_content_with_a_newer_one_that_completed_first():
+    failed = CheckpointFailed(5, "checkpoint 6 completed first")
+
+    assert Answering(completed(6), failed).checkpoint() == 6
+
+
+def test_who_asked_for_a_checkpoint_hears_of_its_failure_also_if_others_fail_with_it():
+    query = Answering(CheckpointFailed(5, "disk full"), CheckpointFailed(6, "disk full"))
+
+    with pytest.raises(StillframeError, match="checkpoint 5 failed: disk full"):
+        query.checkpoint()
 
 
 def test_a_failed_job_raises_where_it_is_waited_for(tmp_path):

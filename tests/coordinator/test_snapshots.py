@@ -61,8 +61,10 @@ def test_the_highest_number_counts_what_never_completed(snapshots, store):
     snapshots.write_manifest(manifest(3))
     store.write("chk-12-1/left-over.arrow", [b"x"])
     store.write("chk-x/who-knows", [b"x"])
-
     assert snapshots.highest_id() == 12
+
+    store.write("shared/1/count-0-counts-14.arrow", [b"x"])
+    assert snapshots.highest_id() == 14
 
 
 def test_a_sweep_spares_what_is_kept_what_is_newer_and_what_is_not_ours(snapshots, store):
@@ -70,7 +72,7 @@ def test_a_sweep_spares_what_is_kept_what_is_newer_and_what_is_not_ours(snapshot
     for name in ("chk-2-1", "chk-3-2", "chk-4-2", "chk-5-3", "log", "notes"):
         store.write(f"{name}/file", [b"x"])
 
-    snapshots.sweep([kept], attempt=2)
+    snapshots.sweep([kept], set(), attempt=2)
 
     assert directories(store) == ["chk-3-1", "chk-5-3"]
     assert {"log", "notes"} <= set(store.list(""))
@@ -82,3 +84,42 @@ def test_deleting_twice_is_fine(snapshots):
     snapshots.delete(3, 1)
 
     assert snapshots.highest_id() == 0
+
+
+def shared_files(store):
+    return [
+        f"{attempt}/{name}"
+        for attempt in store.list("shared")
+        for name in store.list(f"shared/{attempt}")
+    ]
+
+
+def test_a_sweep_takes_shared_files_that_no_kept_checkpoint_needs(snapshots, store):
+    for name in ("1/a-0-s-3.arrow", "1/b-0-s-3.arrow", "2/a-0-s-4.arrow", "3/a-0-s-5.arrow"):
+        store.write(f"shared/{name}", [b"x"])
+    store.write("shared/notes/file", [b"x"])
+
+    snapshots.sweep([], {"shared/1/b-0-s-3.arrow"}, attempt=2)
+
+    assert shared_files(store) == ["1/b-0-s-3.arrow", "3/a-0-s-5.arrow", "notes/file"]
+
+
+def test_a_sweep_that_does_not_know_what_is_needed_leaves_shared_files_alone(snapshots, store):
+    store.write("chk-2-1/_metadata", [b"x"])
+    store.write("shared/1/a-0-s-2.arrow", [b"x"])
+
+    snapshots.sweep([], None, attempt=1)
+
+    assert directories(store) == []
+    assert shared_files(store) == ["1/a-0-s-2.arrow"]
+
+
+def test_a_sweep_takes_what_a_crash_left_half_written(snapshots, store, tmp_path):
+    for attempt in (1, 2, 3):
+        store.write(f"shared/{attempt}/a-0-s-{attempt}.arrow", [b"x"])
+        (tmp_path / "shared" / str(attempt) / ".tmp-half").write_bytes(b"x")
+
+    snapshots.sweep([], {"shared/2/a-0-s-2.arrow"}, attempt=2)
+
+    left = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
+    assert left == ["shared/2/a-0-s-2.arrow", "shared/3/.tmp-half", "shared/3/a-0-s-3.arrow"]

@@ -11,8 +11,26 @@ from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Literal
-from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Read, Write
-from stillframe.graph.plan import HashBy, Rebalance, SubtaskRef, build_plan
+from stillframe.graph.logical import (
+    Aggregate,
+    CloseLoop,
+    Connect,
+    Filter,
+    LoopHead,
+    MapInArrow,
+    Node,
+    Read,
+    Union,
+    Write,
+)
+from stillframe.graph.plan import (
+    Broadcast,
+    Forward,
+    HashBy,
+    Rebalance,
+    SubtaskRef,
+    build_plan,
+)
 
 CLICKS = ClickSource(records=10)
 SCHEMA = CLICKS.schema
@@ -80,6 +98,26 @@ def test_another_parallelism_breaks_the_chain_and_rebalances():
     assert plan.slots == 3
 
 
+@pytest.mark.parametrize("slots", [2, 3])
+def test_an_operator_with_a_given_parallelism_is_a_task_of_its_own_whatever_the_slots(slots):
+    """An edge that came and went with the number of slots could not be restored."""
+    plan = build_plan("views", [written(kept(read(), parallelism=3))], slots)
+
+    assert names(plan) == [["Read"], ["Filter", "Write"]]
+    [edge] = plan.edges
+    assert edge.partitioning == (Forward() if slots == 3 else Rebalance())
+    assert edge.name == f"{plan.tasks[0].operators[0].uid}>{plan.tasks[1].operators[0].uid}"
+
+
+def test_a_forward_edge_has_one_channel_from_each_subtask_to_its_namesake():
+    [edge] = build_plan("views", [written(kept(read(), parallelism=3))], 3).edges
+
+    assert [edge.targets_of(i) for i in range(3)] == [[0], [1], [2]]
+    assert [edge.sources_of(i) for i in range(3)] == [[0], [1], [2]]
+    assert [edge.channel_id(i, i) for i in range(3)] == [0, 1, 2]
+    assert edge.channels == 3
+
+
 def test_an_aggregate_over_everything_runs_once():
     plan = build_plan("views", [written(counted(read(), keys=()))], 4)
 
@@ -101,8 +139,8 @@ def test_every_channel_of_the_job_has_its_own_id():
     ids = [
         edge.channel_id(source, target)
         for edge in plan.edges
-        for source in edge.sources()
-        for target in edge.targets()
+        for source in range(edge.source_parallelism)
+        for target in edge.targets_of(source)
     ]
     assert sorted(ids) == list(range(4 * 4 + 4 * 3))
 
@@ -180,3 +218,244 @@ def test_a_plan_can_be_pickled():
     plan = build_plan("views", page_views(), 2)
 
     assert pickle.loads(pickle.dumps(plan)).explain() == plan.explain()
+
+
+# --- several inputs --------------------------------------------------------------------------
+
+
+def union(*streams, **more):
+    return Node(Union(), streams[0].schema, streams, **more)
+
+
+def connected(first, second, keys=("app_id",), **more):
+    return Node(Connect(object, "rules", keys), SCHEMA, (first, second), **more)
+
+
+def between(plan):
+    """The edges in short: from which task to which, on which input, how."""
+    return [
+        (edge.source_task, edge.target_task, edge.input, edge.partitioning) for edge in plan.edges
+    ]
+
+
+def test_a_union_is_no_task_but_an_edge_from_each_stream_to_what_reads_it():
+    left, right = read(given_uid="left"), read(given_uid="right")
+    plan = build_plan("views", [written(kept(union(left, kept(right)), given_uid="f"))], 2)
+
+    assert names(plan) == [["Read"], ["Read", "Filter"], ["Filter", "Write"]]
+    assert between(plan) == [(0, 2, 0, Forward()), (1, 2, 0, Forward())]
+    assert plan.edges[0].name == "left>f"
+    assert plan.tasks[2].input_edges == (0, 1)
+
+
+def test_unions_of_unions_are_flat_and_the_widest_stream_says_how_wide_the_reader_is():
+    streams = [read(given_uid=f"s{i}", parallelism=i + 1) for i in range(3)]
+    plan = build_plan("views", [written(union(streams[0], union(*streams[1:])))], 1)
+
+    assert plan.tasks[3].parallelism == 3
+    assert [each[3] for each in between(plan)] == [Rebalance(), Rebalance(), Forward()]
+
+
+def test_a_union_that_is_aggregated_is_hashed_from_every_stream():
+    plan = build_plan(
+        "views", [written(counted(union(read(given_uid="a"), read(given_uid="b"))))], 2
+    )
+
+    assert [each[3] for each in between(plan)] == [HashBy(("app_id",))] * 2
+    assert all(edge.combines is not None for edge in plan.edges)
+
+
+def test_a_stream_in_a_union_with_itself_comes_twice_over_edges_of_different_names():
+    source = read(given_uid="clicks")
+    plan = build_plan("views", [written(kept(union(source, source, source), given_uid="f"))], 2)
+
+    assert [edge.name for edge in plan.edges] == ["clicks>f", "clicks>f#1", "clicks>f#2"]
+    assert plan.tasks[0].operators[0].edges == (0, 1, 2)
+
+
+def test_a_union_with_a_part_of_itself_keeps_the_two_apart():
+    source = read(given_uid="clicks")
+    plan = build_plan("views", [written(union(source, kept(source, given_uid="f")))], 2)
+
+    assert names(plan) == [["Read", "Filter"], ["Write"]]
+    assert [each[:2] for each in between(plan)] == [(0, 1), (0, 1)]
+
+
+def test_streams_connected_by_key_are_both_hashed_and_told_apart_by_the_input():
+    first, second = read(given_uid="a"), read(given_uid="b", parallelism=1)
+    plan = build_plan("views", [written(connected(first, second, given_uid="c"))], 3)
+
+    by_key = HashBy(("app_id",))
+    assert between(plan) == [(0, 2, 0, by_key), (1, 2, 1, by_key)]
+    assert [edge.name for edge in plan.edges] == ["a>c", "b>c/1"]
+    assert plan.tasks[2].parallelism == 3
+
+
+def test_a_broadcast_stream_goes_to_every_subtask_and_the_other_stays_where_it_is():
+    first, second = read(given_uid="a", parallelism=2), read(given_uid="b")
+    plan = build_plan("views", [written(connected(first, second, keys=None))], 3)
+
+    assert between(plan) == [(0, 2, 0, Forward()), (1, 2, 1, Broadcast())]
+    assert plan.tasks[2].parallelism == 2
+    assert plan.edges[1].channels == 6
+
+
+def test_a_stream_may_be_connected_with_itself():
+    source = read(given_uid="a")
+    plan = build_plan("views", [written(connected(source, source, given_uid="c"))], 2)
+
+    assert [edge.name for edge in plan.edges] == ["a>c", "a>c/1"]
+
+
+def test_both_streams_of_a_connect_may_be_unions():
+    a, b, c, d = (read(given_uid=name) for name in "abcd")
+    plan = build_plan("views", [written(connected(union(a, b), union(c, d), given_uid="x"))], 2)
+
+    assert [edge.name for edge in plan.edges] == ["a>x", "b>x", "c>x/1", "d>x/1"]
+    assert [edge.input for edge in plan.edges] == [0, 0, 1, 1]
+
+
+# --- cycles ----------------------------------------------------------------------------------
+
+
+def head(upstream, uid="head", **more):
+    return Node(LoopHead(), upstream.schema, (upstream,), uid, **more)
+
+
+def closed(start, out, back):
+    return Node(CloseLoop(start), out.schema, (out, back))
+
+
+def retried(upstream, uid="head"):
+    """Some records go through the body once more."""
+    start = head(upstream, uid)
+    body = kept(start, given_uid=f"{uid}-body", parallelism=2)
+    out, back = kept(body, given_uid=f"{uid}-out"), kept(body, given_uid=f"{uid}-back")
+    return closed(start, out, back)
+
+
+def test_a_cycle_is_an_edge_back_to_the_task_of_its_head():
+    plan = build_plan("views", [written(kept(retried(read(given_uid="a")), given_uid="z"))], 2)
+
+    assert names(plan) == [
+        ["Read"],
+        ["LoopHead"],
+        ["Filter", "Filter", "Filter", "Filter", "Write"],
+    ]
+    assert between(plan) == [
+        (0, 1, 0, Forward()),
+        (1, 2, 0, Forward()),
+        (2, 1, 0, Forward()),
+    ]
+    assert [edge.is_feedback for edge in plan.edges] == [False, False, True]
+    assert [edge.loops for edge in plan.edges] == [(), (1,), (1,)]
+    assert plan.edges[2].name == "head-back>head"
+    assert plan.tasks[1].input_edges == (0, 2)
+
+
+def test_a_side_branch_of_a_cycle_is_no_part_of_it():
+    start = head(read(given_uid="a"))
+    body = kept(start, given_uid="body", parallelism=2)
+    aside = counted(body, given_uid="aside")
+    sinks = [
+        written(closed(start, body, kept(body, given_uid="back")), given_uid="w1"),
+        written(aside, given_uid="w2"),
+    ]
+    plan = build_plan("views", sinks, 2)
+
+    loops = {edge.name: edge.loops for edge in plan.edges}
+    assert loops == {"a>head": (), "head>body": (1,), "body>aside": (), "back>head": (1,)}
+
+
+def test_what_follows_a_cycle_is_as_wide_as_what_leaves_it():
+    start = head(read(given_uid="a", parallelism=1))
+    out = kept(start, given_uid="out", parallelism=2)
+    back = kept(start, given_uid="back", parallelism=4)
+    after = kept(closed(start, out, back), given_uid="after")
+    plan = build_plan("views", [written(after, given_uid="w1"), written(counted(after))], 3)
+
+    [edge] = [edge for edge in plan.edges if edge.combines is not None]
+    assert edge.source_parallelism == plan.tasks[edge.source_task].parallelism == 2
+
+
+def test_one_cycle_may_follow_another():
+    plan = build_plan("views", [written(retried(retried(read(), "one"), "two"))], 2)
+
+    heads = [task.index for task in plan.tasks if "head of a cycle" in task.name]
+    assert [edge.loops for edge in plan.edges if edge.is_feedback] == [(each,) for each in heads]
+    assert max(len(edge.loops) for edge in plan.edges) == 1
+
+
+def test_a_cycle_within_a_cycle_is_refused_and_both_are_named():
+    start = head(read(), "outer")
+    inner = retried(start, "inner")
+    whole = closed(start, kept(inner, given_uid="o"), kept(inner, given_uid="b", parallelism=2))
+
+    with pytest.raises(BuildError, match=r"in two cycles \(outer and inner\)"):
+        build_plan("views", [written(whole)], 2)
+
+
+def test_a_cycle_that_nobody_closes_is_refused():
+    with pytest.raises(BuildError, match="nothing is sent back to the head of the cycle 'head'"):
+        build_plan("views", [written(kept(head(read())))], 2)
+
+
+def test_a_cycle_that_is_closed_at_another_head_is_refused():
+    start, elsewhere = head(read(given_uid="a")), head(read(given_uid="b"), "elsewhere")
+    whole = closed(start, kept(start, given_uid="out"), kept(start, given_uid="back"))
+    wrong = closed(elsewhere, whole, whole)
+
+    with pytest.raises(BuildError, match="a cycle is closed whose head does not feed"):
+        build_plan("views", [written(wrong)], 2)
+
+
+def test_what_was_never_in_the_cycle_cannot_be_sent_back():
+    start = head(read(given_uid="a"))
+    back = union(kept(start, given_uid="back"), read(given_uid="stranger"))
+
+    with pytest.raises(BuildError, match="is sent back in a cycle that it does not come from"):
+        build_plan("views", [written(closed(start, start, back))], 2)
+
+
+def test_a_plan_with_all_of_it_explains_itself():
+    first = union(read(given_uid="a"), read(given_uid="b", parallelism=1))
+    rules = connected(first, read(given_uid="r", parallelism=1), keys=None, given_uid="rules")
+    plan = build_plan("views", [written(retried(rules), given_uid="w")], 2)
+
+    assert plan.explain().splitlines() == [
+        "views: 2 slots, 128 key groups",
+        "task 0 x2: read clicks (10 records, 4 partitions, seed 0)",
+        "    read clicks (10 records, 4 partitions, seed 0)  [a]",
+        "      --forward--> task 3",
+        "task 1 x1: read clicks (10 records, 4 partitions, seed 0)",
+        "    read clicks (10 records, 4 partitions, seed 0)  [b]",
+        "      --rebalance--> task 3",
+        "task 2 x1: read clicks (10 records, 4 partitions, seed 0)",
+        "    read clicks (10 records, 4 partitions, seed 0)  [r]",
+        "      --broadcast--> task 3",
+        "task 3 x2: connect rules",
+        "    connect rules  [rules]",
+        "      --forward--> task 4",
+        "task 4 x2: head of a cycle",
+        "    head of a cycle  [head]",
+        "      --forward--> task 5",
+        "task 5 x2: filter -> filter -> filter -> write noop",
+        "    filter  [head-body]",
+        "    filter  [head-out]",
+        "    filter  [head-back]",
+        "      --forward--> task 4 (back)",
+        "    write noop  [w]",
+    ]
+
+
+def test_a_connect_by_key_is_explained_with_its_keys():
+    plan = build_plan("views", [written(connected(read(given_uid="a"), read(given_uid="b")))], 2)
+
+    assert plan.tasks[2].name == "connect rules by app_id -> write noop"
+
+
+def test_more_subtasks_of_a_connect_by_key_than_key_groups_are_refused():
+    node = connected(read(given_uid="a"), read(given_uid="b"), parallelism=9)
+
+    with pytest.raises(BuildError, match="parallelism 9, but the job has only 8 key groups"):
+        build_plan("views", [written(node)], 2, max_parallelism=8)

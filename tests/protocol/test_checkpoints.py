@@ -356,7 +356,7 @@ def test_the_coordinators_own_commits_hold_up_the_next_checkpoint():
     assert checkpoints.wake_at_seconds() is None
     assert checkpoints.on_time(5.0) == []
     assert checkpoints.request(5.5) == []
-    assert checkpoints.on_coordinator_committed(6.0) == [NoteCommitted(1), Trigger(2)]
+    assert checkpoints.on_coordinator_committed(1, 6.0) == [NoteCommitted(1), Trigger(2)]
 
 
 def test_the_job_ends_only_when_the_coordinator_has_committed_too():
@@ -365,7 +365,7 @@ def test_the_job_ends_only_when_the_coordinator_has_committed_too():
     complete(checkpoints, 1, now=0.6, coordinator_commits=True)
 
     assert checkpoints.on_committed(1, "a", 2.0) == []
-    assert checkpoints.on_coordinator_committed(1.0) == [NoteCommitted(1), Finish()]
+    assert checkpoints.on_coordinator_committed(1, 1.0) == [NoteCommitted(1), Finish()]
 
 
 def test_records_that_end_while_the_coordinator_commits_wait_for_it():
@@ -374,7 +374,7 @@ def test_records_that_end_while_the_coordinator_commits_wait_for_it():
     complete(checkpoints, 1, now=1.1, coordinator_commits=True)
 
     assert drain(checkpoints, 1.2) == []
-    assert checkpoints.on_coordinator_committed(1.3) == [NoteCommitted(1), Trigger(2)]
+    assert checkpoints.on_coordinator_committed(1, 1.3) == [NoteCommitted(1), Trigger(2)]
 
 
 def test_ids_go_on_from_where_the_attempt_before_stopped():
@@ -460,16 +460,16 @@ class _Schedule:
                 self.completed.append(checkpoint_id)
                 self.commits_running = self.coordinator_commits
                 if self.coordinator_commits:
-                    self.on_the_way.append(("epoch",))
+                    self.on_the_way.append(("epoch", checkpoint_id))
                 self.carry_out(checkpoints.on_stored(checkpoint_id, self.coordinator_commits, now))
             case ("store failed", checkpoint_id):
                 self.carry_out(checkpoints.on_store_failed(checkpoint_id, "disk full", now))
             case ("commit", checkpoint_id, subtask):
                 self.commits_reported.add((checkpoint_id, subtask))
                 self.carry_out(checkpoints.on_committed(checkpoint_id, subtask, now))
-            case ("epoch",):
+            case ("epoch", _):
                 self.commits_running = False
-                self.carry_out(checkpoints.on_coordinator_committed(now))
+                self.carry_out(checkpoints.on_coordinator_committed(mail[1], now))
             case ("drained", subtask):
                 self.undrained.discard(subtask)
                 self.carry_out(checkpoints.on_drained(subtask, now))

@@ -171,7 +171,7 @@ def test_a_record_survives_its_own_encoding() -> None:
 
 
 def test_an_altered_record_is_damaged() -> None:
-    data = encode_record(with_checkpoints(1)).replace(b'"attempt": 1', b'"attempt": 2')
+    data = encode_record(with_checkpoints(1)).replace(b'"attempt":1', b'"attempt":2')
 
     with pytest.raises(SnapshotDamaged, match="entry 2 is damaged"):
         decode_record(data, "entry 2")

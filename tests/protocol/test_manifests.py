@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stillframe.errors import DataError, SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import (
+    ChannelState,
     FileHandle,
     KeyedState,
     Manifest,
@@ -49,6 +50,21 @@ SINK = OperatorSnapshot(
     subtask=SubtaskIndex(0),
     commits=(PendingCommit(CheckpointId(6), {"files": ["a", "b"], "名": None}),),
 )
+RULES = OperatorSnapshot(
+    uid=OperatorUid("rules"),
+    subtask=SubtaskIndex(1),
+    broadcast=(KeyedState("function", FileHandle("shared/2/rules-1-7.arrow", 10, 1), (0,), 3, ""),),
+)
+CHANNEL = ChannelState(
+    edge="clicks>count",
+    source=SubtaskIndex(0),
+    target=SubtaskIndex(1),
+    side="output",
+    file=FileHandle("shared/2/clicks-0-channels-7.arrow", 500, 2),
+    offset_bytes=200,
+    length_bytes=300,
+    rows=12,
+)
 TIMINGS = SubtaskTimings("clicks → count", SubtaskIndex(0), 0.5, 1.25, 0.1, 30.0, 4711, 9000, 0)
 MANIFEST = Manifest(
     job="page-views",
@@ -76,9 +92,11 @@ def test_a_manifest_survives_its_own_encoding() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [COUNT, SOURCE, SINK, TIMINGS], ids=lambda part: type(part).__name__
+    "part", [COUNT, SOURCE, SINK, RULES, TIMINGS, CHANNEL], ids=lambda part: type(part).__name__
 )
-def test_a_part_travels_in_an_acknowledgement(part: OperatorSnapshot | SubtaskTimings) -> None:
+def test_a_part_travels_in_an_acknowledgement(
+    part: OperatorSnapshot | SubtaskTimings | ChannelState,
+) -> None:
     assert type(part).from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
@@ -94,7 +112,10 @@ def test_people_can_read_the_metadata() -> None:
     text = encode_manifest(MANIFEST).decode()
 
     assert '"名"' in text
-    assert text.count("\n") > 50
+    assert '\n  "job":"page-views",\n' in text
+    lines = [line.strip() for line in text.splitlines()]
+    parts = [line for line in lines if '"subtask":' in line and '"items":' in line]
+    assert len(parts) == len(MANIFEST.snapshots), "each on a line of its own"
     assert json.loads(text)["body"]["job"] == "page-views"
 
 
@@ -102,6 +123,20 @@ def test_the_manifest_knows_its_files_and_their_size() -> None:
     assert MANIFEST.files() == (COUNT.keyed[0].file,)
     assert MANIFEST.state_bytes() == 4711
     assert MANIFEST.snapshots_of(OperatorUid("out")) == (SINK,)
+
+
+def test_whole_copies_and_records_under_way_count_among_the_files_each_once() -> None:
+    other = dataclasses.replace(CHANNEL, side="input", offset_bytes=0, length_bytes=200)
+    manifest = dataclasses.replace(MANIFEST, snapshots=(COUNT, RULES), channels=(CHANNEL, other))
+
+    assert manifest.files() == (COUNT.keyed[0].file, RULES.broadcast[0].file, CHANNEL.file)
+    assert manifest.state_bytes() == 4711 + 10 + 500
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+
+
+def test_a_channel_has_two_ends_and_no_other() -> None:
+    with pytest.raises(ValueError, match="side 'middle'"):
+        ChannelState.from_json({**CHANNEL.to_json(), "side": "middle"})
 
 
 @given(st.integers(0, len(encode_manifest(MANIFEST)) - 3))
@@ -144,8 +179,8 @@ def test_values_that_were_never_written_are_damage(position: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_with_both_versions_and_is_not_called_damaged() -> None:
-    with pytest.raises(StorageError, match=r"format version 2, but .* up to 1") as raised:
-        decode_manifest(altered(format_version=2))
+    with pytest.raises(StorageError, match=r"format version 3, but .* up to 2") as raised:
+        decode_manifest(altered(format_version=3))
 
     assert not isinstance(raised.value, SnapshotDamaged)
 
@@ -161,3 +196,88 @@ def test_a_position_that_json_cannot_keep_is_refused_when_written(value: Any) ->
 def test_an_altered_format_version_is_damage() -> None:
     with pytest.raises(SnapshotDamaged, match="checksum"):
         decode_manifest(altered(format_version=0))
+
+
+VERSION_1 = """
+{
+ "format_version": 1,
+ "crc32": 2666714099,
+ "body": {
+  "attempt": 2,
+  "checkpoint_id": 7,
+  "completed_at_ms": 1700000000041,
+  "epoch": 4,
+  "job": "page-views",
+  "kind": "checkpoint",
+  "max_parallelism": 128,
+  "operators": [
+   {"kind": "aggregate", "name": "count by app_id", "parallelism": 2, "uid": "count"}
+  ],
+  "snapshots": [
+   {
+    "commits": [],
+    "finished": true,
+    "items": [{"id": "part-0", "position": {"row": 17}}],
+    "keyed": [],
+    "subtask": 0,
+    "uid": "clicks"
+   },
+   {
+    "commits": [],
+    "finished": false,
+    "items": [],
+    "keyed": [
+     {
+      "file": {"crc32": 3735928559, "length_bytes": 4711, "path": "chk-7/count-1-2-counts.arrow"},
+      "key_groups": [64, 127],
+      "name": "counts",
+      "rows": 1000,
+      "schema": "app_id string"
+     }
+    ],
+    "subtask": 1,
+    "uid": "count"
+   },
+   {
+    "commits": [{"checkpoint_id": 6, "committable": {"file": "a"}}],
+    "finished": false,
+    "items": [],
+    "keyed": [],
+    "subtask": 0,
+    "uid": "out"
+   }
+  ],
+  "timings": [
+   {
+    "alignment_ms": 1.25,
+    "async_ms": 30.0,
+    "bytes_written": 4711,
+    "in_flight_bytes": 0,
+    "start_delay_ms": 0.5,
+    "state_bytes": 9000,
+    "subtask": 0,
+    "sync_ms": 0.1,
+    "task": "clicks"
+   }
+  ],
+  "triggered_at_ms": 1700000000000
+ }
+}
+"""
+
+
+def test_metadata_of_the_first_version_is_still_read() -> None:
+    manifest = decode_manifest(VERSION_1.encode())
+
+    assert (manifest.format_version, manifest.checkpoint_id, manifest.epoch) == (1, 7, 4)
+    clicks, count, out = manifest.snapshots
+    assert (clicks.finished, clicks.items) == (True, ({"id": "part-0", "position": {"row": 17}},))
+    assert count.keyed[0].file.path == "chk-7/count-1-2-counts.arrow"
+    assert out.commits == (PendingCommit(CheckpointId(6), {"file": "a"}),)
+    assert (manifest.channels, manifest.enumerators) == ((), {})
+    assert [snapshot.broadcast for snapshot in manifest.snapshots] == [()] * 3
+
+
+def test_damage_in_metadata_of_the_first_version_is_seen() -> None:
+    with pytest.raises(SnapshotDamaged, match="checksum"):
+        decode_manifest(VERSION_1.replace('"row": 17', '"row": 18').encode())

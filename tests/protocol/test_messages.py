@@ -15,6 +15,7 @@ from stillframe.protocol.manifests import (
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
+    AssignSplits,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -46,6 +47,8 @@ ORDERS = [
     TriggerCheckpoint(4, 1_700_000_000_000),
     CompleteCheckpoint(4, 3),
     AbortCheckpoint(4),
+    AssignSplits("clicks", 1, ({"id": "a", "position": {"next": 0}},), False),
+    AssignSplits("clicks", 0, (), True),
     EndSlot(),
     StillThere(),
 ]

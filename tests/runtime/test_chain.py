@@ -35,7 +35,9 @@ def chain(operators, chained, edges=None, channels=()):
         for place, follows in enumerate(chained)
     ]
     outputs = {
-        index: EdgeOutput(Edge(index, 0, 1, Rebalance(), SCHEMA, 1, 1, index), [channel], 128)
+        index: EdgeOutput(
+            Edge(index, f"edge-{index}", 0, 1, Rebalance(), SCHEMA, 1, 1, index), 0, [channel], 128
+        )
         for index, channel in enumerate(channels)
     }
     return Chain(planned, operators, outputs)

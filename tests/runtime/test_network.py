@@ -5,13 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from random import Random
 
 import pyarrow as pa
 import pytest
 
 from stillframe.errors import StillframeError
 from stillframe.runtime import frames
-from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfChannel, EndOfRecords
+from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfChannel, EndOfRecords, Lap
 from stillframe.runtime.network import Network
 from stillframe.wire import connect
 
@@ -36,6 +37,12 @@ class Slot:
         while not predicate():
             assert self._woken.wait(deadline - time.monotonic()), "nothing happened in time"
             self._woken.clear()
+
+    def forget_wakes(self):
+        self._woken.clear()
+
+    def wait_for_a_wake(self):
+        assert self._woken.wait(LIMIT_SECONDS), "nobody woke the loop"
 
     def take(self, channel):
         self.wait_until(lambda: not channel.is_empty() or self.network.failure())
@@ -109,7 +116,8 @@ def test_elements_of_a_channel_arrive_equal_and_in_order(slots):
     output, arriving = channel(zero, one, 7)
     meet(zero, one)
     sent = [batch_of(1, 2), Barrier(1, 1234), batch_of(3), batch_of(), EndOfRecords(),
-            Barrier(2, 5678), EndOfChannel()]  # fmt: skip
+            Barrier(2, 5678, 0), Barrier(3, 9, 30_000), Lap(4, 1, True), Lap(4, 2, False),
+            EndOfChannel()]  # fmt: skip
 
     for element in sent:
         output.send(element)
@@ -428,6 +436,336 @@ def test_the_loop_is_woken_for_edges_and_not_for_every_frame(slots):
     assert [one.take(arriving) for _ in range(500)] == [batch_of(n) for n in range(500)]
 
 
+# --- what overtakes
+
+
+def numbers(batches):
+    return [n for batch in batches for n in batch["n"].to_pylist()]
+
+
+def await_barrier(slot, arriving):
+    """The first that waits, with nothing taken: the loop must be woken for it."""
+    slot.wait_until(arriving.waiting_barriers)
+    return arriving.waiting_barriers()[0]
+
+
+def test_a_barrier_overtakes_batches_that_have_no_credit_on_a_channel_nobody_takes_from(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, arriving = channel(zero, one, 7)
+    echo = Echo(zero, one)
+    meet(zero, one)
+    count = fill(output, echo)
+
+    overtaken = output.overtake(Barrier(1, 5, 0))
+    assert await_barrier(one, arriving) == Barrier(1, 5, 0)
+    pulled = arriving.pull(1)
+
+    assert len(overtaken) * FRAME_BYTES_MAX >= WINDOW_BYTES
+    assert len(pulled) * FRAME_BYTES_MAX >= WINDOW_BYTES
+    expected = [batch_of_bytes(BATCH_BYTES, n) for n in range(count)]
+    assert pulled + overtaken == expected
+    assert arriving.waiting_barriers() == ()
+    assert [one.take(arriving) for _ in range(count)] == expected
+    assert arriving.is_empty()
+
+
+def test_a_barrier_that_may_overtake_waits_its_turn_at_the_receiver_until_it_is_pulled(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, arriving = channel(zero, one, 7)
+    echo = Echo(zero, one)
+    meet(zero, one)
+    count = fill(output, echo)
+
+    overtaken = output.overtake(Barrier(1, 0, 0))
+    taken = [one.take(arriving) for _ in range(count + 1)]
+
+    place = taken.index(Barrier(1, 0, 0))
+    assert place == count - len(overtaken)
+    assert taken[place + 1 :] == overtaken
+    assert arriving.waiting_barriers() == ()
+
+
+def test_other_markers_keep_their_place_when_a_barrier_overtakes_them(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, arriving = channel(zero, one, 7)
+    echo = Echo(zero, one)
+    meet(zero, one)
+    count = fill(output, echo)
+    markers = [Barrier(1, 0, 60_000), EndOfRecords(), Lap(4, 1, True), EndOfChannel()]
+    for marker in markers:
+        output.send(marker)
+
+    output.overtake(Barrier(2, 0, 0))
+    assert await_barrier(one, arriving) == Barrier(2, 0, 0)
+    arriving.pull(2)
+
+    taken = [one.take(arriving) for _ in range(count + len(markers))]
+    assert taken[count:] == markers
+
+
+def test_a_hastened_barrier_passes_what_was_sent_before_it_and_answers_for_nothing_else(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, arriving = channel(zero, one, 7)
+    echo = Echo(zero, one)
+    meet(zero, one)
+    count = fill(output, echo)
+    output.send(Barrier(1, 5, 60_000))
+    output.send(batch_of(1_000_000))
+    output.send(Barrier(2, 6))
+    assert output.holds(1)
+
+    overtaken = output.hasten(1)
+    assert await_barrier(one, arriving) == Barrier(1, 5, 0)
+
+    expected = [batch_of_bytes(BATCH_BYTES, n) for n in range(count)]
+    assert arriving.pull(1) + overtaken == expected
+    assert (output.holds(1), output.holds(2)) == (False, True)
+    assert [one.take(arriving) for _ in range(count + 2)] == [
+        *expected, batch_of(1_000_000), Barrier(2, 6),
+    ]  # fmt: skip
+    zero.wait_until(output.is_flushed)
+
+
+def test_a_barrier_that_has_left_or_was_never_sent_cannot_be_hastened(slots):
+    zero, one = slots(2)
+    output, arriving = channel(zero, one, 7)
+    meet(zero, one)
+
+    output.send(Barrier(1, 0, 60_000))
+    assert one.take(arriving) == Barrier(1, 0, 60_000)
+
+    assert not output.holds(1)
+    assert output.hasten(1) is None
+    assert output.hasten(2) is None
+
+
+def test_a_barrier_already_on_the_fast_lane_has_nothing_more_to_overtake(slots):
+    zero, one = slots(2)
+    output, arriving = channel(zero, one, 7)
+    output.send(batch_of(1))
+    assert output.overtake(Barrier(1, 0, 0)) == [batch_of(1)]
+
+    assert not output.holds(1)
+    assert output.hasten(1) == []
+    meet(zero, one)
+    assert [one.take(arriving) for _ in range(2)] == [Barrier(1, 0, 0), batch_of(1)]
+
+
+def test_the_turn_of_a_hastened_barrier_is_not_used_by_the_batch_behind_it(slots):
+    one = slots(2)[1]
+    output, other = one.network.output(0, 1), one.network.output(0, 2)
+    output.send(Barrier(1, 0, 60_000))
+    output.send(batch_of(1))
+    other.send(EndOfRecords())
+
+    assert output.hasten(1) == []
+
+    with connect(one.network.address, SECRET, hello_of(0), LIMIT_SECONDS) as peer:
+        one.network.connect({0: one.network.address}, LIMIT_SECONDS)
+        assert [read_channel_id(peer) for _ in range(2)] == [1, 2]
+        peer.sendall(frame(frames.FrameType.CREDIT, 1, (1).to_bytes(8, "little")))
+        assert read_channel_id(peer) == 1
+
+
+def test_who_asked_for_a_held_barrier_is_woken_when_it_leaves(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, arriving = channel(zero, one, 7)
+    meet(zero, one)
+    output.send(batch_of_bytes(2 * WINDOW_BYTES))
+    zero.wait_until(output.is_flushed)
+    # All credit is used up, but there is room all the time: only the barrier can be the news.
+    output.send(batch_of(1))
+    output.send(Barrier(1, 0, 60_000))
+    zero.forget_wakes()
+    assert output.holds(1)
+
+    one.take(arriving)
+
+    zero.wait_for_a_wake()
+    assert not output.holds(1)
+
+
+def test_an_overtaking_barrier_passes_the_other_channels_of_its_connection_too(slots):
+    one = slots(2)[1]
+    outputs = [one.network.output(0, channel_id) for channel_id in (1, 2, 3)]
+    for output in outputs:
+        output.send(batch_of_bytes(BATCH_BYTES))
+    outputs[2].overtake(Barrier(1, 0, 0))
+    credit = ROOMY_BYTES.to_bytes(8, "little")
+    with connect(one.network.address, SECRET, hello_of(0), LIMIT_SECONDS) as peer:
+        peer.sendall(b"".join(frame(frames.FrameType.CREDIT, each, credit) for each in (1, 2, 3)))
+        one.network.connect({0: one.network.address}, LIMIT_SECONDS)
+        order = [read_channel_id(peer) for _ in range(4)]
+
+    assert order == [3, 1, 2, 3]
+
+
+def test_nothing_is_overtaken_on_the_way_to_a_peer_that_has_left(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, _ = channel(zero, one, 7)
+    echo = Echo(zero, one)
+    meet(zero, one)
+    fill(output, echo)
+    output.send(Barrier(1, 0, 60_000))
+
+    one.network.close(LIMIT_SECONDS)
+    zero.wait_until(output.has_room)
+
+    assert not output.holds(1)
+    assert output.hasten(1) is None
+    assert output.overtake(Barrier(2, 0, 0)) == []
+    assert output.is_flushed()
+
+
+def test_overtaking_again_and_again_uses_up_no_credit(slots):
+    zero, one = slots(2, buffer_bytes_max=WINDOW_BYTES)
+    output, arriving = channel(zero, one, 7)
+    echo = Echo(zero, one)
+    meet(zero, one)
+    room = fill(output, echo)
+    sent = taken = room
+
+    for n in range(200):
+        output.overtake(Barrier(n, 0, 0)) if n % 2 else output.send(Barrier(n, 0, 60_000))
+        output.hasten(n)
+        await_barrier(one, arriving)
+        arriving.pull(n)
+        for _ in range(room // 2):
+            assert numbers([one.take(arriving)])[0] == taken - room
+            taken += 1
+        while sent < taken:
+            zero.wait_until(output.has_room)
+            output.send(batch_of_bytes(BATCH_BYTES, sent))
+            sent += 1
+
+    for n in range(taken - room, sent):
+        assert numbers([one.take(arriving)])[0] == n
+    zero.wait_until(output.is_flushed)
+    assert fill(output, echo) == room
+
+
+class Crossing:
+    """Both loops of one channel, with a record of what every checkpoint would restore."""
+
+    def __init__(self, random, zero, one, make_batch):
+        self._random, self._zero, self._one, self._make_batch = random, zero, one, make_batch
+        self._output, self._arriving = channel(zero, one, 7)
+        self._echo = Echo(zero, one)
+        self._rows_sent = 0
+        self.rows_taken = []
+        self._has_ended = False
+        self._sent_before = {}  # rows, by checkpoint
+        self._overtaken = {}
+        self.answered = {}  # by checkpoint: how many were taken, pulled, overtaken
+
+    def take_steps(self, count):
+        steps = {
+            self._send: 10, self._take: 5, self._start_checkpoint: 1, self._hasten: 1,
+            self._pull: 1, self._echo.round_trip: 2,
+        }  # fmt: skip
+        for step in self._random.choices(list(steps), list(steps.values()), k=count):
+            step()
+
+    def finish(self):
+        self._output.send(EndOfChannel())
+        while not self._has_ended:
+            self._one.wait_until(lambda: not self._arriving.is_empty())
+            self._take()
+
+    def _send(self):
+        if self._output.has_room():
+            rows = self._random.randint(1, 600)
+            self._output.send(self._make_batch(range(self._rows_sent, self._rows_sent + rows)))
+            self._rows_sent += rows
+
+    def _take(self):
+        if not self._arriving.is_empty():
+            match self._arriving.take():
+                case Barrier(checkpoint_id):
+                    self._arrived(checkpoint_id, [])
+                case pa.RecordBatch() as batch:
+                    self.rows_taken += numbers([batch])
+                case EndOfChannel():
+                    self._has_ended = True
+
+    def _start_checkpoint(self):
+        checkpoint_id = len(self._sent_before)
+        self._sent_before[checkpoint_id] = self._rows_sent
+        self._overtaken[checkpoint_id] = []
+        if self._random.random() < 0.5:
+            overtaken = self._output.overtake(Barrier(checkpoint_id, 0, 0))
+            self._overtaken[checkpoint_id] = numbers(overtaken)
+        else:
+            self._output.send(Barrier(checkpoint_id, 0, 60_000))
+
+    def _hasten(self):
+        open_ids = self._sent_before.keys() - self.answered.keys()
+        if open_ids:
+            checkpoint_id = self._random.choice(sorted(open_ids))
+            was_held = self._output.holds(checkpoint_id)
+            overtaken = self._output.hasten(checkpoint_id)
+            if overtaken:
+                assert was_held
+                self._overtaken[checkpoint_id] = numbers(overtaken)
+
+    def _pull(self):
+        waiting = self._arriving.waiting_barriers()
+        if waiting:
+            checkpoint_id = self._random.choice(waiting).checkpoint_id
+            self._arrived(checkpoint_id, numbers(self._arriving.pull(checkpoint_id)))
+
+    def _arrived(self, checkpoint_id, pulled):
+        overtaken = self._overtaken[checkpoint_id]
+        covered = [*self.rows_taken, *pulled, *overtaken]
+        assert covered == list(range(self._sent_before[checkpoint_id]))
+        assert checkpoint_id not in self.answered
+        self.answered[checkpoint_id] = (len(self.rows_taken), len(pulled), len(overtaken))
+
+    def check_end(self):
+        assert self.rows_taken == list(range(self._rows_sent))
+        assert self.answered.keys() == self._sent_before.keys()
+
+
+def plain(rows):
+    return pa.record_batch({"n": pa.array(rows, pa.int64())})
+
+
+def with_words(rows):
+    words = pa.array([f"word {n % 7}" for n in rows]).dictionary_encode()
+    return pa.record_batch({"n": pa.array(rows, pa.int64()), "word": words})
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("make_batch", [plain, with_words])
+@pytest.mark.parametrize("payload_bytes_max", [frames.PAYLOAD_BYTES_MAX, 2_000])
+def test_taken_pulled_and_overtaken_are_together_what_was_sent_before_the_barrier(
+    slots, monkeypatch, seed, make_batch, payload_bytes_max
+):
+    """The smaller bound splits most batches, so that some have left by half."""
+    monkeypatch.setattr(frames, "PAYLOAD_BYTES_MAX", payload_bytes_max)
+    zero, one = slots(2, buffer_bytes_max=8 * 1024)
+    crossing = Crossing(Random(seed), zero, one, make_batch)
+    meet(zero, one)
+
+    crossing.take_steps(600)
+    crossing.finish()
+
+    crossing.check_end()
+
+
+def test_a_frame_can_tell_what_it_carries_and_keeps_no_more_than_that(monkeypatch):
+    whole = pa.record_batch({"n": pa.array(range(100_000), pa.int64())})
+    large, small = encoded(whole), encoded(whole.slice(50_000, 10))
+    assert (large.batch(), small.batch()) == (whole, whole.slice(50_000, 10))
+    assert large.batch()["n"].buffers()[1].address == whole["n"].buffers()[1].address
+    assert small.batch()["n"].buffers()[1].size < 1_000
+
+    monkeypatch.setattr(frames, "PAYLOAD_BYTES_MAX", 4_000)
+    parts = frames.Encoder(1).encode(whole.slice(0, 2_000))
+    assert len(parts) > 1
+    assert [part.batch() for part in parts] == [decoded(part) for part in parts]
+
+
 # --- how it ends
 
 
@@ -594,7 +932,7 @@ def hello_of(slot):
         ({"attempt": 2}, "expects attempt 1 but was offered 2"),
         ({"job": "other"}, "expects job 'page-views' but was offered 'other'"),
         ({"kind": "control"}, "expects kind 'data' but was offered 'control'"),
-        ({"format": 99}, "expects format 1 but was offered 99"),
+        ({"format": 99}, "expects format 2 but was offered 99"),
         ({"slot": 5}, "dialed by lower slots only, not by slot 5"),
         ({"slot": "0"}, "dialed by lower slots only, not by slot '0'"),
     ],

@@ -21,8 +21,8 @@ SCHEMA = pa.schema([("app", pa.string()), ("id", pa.int64())])
 
 def output(partitioning, targets):
     channels = [LocalChannel(1 << 20) for _ in range(targets)]
-    edge = Edge(0, 0, 1, partitioning, SCHEMA, 1, targets, 0)
-    return EdgeOutput(edge, channels, 128), channels
+    edge = Edge(0, "in>out", 0, 1, partitioning, SCHEMA, 1, targets, 0)
+    return EdgeOutput(edge, 0, channels, 128), channels
 
 
 def records(count):
@@ -96,9 +96,10 @@ def combined_output(schema, key, targets):
     """As `output`, of an edge to an aggregate that counts by this key."""
     calls = (AggregateCall("count", None, "count", pa.int64()),)
     channels = [LocalChannel(1 << 20) for _ in range(targets)]
-    edge = Edge(0, 0, 1, HashBy((key,)), schema, 1, targets, 0, Aggregate((key,), calls))
+    aggregate = Aggregate((key,), calls)
+    edge = Edge(0, "in>out", 0, 1, HashBy((key,)), schema, 1, targets, 0, combines=aggregate)
     combiner = PartialAggregates(schema, (key,), calls)
-    return EdgeOutput(edge, channels, 128, combiner), channels
+    return EdgeOutput(edge, 0, channels, 128, combiner), channels
 
 
 @pytest.mark.parametrize("targets", [1, 3])

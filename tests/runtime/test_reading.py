@@ -7,7 +7,8 @@ import pytest
 
 from stillframe.api.sources import BlockingReader, EndOfData, NothingYet, Split
 from stillframe.errors import DataError
-from stillframe.runtime.reading import ThreadedReader
+from stillframe.runtime.operators import Reading
+from stillframe.runtime.reading import SplitAfterSplitReader, ThreadedReader
 
 SCHEMA = pa.schema([("id", pa.int64())])
 LIMIT_SECONDS = 20
@@ -16,8 +17,9 @@ LIMIT_SECONDS = 20
 class Lines(BlockingReader):
     """Yields what it is told, waiting where it is told."""
 
-    def __init__(self, *items):
+    def __init__(self, *items, name="file"):
         self.items = items
+        self.name = name
         self.taken = 0
         self.is_closed = False
 
@@ -30,7 +32,7 @@ class Lines(BlockingReader):
                 raise item
             else:
                 yield (
-                    Split("file", {"line": item}),
+                    Split(self.name, {"line": item}),
                     pa.record_batch([[item]], schema=SCHEMA),
                 )
 
@@ -115,3 +117,102 @@ def test_closing_ends_the_thread_even_when_nobody_polls(threaded):
     source.reader.close()
 
     assert source.lines.is_closed
+
+
+# --- splits that come while the job runs ---
+
+
+class Growing:
+    """A reader of splits that are added; each has the lines given with its name."""
+
+    def __init__(self, **lines):
+        self.lines = {name: Lines(*items, name=name) for name, items in lines.items()}
+        self.opened = []
+        self.woken = threading.Event()
+        self.reader = SplitAfterSplitReader(self.open, self.woken.set)
+        self.reading = Reading("files", 0, self.reader, awaits_splits=True)
+
+    def open(self, split):
+        self.opened.append(split)
+        return self.lines[split.id]
+
+    def add(self, *names, is_last=False):
+        self.reading.on_splits([Split(name, {"line": 0}) for name in names], is_last)
+
+    def next(self):
+        while isinstance(polled := self.reading.poll(), NothingYet):
+            assert self.woken.wait(LIMIT_SECONDS), "nobody woke the loop"
+            self.woken.clear()
+        return polled["id"][0].as_py() if isinstance(polled, pa.RecordBatch) else polled
+
+    def kept(self):
+        return [item["id"] for item in self.reading.snapshot(1)()]
+
+
+@pytest.fixture
+def growing():
+    made = []
+
+    def make(**lines):
+        made.append(Growing(**lines))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.reader.close()
+
+
+def test_a_source_that_awaits_splits_ends_only_after_the_last_of_them(growing):
+    source = growing(a=[1, 2], b=[3])
+    assert isinstance(source.reading.poll(), NothingYet)
+    source.add("a")
+    assert [source.next(), source.next()] == [1, 2]
+    assert isinstance(source.reading.poll(), NothingYet)
+    source.add("b", is_last=True)
+
+    assert [source.next(), source.next()] == [3, EndOfData()]
+    assert all(lines.is_closed for lines in source.lines.values())
+
+
+def test_being_told_the_end_does_not_cut_off_what_is_still_unread(growing):
+    source = growing(a=[1, 2])
+    source.add("a")
+    source.add(is_last=True)
+
+    assert [source.next(), source.next(), source.next()] == [1, 2, EndOfData()]
+
+
+def test_a_split_that_is_assigned_twice_is_read_once_even_after_its_end(growing):
+    source = growing(a=[1], b=[2])
+    source.add("a")
+    source.add("a")
+    assert source.next() == 1
+    source.add("a", "b", is_last=True)
+
+    assert [source.next(), source.next()] == [2, EndOfData()]
+    assert [split.id for split in source.opened] == ["a", "b"]
+
+
+def test_a_snapshot_holds_splits_that_were_added_but_not_begun_and_none_that_ended(growing):
+    source = growing(a=[1], b=[2], c=[3])
+    source.add("a", "b", "c")
+    assert source.kept() == ["a", "b", "c"]
+    source.next()
+    source.next()
+
+    assert source.kept() == ["b", "c"], "the end of b is known only when c has begun"
+
+
+def test_what_the_reader_of_one_split_raises_is_raised_where_it_is_polled(growing):
+    source = growing(a=[DataError("line 1 is not a click")])
+    source.add("a")
+
+    with pytest.raises(DataError, match="line 1"):
+        source.next()
+
+
+def test_closing_ends_a_thread_that_waits_for_splits(growing):
+    source = growing()
+    source.reader.close()
+
+    assert not source.reader._thread.is_alive()

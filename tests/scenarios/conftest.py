@@ -137,6 +137,20 @@ class PageViews:
         ]
         return ScriptedSource(SCHEMA, tuple(scripts))
 
+    def three_parts(self, first: Gate, second: Gate, splits: int = 2) -> ScriptedSource:
+        """Per split 500 records, a pause, 500 more, another pause, 1,000 more."""
+        scripts = [
+            (
+                *self.batches(s * 10_000, 5),
+                Wait(first),
+                *self.batches(s * 10_000 + 500, 5),
+                Wait(second),
+                *self.batches(s * 10_000 + 1_000, 10),
+            )
+            for s in range(splits)
+        ]
+        return ScriptedSource(SCHEMA, tuple(scripts))
+
     # --- the job ---
 
     def plan(

@@ -30,27 +30,36 @@ def failure_of(running):
 
 def files_of_checkpoints(page_views):
     job = Path(page_views.location) / "page-views"
-    return {file: file.read_bytes() for file in job.glob("chk-*/*")}
+    return {
+        file: file.read_bytes() for place in ("chk-*/*", "shared/*/*") for file in job.glob(place)
+    }
+
+
+def first_half_twice(page_views, gate):
+    """A source for `stopped_after_checkpoints`."""
+    return page_views.three_parts(page_views.gate("between"), gate)
 
 
 def stopped_after_checkpoints(page_views, source, plan=None):
-    """Run the job until two checkpoints are retained, then stop it; their numbers."""
-    running = page_views.start(plan or page_views.plan(source))
+    """Run the job until two checkpoints are retained that share nothing; their numbers."""
+    running = page_views.start(plan or page_views.plan(source), checkpointInterval="1 hour")
+    running.wait_for_records(1_000)
+    older = running.query.checkpoint(timeout=20)
+    page_views.gate("between").open()
     running.wait_for_records(2_000)
-    running.next_checkpoint()
+    newest = running.query.checkpoint(timeout=20)
     running.query.stop()
-    return [kept.checkpoint_id for kept in running.query.checkpoints[-2:]]
+    return [older, newest]
 
 
 def newest_files(page_views, checkpoint_id, pattern):
-    return sorted(
-        (Path(page_views.location) / "page-views").glob(f"chk-{checkpoint_id}-*/{pattern}")
-    )
+    job = Path(page_views.location) / "page-views"
+    return sorted(job.glob(pattern.format(n=checkpoint_id)))
 
 
 def test_a_function_that_raises_fails_the_job_at_once_and_leaves_checkpoints_alone(page_views):
     gate = page_views.gate("second-half")
-    source = page_views.halves(gate)
+    source = first_half_twice(page_views, gate)
     stopped_after_checkpoints(page_views, source)
     before = files_of_checkpoints(page_views)
     gate.open()
@@ -117,10 +126,10 @@ def flip_a_byte(file):
 @pytest.mark.parametrize(
     ("pattern", "damage"),
     [
-        ("count-0-*.arrow", truncate),
-        ("count-1-*.arrow", flip_a_byte),
-        ("_metadata", flip_a_byte),
-        ("_metadata", Path.unlink),
+        ("shared/*/count-0-*-{n}.arrow", truncate),
+        ("shared/*/count-1-*-{n}.arrow", flip_a_byte),
+        ("chk-{n}-*/_metadata", flip_a_byte),
+        ("chk-{n}-*/_metadata", Path.unlink),
     ],
     ids=["state cut off", "state altered", "metadata altered", "metadata gone"],
 )
@@ -128,7 +137,7 @@ def test_a_damaged_checkpoint_whose_output_may_be_visible_is_not_stepped_over_un
     page_views, pattern, damage
 ):
     gate = page_views.gate("second-half")
-    source = page_views.halves(gate)
+    source = first_half_twice(page_views, gate)
     older, newest = stopped_after_checkpoints(page_views, source)
     gate.open()
     damage(newest_files(page_views, newest, pattern)[0])
@@ -152,10 +161,10 @@ def counting_for_nobody(source):
     return build_plan("page-views", [Node(Write(DiscardSink()), schema, (counted,))], 2)
 
 
-@pytest.mark.parametrize("pattern", ["count-0-*.arrow", "_metadata"])
+@pytest.mark.parametrize("pattern", ["shared/*/count-0-*-{n}.arrow", "chk-{n}-*/_metadata"])
 def test_a_damaged_checkpoint_that_nobody_saw_is_stepped_over(page_views, pattern):
     gate = page_views.gate("second-half")
-    source = page_views.halves(gate)
+    source = first_half_twice(page_views, gate)
     plan = counting_for_nobody(source)
     older, newest = stopped_after_checkpoints(page_views, source, plan)
     gate.open()
@@ -170,7 +179,7 @@ def test_a_damaged_checkpoint_that_nobody_saw_is_stepped_over(page_views, patter
 
 def test_a_checkpoint_that_is_not_retained_cannot_be_asked_for(page_views):
     gate = page_views.gate("second-half")
-    source = page_views.halves(gate)
+    source = first_half_twice(page_views, gate)
     older, newest = stopped_after_checkpoints(page_views, source)
 
     sentence = failure_of(page_views.start(page_views.plan(source), restoreFrom="999"))
@@ -180,7 +189,7 @@ def test_a_checkpoint_that_is_not_retained_cannot_be_asked_for(page_views):
 
 def test_a_checkpoint_of_another_job_shape_is_refused_and_names_what_is_missing(page_views):
     gate = page_views.gate("second-half")
-    source = page_views.halves(gate)
+    source = first_half_twice(page_views, gate)
     stopped_after_checkpoints(page_views, source)
 
     other = Node(Write(DiscardSink()), source.schema, (Node(Read(source), source.schema),))

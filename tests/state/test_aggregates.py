@@ -345,6 +345,28 @@ def test_what_cannot_be_aggregated_is_said_at_build_time():
         AggregateTable(SCHEMA, ["nobody"], CALLS, 8)
 
 
+def test_the_version_changes_with_every_change_and_with_nothing_else():
+    table = table_of(["name"])
+    record = dict.fromkeys(SCHEMA.names)
+    seen = [table.version]
+
+    table.update(batch_of([record]))
+    seen.append(table.version)
+    table.update(batch_of([record]))
+    seen.append(table.version)
+    [(_, rows)] = table.freeze().batches_by_key_group()
+    table.merge(rows)
+    seen.append(table.version)
+    other = table_of(["name"])
+    other.restore(rows)
+
+    assert len(set(seen)) == 4
+    assert other.version != table_of(["name"]).version
+    table.update(batch_of([]))
+    table.freeze().release()
+    assert table.version == seen[-1]
+
+
 def test_a_view_read_by_another_thread_while_the_table_changes_is_as_it_was():
     """Counts of one batch are all equal in every consistent view; a torn one would mix two."""
     schema = pa.schema([("k", pa.int64())])

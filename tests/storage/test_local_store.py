@@ -435,6 +435,17 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(small_disk: Path) -
     assert store.create_if_absent("log/1", b"small enough")
 
 
+def test_what_dead_writers_left_is_removed_and_files_stay(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.write("shared/1/a", [b"x"])
+    (tmp_path / "shared" / "1" / ".tmp-half").write_bytes(b"x")
+
+    store.delete_unfinished("shared/1")
+    store.delete_unfinished("shared/none")
+
+    assert everything_below(tmp_path) == ["shared", "shared/1", "shared/1/a"]
+
+
 def test_a_limit_on_file_sizes_is_said_and_leaves_nothing_half_written(tmp_path: Path) -> None:
     script = f"""
         import resource, sys

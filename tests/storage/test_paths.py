@@ -23,7 +23,7 @@ def state_path(uid: str, subtask: int, attempt: int, state: str) -> str:
 def test_the_layout_is_the_documented_one() -> None:
     assert paths.job_directory("page-views") == "page-views"
     assert paths.metadata_path(CHECKPOINT, Attempt(2)) == "chk-7-2/_metadata"
-    assert state_path("count-views", 3, 2, "counts") == "chk-7-2/count-views-3-counts.arrow"
+    assert state_path("count-views", 3, 2, "counts") == "shared/2/count-views-3-counts-7.arrow"
     assert paths.log_path(12) == "log/00000000000000000012"
 
 
@@ -59,7 +59,31 @@ def test_a_quoted_name_is_one_visible_part_of_a_path(name: str) -> None:
 
 def test_directories_and_entries_are_known_by_their_names() -> None:
     assert paths.checkpoint_of("chk-12-3") == (12, 3)
+    assert [paths.attempt_of(name) for name in ("3", "03", "x", "")] == [3, None, None, None]
     foreign = ("chk-", "chk-x-1", "log", "chk-01-1", "chk-12", "chk-1-2-3")
     assert [paths.checkpoint_of(name) for name in foreign] == [None] * 6
     assert paths.sequence_of("00000000000000000012") == 12
     assert [paths.sequence_of(name) for name in ("12", ".tmp-1", "x" * 20)] == [None] * 3
+
+
+@given(names, st.integers(0, 20), names, st.integers(1, 10**9), st.integers(1, 10**9))
+def test_a_shared_file_tells_for_which_checkpoint_of_which_attempt_it_was_written(
+    uid: str, subtask: int, state: str, checkpoint_id: int, attempt: int
+) -> None:
+    path = paths.state_path(
+        CheckpointId(checkpoint_id),
+        OperatorUid(uid),
+        SubtaskIndex(subtask),
+        Attempt(attempt),
+        state,
+    )
+
+    assert paths.is_shared(path)
+    assert paths.number_of_file(path) == checkpoint_id
+    assert paths.attempt_of(path.split("/")[1]) == attempt
+
+
+def test_other_files_are_not_taken_for_shared_ones() -> None:
+    others = ("chk-7-2/count-0-counts.arrow", "chk-7-2/_metadata", "log/00000000000000000012")
+    assert [paths.number_of_file(path) for path in others] == [None] * 3
+    assert not any(paths.is_shared(path) for path in others)

@@ -3,6 +3,10 @@
 A source is a frozen description that travels to the executors inside the plan. At the very first
 start of a job the driver asks it for its splits; from then on splits and their positions are
 operator state: they are in every checkpoint, and a restored job reads on from there.
+
+Where splits come and go while the job runs (files of a followed directory, partitions that are
+added), the source has an enumerator on the driver, which is asked for new splits again and again;
+the coordinator hands each of them to one reader.
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ class NothingYet:
 
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """All splits have been read to their end; there will never be more."""
+    """All splits given so far have been read to their end; of these, there will never be more.
+
+    If more splits may still be discovered, the reader is simply polled again when some have come.
+    """
 
 
 Polled: TypeAlias = pa.RecordBatch | NothingYet | EndOfData
@@ -73,10 +80,23 @@ class SourceReader(ABC):
 
     @abstractmethod
     def splits(self) -> list[Split]:
-        """Every split given to `open`, ended ones too, positioned after the last *returned* batch.
+        """Every split given to the reader, positioned after the last *returned* batch.
 
-        Called at each barrier, between two calls of `poll`.
+        Called at each barrier, between two calls of `poll`. Ended ones too; only where the source
+        has an enumerator, which remembers them, they may be left out.
         """
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Read these too.
+
+        Only for sources with an enumerator, whose readers are opened without splits: called when
+        some are restored or discovered, between two calls of `poll`, never twice for one split.
+        The classic mistake is to answer `splits` without those that were added but not yet begun.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no add_splits, which the reader of a source with an"
+            " enumerator needs"
+        )
 
     @abstractmethod
     def close(self) -> None:
@@ -92,11 +112,49 @@ class BlockingReader(ABC):
 
         Iterated by one background thread that stays a few batches ahead; the runtime keeps the
         position of what was really emitted. The end of the iterator is the end of the data.
+
+        Where the source has an enumerator, each split is read by a reader of its own, one after
+        the other: such a split must have an end, or those behind it are never read.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Give everything back. Called once, when `read` is no longer being iterated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """What an enumerator found.
+
+    `state` is all that `Source.open_enumerator` needs to go on *after* these splits (JSON, as it
+    is kept in every checkpoint's metadata); `is_last` says that there will never be more.
+    """
+
+    splits: Sequence[Split]
+    state: JsonObject
+    is_last: bool = False
+
+
+class SplitEnumerator(ABC):
+    """Finds splits while the job runs. Lives on the driver, one per attempt and source."""
+
+    @abstractmethod
+    def discover(self) -> Discovered:
+        """The splits that are there now and were never answered before.
+
+        Called by one background thread: at once when the job runs, then each
+        `discovery_interval_seconds` after the last answer, not again after `is_last`. It may
+        block; records flow meanwhile. What it raises ends the attempt. That a split it answered is
+        read is the runtime's business, but only once it has answered: nothing is promised of one
+        that is told by anything but the answer. After a failure a new enumerator is opened with
+        the state of the restored checkpoint, and must find again what was found after it.
+
+        The classic mistake is to remember outside of `state` what has been found: it is lost with
+        the attempt, and splits come twice; or kept beyond it, and splits are never read.
+        """
+
+    def close(self) -> None:  # noqa: B027 - few hold anything
+        """Give everything back. Called once, by the thread that called `discover`."""
 
 
 class Source(ABC):
@@ -110,9 +168,26 @@ class Source(ABC):
     def schema(self) -> pa.Schema:
         """The columns of every batch its readers return, all of them if the job reads all."""
 
+    @property
+    def discovery_interval_seconds(self) -> float | None:
+        """How often its enumerator looks for more splits; None: it has no enumerator."""
+        return None
+
     @abstractmethod
     def splits(self, parallelism: int) -> list[Split]:
-        """All splits at their beginning. Called on the driver, once in the life of a job."""
+        """All splits at their beginning. Called on the driver, once in the life of a job.
+
+        A source with an enumerator may answer none and leave them all to be discovered.
+        """
+
+    def open_enumerator(self, state: JsonObject | None) -> SplitEnumerator:
+        """An enumerator that goes on after what it had found with this state; None: from nothing.
+
+        Called on the driver, per attempt, and only where `discovery_interval_seconds` is not None.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has a discovery interval but no open_enumerator"
+        )
 
     @abstractmethod
     def open(
@@ -120,7 +195,9 @@ class Source(ABC):
     ) -> SourceReader | BlockingReader:
         """A reader of these splits, from their positions on. Called on an executor, per attempt.
 
-        `splits` may be empty: the reader then ends at once.
+        `splits` may be empty: the reader then ends at once. Where the source has an enumerator
+        they always are, and the reader gets all its splits by `add_splits`; a blocking reader is
+        opened once more for each of them.
         """
 
     @abstractmethod

@@ -221,6 +221,15 @@ def _add_simulate(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument("--seed", type=_count_or_zero, metavar="S", help="play this one again")
     command.add_argument("--mutant", metavar="NAME", help="with this deliberate mistake")
     command.add_argument(
+        "--shrink", action="store_true", help="with --seed: find a smaller job that fails"
+    )
+    command.add_argument(
+        "--limits",
+        metavar="L",
+        default="",
+        help="with --seed: at most so much of something, such as slots=1,records=20,kills=0",
+    )
+    command.add_argument(
         "--mutants", action="store_true", help="check that every deliberate mistake is caught"
     )
     return command

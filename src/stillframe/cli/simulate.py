@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stillframe.cli.lines import Lines
 from stillframe.errors import BuildError
+from stillframe.testing.simulation.limits import NO_LIMITS, Limits, limits_of
 
 if TYPE_CHECKING:
     from stillframe.testing.simulation.run import Verdict
@@ -27,8 +28,12 @@ def simulate(arguments: argparse.Namespace) -> int:
     if arguments.mutants:
         return _hunt_mutants(lines)
     _refuse_unknown_mutant(arguments.mutant)
+    limits = limits_of(arguments.limits)
     if arguments.seed is not None:
-        return _replay(arguments.seed, arguments.mutant, lines)
+        replay = _shrink if arguments.shrink else _replay
+        return replay(arguments.seed, arguments.mutant, limits, lines)
+    if arguments.shrink or arguments.limits:
+        raise BuildError("--shrink and --limits are for one schedule: say which with --seed S")
     return _search(
         range(arguments.first, arguments.first + arguments.seeds), arguments.mutant, lines
     )
@@ -58,18 +63,39 @@ def _search(seeds: range, mutant: str | None, lines: Lines) -> int:
     return 0
 
 
-def _replay(seed: int, mutant: str | None, lines: Lines) -> int:
-    verdict = run_one((seed, mutant))
+def _replay(seed: int, mutant: str | None, limits: Limits, lines: Lines) -> int:
+    from stillframe.testing.simulation.run import run_seed
+
+    return _tell_one(run_seed(seed, mutant, limits, traced=True), mutant, limits, lines)
+
+
+def _shrink(seed: int, mutant: str | None, limits: Limits, lines: Lines) -> int:
+    from stillframe.testing.simulation.shrinking import shrink
+
+    limits, verdict = shrink(
+        seed, mutant, limits, on_smaller=lambda found: lines.for_people(f"fails with {found}")
+    )
+    return _tell_one(verdict, mutant, limits, lines)
+
+
+def _tell_one(verdict: Verdict, mutant: str | None, limits: Limits, lines: Lines) -> int:
     if verdict.violation is not None:
-        return _tell_violation(verdict, mutant, lines)
+        return _tell_violation(verdict, mutant, lines, limits)
     lines.for_people("\n".join(verdict.trace))
-    lines.say("verdict", f"simulate: PASS  seed {seed}, {verdict.events} events", seed=seed)
+    said = f"simulate: PASS  seed {verdict.seed}, {verdict.events} events"
+    lines.say("verdict", said, seed=verdict.seed)
     return 0
 
 
-def _tell_violation(verdict: Verdict, mutant: str | None, lines: Lines) -> int:
-    again = f"stillframe simulate --seed {verdict.seed}" + (f" --mutant {mutant}" if mutant else "")
+def _tell_violation(
+    verdict: Verdict, mutant: str | None, lines: Lines, limits: Limits = NO_LIMITS
+) -> int:
+    again = f"stillframe simulate --seed {verdict.seed}"
+    again += f" --mutant {mutant}" if mutant else ""
+    again += f" --limits {limits}" if limits.most else ""
+    drawn = ", ".join(f"{name} {value:g}" for name, value in verdict.drawn.items() if value)
     lines.for_people("\n".join(verdict.trace))
+    lines.for_people(f"the job: {drawn}")
     lines.say(
         "verdict",
         f"simulate: FAIL  seed {verdict.seed}: {verdict.violation}\nplay it again: {again}",
@@ -86,7 +112,8 @@ def _hunt_mutants(lines: Lines) -> int:
     survivors = []
     for name, mutant in MUTANTS.items():
         caught = next(
-            (each for each in _verdicts(range(_MUTANT_SEEDS_MAX), name) if each.violation), None
+            (each for each in _verdicts(range(_MUTANT_SEEDS_MAX), name) if each.catches_mutant),
+            None,
         )
         if caught is None:
             survivors.append(name)

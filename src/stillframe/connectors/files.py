@@ -1,8 +1,13 @@
-"""Parquet and JSON-lines files as bounded sources, one split per file.
+"""Parquet and JSON-lines files as sources, one split per file.
 
 The list of files is taken once, at the first start of the job, and is in every checkpoint from
 then on: files that come later are not read, and one that has vanished or changed size is an
 error. Only paths of a file system that all slots share are read.
+
+A source that *follows* its paths lists them again and again and reads each file that it has not
+seen, once, as Spark's file stream does. A file is known by its path. What was seen is the state of
+the source's enumerator. It would grow for ever, so files that are older, by their time of change,
+than the newest by more than an allowed age are forgotten, and not taken for new ones either.
 """
 
 from __future__ import annotations
@@ -10,18 +15,28 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from stillframe.api.sources import BlockingReader, Source, SourceContext, Split
+from stillframe.api.sources import (
+    BlockingReader,
+    Discovered,
+    Source,
+    SourceContext,
+    Split,
+    SplitEnumerator,
+)
 from stillframe.errors import BuildError, DataError
+from stillframe.json_values import JsonObject
 
 _BATCH_ROWS = 65_536
 _BLOCK_BYTES = 1 << 20
@@ -75,34 +90,64 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
+@dataclass(frozen=True, slots=True)
+class Following:
+    """That files which come later are read too, and how."""
+
+    interval_seconds: float
+    """How often the paths are listed."""
+    file_age_seconds_max: float = 7 * 24 * 3600.0
+    """How much older than the newest file one may be that is still taken for new."""
+
+
 @dataclass(frozen=True, init=False)
-class _FileSource(Source):
+class FileSource(Source):
     """What all sources of files have in common."""
 
     paths: tuple[str, ...]
     _schema: pa.Schema
+    following: Following | None
 
-    def __init__(self, paths: str | Sequence[str], schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        schema: pa.Schema,
+        following: Following | None = None,
+    ) -> None:
         given = (paths,) if isinstance(paths, str) else tuple(paths)
         object.__setattr__(self, "paths", given)
         object.__setattr__(self, "_schema", schema)
+        object.__setattr__(self, "following", following)
 
     @property
     def schema(self) -> pa.Schema:
         return self._schema
 
+    @property
+    def discovery_interval_seconds(self) -> float | None:
+        return None if self.following is None else self.following.interval_seconds
+
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
-        self._refuse_partition_columns(find_files(self.paths))
+        if self.following is None:
+            self.refuse_partition_columns(find_files(self.paths))
+        else:
+            self.refuse_partition_columns([found.path for found in _files_now(self.paths)])
 
     def splits(self, parallelism: int) -> list[Split]:
-        return [self._split(path, _size_bytes(path)) for path in find_files(self.paths)]
+        if self.following is not None:
+            return []  # the enumerator finds them all
+        return [self.split(path, _size_bytes(path)) for path in find_files(self.paths)]
+
+    def open_enumerator(self, state: JsonObject | None) -> SplitEnumerator:
+        assert self.following is not None
+        return _FollowedFiles(self, self.following, state)
 
     @abstractmethod
-    def _split(self, path: str, size_bytes: int) -> Split:
+    def split(self, path: str, size_bytes: int) -> Split:
         """This file at its beginning."""
 
-    def _refuse_partition_columns(self, files: list[str]) -> None:
+    def refuse_partition_columns(self, files: list[str]) -> None:
         # Read as an ordinary missing column, it would silently be null in every row.
         for path in files:
             for part in os.path.dirname(path).split(os.sep):
@@ -114,7 +159,8 @@ class _FileSource(Source):
                     )
 
     def _described(self, kind: str) -> str:
-        return f"{kind} {', '.join(self.paths)}"
+        again = f", listed every {self.following.interval_seconds:g} s" if self.following else ""
+        return f"{kind} {', '.join(self.paths)}{again}"
 
 
 def _size_bytes(path: str) -> int:
@@ -125,6 +171,74 @@ def _size_bytes(path: str) -> int:
             f"{path} was listed but cannot be read ({error.strerror}): make it readable or take it"
             " out of the path"
         ) from error
+
+
+# --- following -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundFile:
+    path: str
+    size_bytes: int
+    changed_at_ms: int
+
+
+def _files_now(paths: Sequence[str]) -> list[_FoundFile]:
+    """Every file at these paths that has something in it, the oldest first."""
+    found: dict[str, _FoundFile] = {}
+    for path in (file for each in paths for file in _files_at(local_path(each))):
+        try:
+            facts = os.stat(path)
+        except OSError:
+            continue  # gone since it was listed, or a link that leads nowhere
+        # An empty file may be one that somebody has only begun to write.
+        if facts.st_size:
+            found[path] = _FoundFile(path, facts.st_size, facts.st_mtime_ns // 1_000_000)
+    return sorted(found.values(), key=lambda file: (file.changed_at_ms, file.path))
+
+
+class _FollowedFiles(SplitEnumerator):
+    """Which files have been seen: path and time of change, as far back as files may be new."""
+
+    def __init__(self, source: FileSource, following: Following, state: JsonObject | None) -> None:
+        self._source = source
+        self._age_ms_max = int(following.file_age_seconds_max * 1000)
+        seen = cast(Mapping[str, int], state["seen"]) if state else {}
+        self._seen = dict(seen)
+        self._forgotten_before_ms = cast(int, state["forgotten_before_ms"]) if state else None
+
+    def discover(self) -> Discovered:
+        new = [file for file in _files_now(self._source.paths) if self._is_new(file)]
+        try:
+            self._source.refuse_partition_columns([file.path for file in new])
+        except BuildError as error:
+            raise DataError(str(error)) from error
+        self._seen.update((file.path, file.changed_at_ms) for file in new)
+        self._forget_old()
+        splits = [self._source.split(file.path, file.size_bytes) for file in new]
+        return Discovered(splits, self._state())
+
+    def _is_new(self, file: _FoundFile) -> bool:
+        # At the first listing nothing is too old, as in Spark.
+        forgotten = self._forgotten_before_ms
+        return file.path not in self._seen and (
+            forgotten is None or file.changed_at_ms >= forgotten
+        )
+
+    def _forget_old(self) -> None:
+        if not self._seen:
+            return
+        # A file that claims to be from the future must not make all others too old.
+        newest_ms = min(max(self._seen.values()), int(time.time() * 1000))
+        limit = max(newest_ms - self._age_ms_max, self._forgotten_before_ms or 0)
+        self._seen = {path: at for path, at in self._seen.items() if at >= limit}
+        self._forgotten_before_ms = limit
+
+    def _state(self) -> JsonObject:
+        return {"seen": dict(self._seen), "forgotten_before_ms": self._forgotten_before_ms}
+
+
+# --- reading ---------------------------------------------------------------------------------
 
 
 class _FileReader(BlockingReader):
@@ -165,8 +279,9 @@ def _unchanged_path(split: Split) -> str:
         ) from error
     if size_bytes != expected:
         raise DataError(
-            f"source file {path} has changed since the job first started, from {expected} to"
-            f" {size_bytes} bytes: bring the old one back, or start without the checkpoint"
+            f"source file {path} has changed since it was listed, from {expected} to"
+            f" {size_bytes} bytes: bring the old one back, or start without the checkpoint (a file"
+            " is to be written elsewhere and renamed when it is whole)"
         )
     return path
 
@@ -180,10 +295,10 @@ def _number(split: Split, name: str) -> int:
 # --- Parquet ---------------------------------------------------------------------------------
 
 
-class ParquetSource(_FileSource):
+class ParquetSource(FileSource):
     """Parquet files; columns are matched by name, one that a file lacks is null."""
 
-    def _split(self, path: str, size_bytes: int) -> Split:
+    def split(self, path: str, size_bytes: int) -> Split:
         return Split(path, {"path": path, "size": size_bytes, "rows": 0})
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> BlockingReader:
@@ -356,7 +471,7 @@ def _fitted_column(path: str, column: pa.Array, field: pa.Field) -> pa.Array:
 # --- JSON lines ------------------------------------------------------------------------------
 
 
-class JsonLinesSource(_FileSource):
+class JsonLinesSource(FileSource):
     """Files of one JSON object per line; timestamps are ISO 8601 strings, UTC if they do not say.
 
     A member that was not declared is passed over, one that is missing is null.
@@ -371,7 +486,7 @@ class JsonLinesSource(_FileSource):
                 )
         super().check()
 
-    def _split(self, path: str, size_bytes: int) -> Split:
+    def split(self, path: str, size_bytes: int) -> Split:
         return Split(path, {"path": path, "size": size_bytes, "offset": 0})
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> BlockingReader:

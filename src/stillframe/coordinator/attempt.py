@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
+from stillframe.coordinator.enumerators import DiscoveryFailed, Enumerators, SplitsDiscovered
 from stillframe.coordinator.history import (
     CheckpointCommitted,
     CheckpointCompleted,
@@ -39,11 +40,21 @@ from stillframe.coordinator.mail import (
     SlotsEnded,
     StopWanted,
 )
-from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.errors import StorageError
 from stillframe.graph.logical import Write
-from stillframe.graph.plan import Plan, SubtaskRef, Task, describe
+from stillframe.graph.plan import (
+    Broadcast,
+    Forward,
+    HashBy,
+    Partitioning,
+    Plan,
+    Rebalance,
+    SubtaskRef,
+    Task,
+    describe,
+)
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.protocol.checkpoints import (
     Abort,
@@ -73,7 +84,12 @@ from stillframe.protocol.messages import (
     StillThere,
     TriggerCheckpoint,
 )
-from stillframe.protocol.restore import StartingState
+from stillframe.protocol.restore import (
+    ChannelKind,
+    EdgeDescription,
+    StartingState,
+    starting_channels,
+)
 
 _JOIN_SECONDS_MAX = 120.0
 _STILL_THERE_SECONDS = 5.0
@@ -102,8 +118,10 @@ class RunningAttempt:
         commits: CommitsPort,
         restored: Manifest | None,
         state: StartingState,
+        discoveries: DiscoveriesPort | None = None,
     ) -> None:
         self._plan = parts.plan
+        self._config = parts.config
         self._clock = parts.clock
         self._history = parts.history
         self._sinks = parts.sinks
@@ -112,12 +130,16 @@ class RunningAttempt:
         self._commits = commits
         self._restored = restored
         self._state = state
+        self._enumerators = Enumerators(parts.plan, restored, state, slots, discoveries)
         self._attempt = parts.ledger.attempt
         self._joined: dict[SlotIndex, SlotJoined] = {}
         self._running: set[SlotIndex] = set()
         self._checkpoints = _checkpoints(parts)
-        self._triggered_at_ms = 0
+        self._triggered_at_ms: dict[CheckpointId, int] = {}
+        """Of the checkpoints that are pending."""
         self._completed_before = restored.checkpoint_id if restored else NO_CHECKPOINT
+        self._checkpoint_of_epoch: dict[Epoch, CheckpointId] = {}
+        """Of those that the sinks here are committing."""
         self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
         self._complained: set[SlotIndex] = set()
         self._broken: AttemptBroke | None = None
@@ -153,6 +175,9 @@ class RunningAttempt:
         checkpoint_at = self._checkpoints.wake_at_seconds()
         if checkpoint_at is not None:
             moments.append(checkpoint_at)
+        discovery_at = self._enumerators.wake_at_seconds()
+        if discovery_at is not None:
+            moments.append(discovery_at)
         return min(moments)
 
     def on_time(self) -> None:
@@ -162,6 +187,7 @@ class RunningAttempt:
             if now >= self._broken_for_good_at:
                 self._outcome = self._outcome or self._broken
             return
+        self._enumerators.on_time(now)
         self._carry_out(self._checkpoints.on_time(now))
         missing = sorted(set(range(self._plan.slots)) - self._running)
         if missing and now > self._join_deadline:
@@ -192,6 +218,10 @@ class RunningAttempt:
                 self._break(reason or "the slots returned before the job was over", "other")
             case EpochCommitted(epoch):
                 self._on_epoch_committed(epoch)
+            case SplitsDiscovered(attempt, uid, discovered) if attempt == self._attempt:
+                self._enumerators.on_discovered(uid, discovered, self._now())
+            case DiscoveryFailed(attempt, reason, is_permanent) if attempt == self._attempt:
+                self._break(reason, "permanent" if is_permanent else "other")
             case CommitFailed(reason, is_permanent):
                 self._break(reason, "permanent" if is_permanent else "other")
             case CheckpointWanted(on_numbered):
@@ -252,8 +282,9 @@ class RunningAttempt:
     def _keep_request(self, request: CheckpointWanted) -> None:
         self._requests.append((self._checkpoints.next_id, request))
 
-    def _forget_requests(self, decided: CheckpointId) -> None:
-        self._requests = [(number, kept) for number, kept in self._requests if number > decided]
+    def _forget_requests(self, completed: CheckpointId) -> None:
+        """One that completes holds what older ones would have held: it answers them all."""
+        self._requests = [(number, kept) for number, kept in self._requests if number > completed]
 
     # --- slots ---
 
@@ -262,6 +293,7 @@ class RunningAttempt:
         if len(self._joined) < self._plan.slots:
             return
         peers = {slot: mate.data_address for slot, mate in self._joined.items()}
+        channels = starting_channels(describe_edges(self._plan), self._restored)
         for slot in self._joined:
             self._slots.send(
                 slot,
@@ -270,6 +302,7 @@ class RunningAttempt:
                     state={ref: part for ref, part in self._state.items() if int(ref[1]) == slot},
                     restored_checkpoint=self._restored.checkpoint_id if self._restored else None,
                     restored_epoch=self._restored.epoch if self._restored else None,
+                    channels={to: under for to, under in channels.items() if int(to[1]) == slot},
                 ),
             )
 
@@ -284,6 +317,7 @@ class RunningAttempt:
                 self._complained.add(slot)
                 self._break(reason, cause)
             case Acknowledged(task, subtask, checkpoint_id):
+                self._ledger.note_acknowledged(checkpoint_id, report.files())
                 ref = SubtaskRef(task, subtask)
                 _, instructions = checkpoints.on_acknowledged(checkpoint_id, ref, report)
                 self._carry_out(instructions)
@@ -297,11 +331,14 @@ class RunningAttempt:
                 self._carry_out(checkpoints.on_drained(ref, self._now()))
 
     def _on_running(self, slot: SlotIndex) -> None:
+        if slot in self._running:
+            return  # the message came twice
         self._running.add(slot)
         if len(self._running) < self._plan.slots:
             return
         pids = tuple(self._joined[SlotIndex(i)].pid for i in range(self._plan.slots))
         self._history.tell(SlotsRunning(self._attempt, pids))
+        self._enumerators.on_running()
         self._carry_out(self._checkpoints.on_running(self._now()))
 
     # --- checkpoints ---
@@ -327,8 +364,11 @@ class RunningAttempt:
 
     def _trigger(self, checkpoint_id: CheckpointId) -> None:
         self._ledger.note_used(checkpoint_id)
-        self._triggered_at_ms = self._clock.wall_ms()
-        self._slots.broadcast(TriggerCheckpoint(checkpoint_id, self._triggered_at_ms))
+        self._enumerators.on_triggered(checkpoint_id)
+        triggered_at_ms = self._triggered_at_ms[checkpoint_id] = self._clock.wall_ms()
+        self._slots.broadcast(
+            TriggerCheckpoint(checkpoint_id, triggered_at_ms, self._config.alignment_timeout_ms)
+        )
 
     def _store(
         self,
@@ -358,9 +398,12 @@ class RunningAttempt:
                 records_out=records_out,
             )
         )
+        del self._triggered_at_ms[checkpoint_id]
+        self._enumerators.forget(checkpoint_id)
         self._forget_requests(checkpoint_id)
         commits_here = bool(self._sinks.committing_here)
         if commits_here:
+            self._checkpoint_of_epoch[manifest.epoch] = checkpoint_id
             self._commits.submit(manifest)
         self._completed_before = checkpoint_id
         self._sweep_once(manifest)
@@ -377,7 +420,7 @@ class RunningAttempt:
             checkpoint_id=checkpoint_id,
             epoch=self._ledger.next_epoch,
             kind="checkpoint",
-            triggered_at_ms=self._triggered_at_ms,
+            triggered_at_ms=self._triggered_at_ms[checkpoint_id],
             completed_at_ms=self._clock.wall_ms(),
             max_parallelism=plan.max_parallelism,
             operators=describe_operators(plan),
@@ -385,13 +428,15 @@ class RunningAttempt:
                 self._without_committed(part) for report in reports for part in report.operators
             ),
             timings=tuple(report.timings for report in reports),
+            channels=tuple(channel for report in reports for channel in report.channels),
+            enumerators=self._enumerators.at_trigger(checkpoint_id),
         )
 
     def _without_committed(self, part: OperatorSnapshot) -> OperatorSnapshot:
         """What the coordinator's own sinks still have to commit.
 
         A barrier may reach a slot before the news that the checkpoint before it is complete; the
-        slot then still holds what that one has committed.
+        slot then still holds what that one has committed. (It has: this one is not stored sooner.)
         """
         if part.uid not in self._sinks.committing_here:
             return part
@@ -401,8 +446,10 @@ class RunningAttempt:
     def _abort(self, checkpoint_id: CheckpointId, reason: str) -> None:
         self._history.tell(CheckpointFailed(checkpoint_id, reason))
         self._slots.broadcast(AbortCheckpoint(checkpoint_id))
+        self._enumerators.forget(checkpoint_id)
         self._ledger.discard(checkpoint_id)
-        self._forget_requests(checkpoint_id)
+        del self._triggered_at_ms[checkpoint_id]
+        self._requests = [each for each in self._requests if each[0] != checkpoint_id]
 
     def _sweep_once(self, manifest: Manifest) -> None:
         """A slot of the attempt before may have written on for seconds after its end."""
@@ -413,7 +460,8 @@ class RunningAttempt:
 
     def _on_epoch_committed(self, epoch: Epoch) -> None:
         self._note_epoch(epoch)
-        self._carry_out(self._checkpoints.on_coordinator_committed(self._now()))
+        committed = self._checkpoint_of_epoch.pop(epoch)
+        self._carry_out(self._checkpoints.on_coordinator_committed(committed, self._now()))
 
     def _note_epoch(self, epoch: Epoch) -> None:
         self._ledger.note_committed(self._sinks.committing_here, epoch)
@@ -429,6 +477,8 @@ def _checkpoints(parts: JobParts) -> Checkpoints[SubtaskRef, Acknowledged]:
         timeout_seconds=config.checkpoint_timeout_seconds,
         min_pause_seconds=config.checkpoint_min_pause_seconds,
         enabled=parts.ledger.keeps_checkpoints,
+        max_concurrent=config.max_concurrent_checkpoints,
+        tolerable_failures=config.tolerable_failed_checkpoints,
     )
     committing = [
         ref for task in parts.plan.tasks if _commits_in_slots(task) for ref in task.subtasks()
@@ -454,3 +504,28 @@ def describe_operators(plan: Plan) -> tuple[OperatorDescription, ...]:
         )
         for task, planned in plan.operators()
     )
+
+
+def describe_edges(plan: Plan) -> list[EdgeDescription]:
+    """The edges, as far as records under way are concerned."""
+    return [
+        EdgeDescription(
+            edge.name,
+            _channel_kind(edge.partitioning),
+            plan.tasks[edge.target_task].operators[0].uid,
+            edge.target_parallelism,
+        )
+        for edge in plan.edges
+    ]
+
+
+def _channel_kind(partitioning: Partitioning) -> ChannelKind:
+    match partitioning:
+        case Forward():
+            return "forward"
+        case Rebalance():
+            return "rebalance"
+        case Broadcast():
+            return "broadcast"
+        case HashBy():
+            return "hash"

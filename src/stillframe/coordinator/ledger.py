@@ -1,16 +1,19 @@
 """What a job has to its name: its record in the log, and the checkpoints the record speaks of.
 
 The order in which things become true is kept here: first the files, then the metadata, then the
-log entry, and only then is anything announced or deleted. Used by the job's thread alone.
+log entry, and only then is anything announced or deleted. Files that several checkpoints share go
+with the last of them (`protocol/retention`). Used by the job's thread alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 
 from stillframe.clock import Clock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.snapshots import Snapshots
+from stillframe.errors import StorageError
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import (
     CompletedCheckpoint,
@@ -20,8 +23,12 @@ from stillframe.protocol.joblog import (
     ended,
     epoch_committed,
 )
-from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.manifests import FileHandle, Manifest
+from stillframe.protocol.retention import Retention
+from stillframe.storage.paths import is_shared, number_of_file
 from stillframe.storage.store import Store
+
+log = logging.getLogger("stillframe")
 
 
 class Ledger:
@@ -36,9 +43,11 @@ class Ledger:
         written_by: str | None = None,
     ) -> None:
         """`written_by` names this driver in the log; None: by its host and process."""
+        self._job = job
         self._retained_max = retained_max
         self._record: JobRecord | None = None
         self._highest_id = NO_CHECKPOINT
+        self._retention = Retention()
         self._log = JobLog(store, job, clock, written_by) if store is not None else None
         self._snapshots = Snapshots(store) if store is not None else None
         self.store_address = store.address if store is not None else None
@@ -89,10 +98,18 @@ class Ledger:
         """The fence: from this entry on, whatever an older driver or attempt does is void."""
         restored_from = restored.checkpoint_id if restored is not None else None
         self._append(attempt_started(self._record, restored_from, self._highest_id))
+        self._retention.on_started(
+            {kept.checkpoint_id: self._read_files(kept) for kept in self._retained()}
+        )
 
     def note_used(self, checkpoint_id: CheckpointId) -> None:
-        """This number is taken, whatever becomes of the checkpoint."""
+        """This number is taken, whatever becomes of the checkpoint, which begins now."""
         self._highest_id = max(self._highest_id, checkpoint_id)
+        self._retention.on_triggered(checkpoint_id)
+
+    def note_acknowledged(self, checkpoint_id: CheckpointId, files: Iterable[FileHandle]) -> None:
+        """A part of this checkpoint needs these files; too late, they are deleted if unused."""
+        self._delete_files(self._retention.on_acknowledged(checkpoint_id, _shared(files)))
 
     def complete(self, manifest: Manifest) -> CompletedCheckpoint:
         """Write the metadata, then the log entry: with it, and not before, it is complete.
@@ -100,16 +117,26 @@ class Ledger:
         A `StorageError` means that it certainly is not; `Fenced`, that another driver took over.
         """
         assert self._record is not None
+        files = _shared(manifest.files())
+        older = {path for path in files if number_of_file(path) != manifest.checkpoint_id}
+        retained = self._retention.retained_files()
+        assert retained is None or older <= retained, (
+            f"checkpoint {manifest.checkpoint_id} refers to files that may be deleted by now:"
+            f" {sorted(older - retained)}"
+        )
         completed = self._kept().write_manifest(manifest)
         after, dropped = checkpoint_completed(self._record, completed, self._retained_max)
         self._append(after)
         for gone in dropped:
             self._kept().delete(gone.checkpoint_id, gone.attempt)
+        ids = [gone.checkpoint_id for gone in dropped]
+        self._delete_files(self._retention.on_completed(manifest.checkpoint_id, files, ids))
         return completed
 
     def discard(self, checkpoint_id: CheckpointId) -> None:
-        """Delete what a failed checkpoint of this attempt wrote."""
+        """Delete what a failed checkpoint of this attempt wrote and no other one needs."""
         self._kept().delete(checkpoint_id, self.attempt)
+        self._delete_files(self._retention.on_aborted(checkpoint_id))
 
     def is_committed(self, uid: OperatorUid, epoch: Epoch) -> bool:
         assert self._record is not None
@@ -131,7 +158,27 @@ class Ledger:
     def sweep(self, up_to: Attempt) -> None:
         """Delete what attempts up to this one left behind and no retained checkpoint needs."""
         if self._snapshots is not None and self._record is not None:
-            self._snapshots.sweep(self._record.checkpoints, up_to)
+            files = self._retention.retained_files()
+            if files is None:
+                log.warning(
+                    "the shared files of job %s are not swept: the metadata of a retained"
+                    " checkpoint cannot be read, and it may need any of them",
+                    self._job,
+                )
+            self._snapshots.sweep(self._record.checkpoints, files, up_to)
+
+    def _retained(self) -> Sequence[CompletedCheckpoint]:
+        return self._record.checkpoints if self._record is not None and self._snapshots else ()
+
+    def _read_files(self, completed: CompletedCheckpoint) -> list[str] | None:
+        try:
+            return _shared(self.read_manifest(completed).files())
+        except StorageError:
+            return None
+
+    def _delete_files(self, paths: Collection[str]) -> None:
+        if paths:
+            self._kept().delete_files(paths)
 
     def _append(self, record: JobRecord) -> None:
         self._record = self._log.append(record) if self._log is not None else record
@@ -139,3 +186,8 @@ class Ledger:
     def _kept(self) -> Snapshots:
         assert self._snapshots is not None, "there is nowhere to keep checkpoints"
         return self._snapshots
+
+
+def _shared(files: Iterable[FileHandle]) -> list[str]:
+    """Those that live on their own; the others go with their checkpoint's directory."""
+    return [file.path for file in files if is_shared(file.path)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stillframe.coordinator.control import ControlEvent
+from stillframe.coordinator.enumerators import DiscoveryEvent
 from stillframe.coordinator.sinks import CommitEvent
 from stillframe.ids import Attempt, CheckpointId
 from stillframe.protocol.messages import FailureCause
@@ -31,7 +32,7 @@ class StopWanted:
     """A person asks the job to stop; it can be started again from its last checkpoint."""
 
 
-Mail = ControlEvent | CommitEvent | SlotsEnded | CheckpointWanted | StopWanted
+Mail = ControlEvent | CommitEvent | DiscoveryEvent | SlotsEnded | CheckpointWanted | StopWanted
 
 
 @dataclass(frozen=True, slots=True)

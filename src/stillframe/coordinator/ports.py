@@ -1,10 +1,10 @@
-"""The two ways out of an attempt: to its slots, and to the sinks that commit on the driver."""
+"""The ways out of an attempt: to its slots, and to the sinks and enumerators on the driver."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from stillframe.ids import SlotIndex
+from stillframe.ids import OperatorUid, SlotIndex
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import Order
 
@@ -25,3 +25,11 @@ class CommitsPort(ABC):
     @abstractmethod
     def submit(self, manifest: Manifest) -> None:
         """Commit this epoch in the background; the answer comes as mail."""
+
+
+class DiscoveriesPort(ABC):
+    """The way to the enumerators of the sources."""
+
+    @abstractmethod
+    def ask(self, uid: OperatorUid) -> None:
+        """Ask this source's enumerator for splits in the background; the answer comes as mail."""

@@ -24,6 +24,7 @@ from stillframe.ids import NO_CHECKPOINT, CheckpointId
 
 _STOP_SECONDS_MAX = 120.0
 _COMMIT_SECONDS_MAX = 600.0
+_FAILED_KEPT_MAX = 100
 
 
 class Query:
@@ -167,9 +168,11 @@ class Query:
 
         self._job.request_checkpoint(wanted.append)
         self._await(is_decided, timeout)
+        if wanted and self._completed >= wanted[-1]:
+            return self._completed  # it, or a newer one that holds all it would have held
         if wanted and wanted[-1] in self._failed:
             raise StillframeError(f"checkpoint {wanted[-1]} failed: {self._failed[wanted[-1]]}")
-        return self._completed if wanted and self._completed >= wanted[-1] else None
+        return None
 
     def _await(self, is_done: Callable[[], bool], seconds_max: float) -> None:
         """Until it is done, or the job has ended. Raises if the job failed or time is up."""
@@ -204,7 +207,8 @@ class Query:
                 case CheckpointCommitted(checkpoint_id):
                     self._committed = checkpoint_id
                 case CheckpointFailed(checkpoint_id, reason):
-                    self._failed = {checkpoint_id: reason}
+                    kept = list(self._failed.items())[1 - _FAILED_KEPT_MAX :]
+                    self._failed = {**dict(kept), checkpoint_id: reason}
                 case JobEnded():
                     self._pids = ()
                     self._ended = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stillframe.coordinator.attempt import JobParts, RunningAttempt
 from stillframe.coordinator.control import ControlServer
+from stillframe.coordinator.enumerators import DiscoveryThreads
 from stillframe.coordinator.mail import (
     AttemptFinished,
     AttemptStopped,
@@ -57,7 +58,8 @@ def run_attempt(
         parts.plan.slots,
         stage.mailbox.put,
     )
-    running = RunningAttempt(parts, server, commits, restored, state)
+    discoveries = DiscoveryThreads(parts.plan, restored, attempt, stage.mailbox.put)
+    running = RunningAttempt(parts, server, commits, restored, state, discoveries)
     launch = SlotLaunch(
         plan=parts.plan,
         attempt=attempt,
@@ -78,6 +80,7 @@ def run_attempt(
             running.on_time()
     finally:
         _end(parts, stage, running, server, slots)
+        discoveries.close()
         commits.finish()
         while _handle_next(stage, running, 0.0):
             pass

@@ -89,7 +89,7 @@ class CommitThread(CommitsPort):
         self._thread.start()
 
     def submit(self, manifest: Manifest) -> None:
-        """Never blocks: the next checkpoint starts only when this commit has been reported."""
+        """Never blocks: no checkpoint is stored until the last one's commit has been reported."""
         self._work.put_nowait(manifest)
 
     def finish(self) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
 from stillframe.errors import StorageError
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
-from stillframe.storage.paths import checkpoint_directory, checkpoint_of, metadata_path
+from stillframe.storage.paths import (
+    SHARED_DIRECTORY,
+    attempt_directory,
+    attempt_of,
+    checkpoint_directory,
+    checkpoint_of,
+    metadata_path,
+    number_of_file,
+)
 from stillframe.storage.store import Store
 
 
@@ -42,13 +50,21 @@ class Snapshots:
 
     def highest_id(self) -> CheckpointId:
         """The highest checkpoint number that ever left something here."""
-        found = (checkpoint_of(name) for name in self._store.list(""))
-        return max((of[0] for of in found if of is not None), default=NO_CHECKPOINT)
+        numbers = [of[0] for name in self._store.list("") if (of := checkpoint_of(name))]
+        numbers += [number for path in self._shared() if (number := number_of_file(path))]
+        return max(numbers, default=NO_CHECKPOINT)
 
-    def sweep(self, keep: Collection[CompletedCheckpoint], attempt: Attempt) -> None:
+    def sweep(
+        self,
+        keep: Collection[CompletedCheckpoint],
+        keep_files: Collection[str] | None,
+        attempt: Attempt,
+    ) -> None:
         """Delete what this attempt and those before it left behind and no kept checkpoint needs.
 
-        What a newer attempt wrote is never touched: it may belong to another driver by now.
+        `keep_files` are the shared files that the kept checkpoints need, None if that is not
+        known: then all of them stay. What a newer attempt wrote is never touched: it may belong to
+        another driver by now.
         """
         kept = {(completed.checkpoint_id, completed.attempt) for completed in keep}
         with contextlib.suppress(StorageError):
@@ -56,8 +72,41 @@ class Snapshots:
                 of = checkpoint_of(name)
                 if of is not None and of[1] <= attempt and of not in kept:
                     self.delete(*of)
+        if keep_files is not None:
+            self._sweep_shared(keep_files, attempt)
 
     def delete(self, checkpoint_id: CheckpointId, attempt: Attempt) -> None:
         """What cannot be deleted now is left for the next sweep."""
         with contextlib.suppress(StorageError):
             self._store.delete_directory(checkpoint_directory(checkpoint_id, attempt))
+
+    def delete_files(self, paths: Iterable[str]) -> None:
+        """What cannot be deleted now is left for the next sweep."""
+        for path in sorted(paths):
+            with contextlib.suppress(StorageError):
+                self._store.delete(path)
+
+    def _sweep_shared(self, keep_files: Collection[str], attempt: Attempt) -> None:
+        with contextlib.suppress(StorageError):
+            for each in self._attempts():
+                if each <= attempt:
+                    self._sweep_attempt(each, keep_files)
+
+    def _sweep_attempt(self, attempt: Attempt, keep_files: Collection[str]) -> None:
+        directory = attempt_directory(attempt)
+        paths = {f"{directory}/{name}" for name in self._store.list(directory)}
+        with contextlib.suppress(StorageError):
+            if paths.isdisjoint(keep_files):
+                self._store.delete_directory(directory)
+            else:
+                self.delete_files(paths.difference(keep_files))
+                self._store.delete_unfinished(directory)
+
+    def _shared(self) -> Iterator[str]:
+        for attempt in self._attempts():
+            directory = attempt_directory(attempt)
+            yield from (f"{directory}/{name}" for name in self._store.list(directory))
+
+    def _attempts(self) -> list[Attempt]:
+        """Those that have left shared files."""
+        return [of for name in self._store.list(SHARED_DIRECTORY) if (of := attempt_of(name))]

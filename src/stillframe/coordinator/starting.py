@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stillframe.coordinator.attempt import JobParts, describe_operators
+from stillframe.coordinator.attempt import JobParts, describe_edges, describe_operators
+from stillframe.coordinator.enumerators import enumerated_sources
 from stillframe.coordinator.history import AttemptStarted, CheckpointDamaged
 from stillframe.errors import SnapshotDamaged, StartRefused
 from stillframe.graph.logical import Read, Write
@@ -17,6 +18,7 @@ from stillframe.protocol.restore import (
     RestoreFrom,
     StartingState,
     choose_restore,
+    starting_channels,
     starting_state,
 )
 
@@ -64,8 +66,10 @@ class Starter:
 
     def finish(self) -> None:
         """The job is over: say so in the log, and leave nothing behind that nobody needs."""
-        self._ledger.finish()
+        # First: a driver that dies in between is followed by one that sweeps again, but one that
+        # finds the job finished touches nothing.
         self._ledger.sweep(self._ledger.attempt)
+        self._ledger.finish()
         self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
 
     def mark_damaged(self, checkpoint_id: CheckpointId, reason: str) -> None:
@@ -80,7 +84,9 @@ class Starter:
                 self._ledger.record,
                 wanted,
                 self._damaged,
-                sinks_commit=self._makes_anything_visible(),
+                # At most once: what an older one had not reserved may have been emitted since.
+                sinks_commit=self._makes_anything_visible()
+                or self._parts.config.checkpoint_mode == "at-most-once",
             )
             if isinstance(choice, Refuse):
                 raise StartRefused(choice.reason)
@@ -105,6 +111,9 @@ class Starter:
                 self._ledger.note_committed([uid], manifest.epoch)
 
     def _starting_state(self, manifest: Manifest | None) -> StartingState:
+        if manifest is not None:
+            self._refuse_lost_enumerators(manifest)
+        starting_channels(describe_edges(self._plan), manifest)  # refuses what cannot be placed
         known = {snapshot.uid for snapshot in manifest.snapshots} if manifest else set()
         return starting_state(
             describe_operators(self._plan),
@@ -112,6 +121,16 @@ class Starter:
             manifest,
             self._first_splits(known),
         )
+
+    def _refuse_lost_enumerators(self, manifest: Manifest) -> None:
+        """Without its enumerator a source would end with the splits that were found until then."""
+        lost = sorted(manifest.enumerators.keys() - enumerated_sources(self._plan).keys())
+        if lost:
+            raise StartRefused(
+                f"checkpoint {manifest.checkpoint_id} of job {manifest.job!r} was looking for more"
+                f" splits of source {', '.join(lost)}, which now has none to look for: let it"
+                " follow its path (followInterval) as before, or start under another name"
+            )
 
     def _first_splits(self, known: set[OperatorUid]) -> Mapping[OperatorUid, list[JsonObject]]:
         """The beginning of every source that no checkpoint knows yet."""

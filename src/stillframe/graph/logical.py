@@ -7,12 +7,13 @@ in `spark/`, the tests and the simulator build nodes directly; `graph/plan.py` m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from stillframe.api.aggregates import AggregateCall
+from stillframe.api.functions import TwoInputFunction
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
 from stillframe.errors import BuildError
@@ -60,13 +61,51 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """Call the user's function with the batches of two inputs."""
+
+    make: Callable[[], TwoInputFunction]
+    name: str
+    keys: tuple[str, ...] | None
+    """By which both inputs are parted; None: the second input goes to every subtask whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """Whatever any of the inputs emits. Not a step of its own: its reader has several inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopHead:
+    """Where the records of a cycle come back to, among those that enter it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLoop:
+    """The first input leaves the cycle; the second goes back to its head."""
+
+    head: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Hand the records to a sink."""
 
     sink: Sink
 
 
-Operator = Read | Project | Filter | MapInArrow | Aggregate | Write
+Operator = (
+    Read
+    | Project
+    | Filter
+    | MapInArrow
+    | Aggregate
+    | Connect
+    | Union
+    | LoopHead
+    | CloseLoop
+    | Write
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +160,29 @@ def _place_outside(operator: Operator) -> str:
             return sink.describe()
         case _:
             return ""
+
+
+def moved(node: Node, new: Mapping[int, Node]) -> Node:
+    """The same operator, fed by what stands in `new` for its inputs; itself if that is the same.
+
+    `new` is by the identity of the old nodes.
+    """
+    inputs = tuple(new[id(upstream)] for upstream in node.inputs)
+    operator = node.operator
+    if isinstance(operator, CloseLoop):
+        operator = CloseLoop(new[id(operator.head)])
+    if inputs == node.inputs and operator == node.operator:
+        return node
+    return Node(operator, node.schema, inputs, node.given_uid, node.parallelism)
+
+
+def replaced(last: Node, old: Node, new: Node) -> Node:
+    """The graph that ends in `last`, with `new` in the place of `old`."""
+    made = {id(old): new}
+    for node in walk([last]):
+        if node is not old:
+            made[id(node)] = moved(node, made)
+    return made[id(last)]
 
 
 def walk(sinks: Iterable[Node]) -> list[Node]:

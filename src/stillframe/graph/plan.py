@@ -5,19 +5,35 @@ Theory of operation
 Operators that can hand batches to each other by a plain call are chained into one *task*: a tree
 of operators that starts with a source or an input and fans out to further operators, sinks and
 *edges*. An edge leads to another task, from each of its subtasks to each of the other's, by the
-hash of keys or in turn. Subtask i of every task runs in slot i.
+hash of keys, in turn or all to all, or from each to its namesake. Subtask i of every task runs in
+slot i.
+
+A union is no operator: what reads it has an edge for each of the streams it joins. Neither is the
+end of a cycle: it is an edge that leads back to the cycle's head, the only kind that leads back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Aggregate, MapInArrow, Node, Operator, Read, Write, walk
+from stillframe.graph.logical import (
+    Aggregate,
+    CloseLoop,
+    Connect,
+    LoopHead,
+    MapInArrow,
+    Node,
+    Operator,
+    Read,
+    Union,
+    Write,
+    walk,
+)
 from stillframe.graph.pruning import columns_read
 from stillframe.ids import OperatorUid, SubtaskIndex
 
@@ -28,13 +44,23 @@ class Rebalance:
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """All goes to the subtask of the same number: its channels never leave a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Every subtask gets everything."""
+
+
+@dataclass(frozen=True, slots=True)
 class HashBy:
     """Each record goes to the subtask that owns its key group."""
 
     keys: tuple[str, ...]
 
 
-Partitioning = Rebalance | HashBy
+Partitioning = Forward | Rebalance | Broadcast | HashBy
 
 
 class SubtaskRef(NamedTuple):
@@ -79,6 +105,8 @@ class Edge:
     """All channels from one operator to one task; their ids start at `first_channel`."""
 
     index: int
+    name: str
+    """By the uids at its ends, so that channel state finds its edge again in a changed plan."""
     source_task: int
     target_task: int
     partitioning: Partitioning
@@ -86,17 +114,35 @@ class Edge:
     source_parallelism: int
     target_parallelism: int
     first_channel: int
+    input: int = 0
+    """Which input of the target's first operator it feeds."""
+    is_feedback: bool = False
+    """Whether it closes a cycle."""
+    loops: tuple[int, ...] = ()
+    """The cycles it is a part of, each by the task that is its head."""
     combines: Aggregate | None = None
     """What the target task does with the records: they may be combined for it before they leave."""
 
-    def targets(self) -> list[SubtaskIndex]:
+    def targets_of(self, source: SubtaskIndex) -> list[SubtaskIndex]:
+        if isinstance(self.partitioning, Forward):
+            return [source]
         return [SubtaskIndex(i) for i in range(self.target_parallelism)]
 
-    def sources(self) -> list[SubtaskIndex]:
+    def sources_of(self, target: SubtaskIndex) -> list[SubtaskIndex]:
+        if isinstance(self.partitioning, Forward):
+            return [target]
         return [SubtaskIndex(i) for i in range(self.source_parallelism)]
 
     def channel_id(self, source: SubtaskIndex, target: SubtaskIndex) -> int:
+        if isinstance(self.partitioning, Forward):
+            return self.first_channel + source
         return self.first_channel + source * self.target_parallelism + target
+
+    @property
+    def channels(self) -> int:
+        if isinstance(self.partitioning, Forward):
+            return self.source_parallelism
+        return self.source_parallelism * self.target_parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +175,7 @@ class Plan:
                 lines.append(f"    {describe(planned.operator)}  [{planned.uid}]")
                 lines += [
                     f"      --{_in_words(edge.partitioning)}--> task {edge.target_task}"
+                    + (" (back)" if edge.is_feedback else "")
                     for edge in fanout
                 ]
         return "\n".join(lines)
@@ -140,6 +187,7 @@ def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int
         raise BuildError(f"job {job!r} has no sink: start it from a writeStream")
     nodes = walk(sinks)
     _refuse_ambiguous_uids(nodes)
+    _refuse_open_cycles(nodes)
     return _Planner(job, nodes, slots, max_parallelism).plan()
 
 
@@ -160,26 +208,85 @@ def _refuse_ambiguous_uids(nodes: Sequence[Node]) -> None:
         )
 
 
+def _refuse_open_cycles(nodes: Sequence[Node]) -> None:
+    heads = {id(node): node for node in nodes if isinstance(node.operator, LoopHead)}
+    closed = {id(node.operator.head) for node in nodes if isinstance(node.operator, CloseLoop)}
+    for place, head in heads.items():
+        if place not in closed:
+            raise BuildError(
+                f"nothing is sent back to the head of the cycle {head.uid!r}: close the cycle and"
+                " write what leaves it there, or leave the cycle out"
+            )
+    if not closed <= heads.keys():
+        raise BuildError(
+            "a cycle is closed whose head does not feed what is sent back: make both streams that"
+            " close it from the one that opens it"
+        )
+
+
+def _refuse_wrong_cycles(tasks: Sequence[Task], edges: Sequence[Edge]) -> None:
+    for edge in edges:
+        source = tasks[edge.source_task].name
+        if edge.is_feedback and not edge.loops:
+            raise BuildError(
+                f"{source} is sent back in a cycle that it does not come from: send back only what"
+                " was in the cycle, and union the rest with what enters it"
+            )
+        if len(edge.loops) > 1:
+            heads = " and ".join(tasks[loop].operators[0].uid for loop in edge.loops)
+            raise BuildError(
+                f"{source} is in two cycles ({heads}), but a cycle cannot stand within another:"
+                " close the one before the other begins, or make one of both"
+            )
+
+
 def _is_stateful(node: Node) -> bool:
-    return isinstance(node.operator, Read | Aggregate | Write)
+    return isinstance(node.operator, Read | Aggregate | Connect | LoopHead | Write)
+
+
+_IN_PASSING = (Union, CloseLoop)
+"""What is an edge, or several, rather than an operator."""
+
+
+def _feeding(node: Node) -> list[tuple[int, Node]]:
+    """The operators whose records a node gets, each with the input it gets them on."""
+    return [
+        (place, source)
+        for place, upstream in enumerate(node.inputs)
+        for source in _sources_behind(upstream)
+    ]
+
+
+def _sources_behind(node: Node) -> list[Node]:
+    match node.operator:
+        case Union():
+            return [source for upstream in node.inputs for source in _sources_behind(upstream)]
+        case CloseLoop():
+            return _sources_behind(node.inputs[0])
+        case _:
+            return [node]
 
 
 class _Planner:
     def __init__(self, job: str, nodes: Sequence[Node], slots: int, max_parallelism: int) -> None:
         self._job = job
-        self._nodes = nodes
+        self._all_nodes = nodes
+        self._nodes = [node for node in nodes if not isinstance(node.operator, _IN_PASSING)]
         self._slots = slots
         self._max_parallelism = max_parallelism
         self._parallelism: dict[int, int] = {}
         for node in nodes:
             self._parallelism[id(node)] = self._parallelism_of(node)
-        self._heads = [node for node in nodes if not self._is_chained(node)]
+        self._heads = [node for node in self._nodes if not self._is_chained(node)]
         self._task_of = self._assign_tasks()
         self._edges: list[Edge] = []
+        self._edges_from: dict[int, list[int]] = {}
 
     def plan(self) -> Plan:
         self._connect()
+        self._edges = _with_loops(self._edges)
         tasks = tuple(self._task(index, head) for index, head in enumerate(self._heads))
+        _refuse_wrong_cycles(tasks, self._edges)
         return Plan(self._job, tasks, tuple(self._edges), self._max_parallelism)
 
     def _parallelism_of(self, node: Node) -> int:
@@ -188,8 +295,10 @@ class _Planner:
             wanted = node.parallelism
         elif isinstance(node.operator, Aggregate) and not node.operator.keys:
             wanted = 1
-        elif isinstance(node.operator, Read | Aggregate):
+        elif isinstance(node.operator, Read | Aggregate) or _is_keyed(node.operator):
             wanted = self._slots
+        elif isinstance(node.operator, Connect | CloseLoop):
+            wanted = self._parallelism[id(node.inputs[0])]
         else:
             wanted = max(self._parallelism[id(upstream)] for upstream in node.inputs)
         if isinstance(node.operator, Aggregate) and not node.operator.keys and wanted > 1:
@@ -197,7 +306,7 @@ class _Planner:
                 f"{describe(node.operator)} has parallelism {wanted}, but an aggregate without keys"
                 " is one value and runs once: leave its parallelism out, or group by something"
             )
-        if wanted > self._max_parallelism and isinstance(node.operator, Aggregate):
+        if wanted > self._max_parallelism and _is_keyed(node.operator):
             raise BuildError(
                 f"{describe(node.operator)} has parallelism {wanted}, but the job has only"
                 f" {self._max_parallelism} key groups: lower it or raise maxParallelism"
@@ -205,36 +314,64 @@ class _Planner:
         return wanted
 
     def _is_chained(self, node: Node) -> bool:
+        """Not by whether the numbers happen to agree: edges must not come and go with the slots,
+        or records under way on one could not be restored."""
         return (
-            len(node.inputs) == 1
-            and not isinstance(node.operator, Aggregate)
-            and self._parallelism[id(node)] == self._parallelism[id(node.inputs[0])]
+            len(_feeding(node)) == 1
+            and node.parallelism is None
+            and not isinstance(node.operator, Aggregate | Connect | LoopHead)
         )
 
     def _assign_tasks(self) -> dict[int, int]:
         task_of: dict[int, int] = {id(head): index for index, head in enumerate(self._heads)}
         for node in self._nodes:
             if id(node) not in task_of:
-                task_of[id(node)] = task_of[id(node.inputs[0])]
+                task_of[id(node)] = task_of[id(_feeding(node)[0][1])]
         return task_of
 
     def _connect(self) -> None:
-        first_channel = 0
         for target in self._heads:
-            for source in target.inputs:
-                edge = Edge(
-                    index=len(self._edges),
-                    source_task=self._task_of[id(source)],
-                    target_task=self._task_of[id(target)],
-                    partitioning=_partitioning(target),
-                    schema=source.schema,
-                    source_parallelism=self._parallelism[id(source)],
-                    target_parallelism=self._parallelism[id(target)],
-                    first_channel=first_channel,
-                    combines=target.operator if isinstance(target.operator, Aggregate) else None,
-                )
-                first_channel += edge.source_parallelism * edge.target_parallelism
-                self._edges.append(edge)
+            for place, source in _feeding(target):
+                self._add_edge(source, target, place, is_feedback=False)
+        for node in self._all_nodes:
+            if isinstance(node.operator, CloseLoop):
+                for source in _sources_behind(node.inputs[1]):
+                    self._add_edge(source, node.operator.head, 0, is_feedback=True)
+
+    def _add_edge(self, source: Node, target: Node, place: int, is_feedback: bool) -> None:
+        last = self._edges[-1] if self._edges else None
+        edge = Edge(
+            index=len(self._edges),
+            name=self._edge_name(source, target, place),
+            source_task=self._task_of[id(source)],
+            target_task=self._task_of[id(target)],
+            partitioning=self._partitioning(source, target, place),
+            schema=source.schema,
+            source_parallelism=self._parallelism[id(source)],
+            target_parallelism=self._parallelism[id(target)],
+            first_channel=last.first_channel + last.channels if last else 0,
+            input=place,
+            is_feedback=is_feedback,
+            combines=target.operator if isinstance(target.operator, Aggregate) else None,
+        )
+        self._edges.append(edge)
+        self._edges_from.setdefault(id(source), []).append(edge.index)
+
+    def _edge_name(self, source: Node, target: Node, place: int) -> str:
+        name = f"{source.uid}>{target.uid}" + (f"/{place}" if place else "")
+        again = sum(edge.name.split("#")[0] == name for edge in self._edges)
+        return f"{name}#{again}" if again else name  # a stream in a union with itself
+
+    def _partitioning(self, source: Node, target: Node, place: int) -> Partitioning:
+        match target.operator:
+            case Aggregate(keys):
+                return HashBy(keys)
+            case Connect(keys=keys) if keys is not None:
+                return HashBy(keys)
+            case Connect() if place == 1:
+                return Broadcast()
+        same = self._parallelism[id(source)] == self._parallelism[id(target)]
+        return Forward() if same else Rebalance()
 
     def _task(self, index: int, head: Node) -> Task:
         members = [node for node in self._nodes if self._task_of[id(node)] == index]
@@ -249,9 +386,9 @@ class _Planner:
                 chained=tuple(
                     position[id(reader)]
                     for reader in members
-                    if reader is not head and reader.inputs[0] is node
+                    if reader is not head and _feeding(reader)[0][1] is node
                 ),
-                edges=tuple(self._edges_from(node)),
+                edges=tuple(self._edges_from.get(id(node), ())),
             )
             for node in members
         )
@@ -261,28 +398,52 @@ class _Planner:
 
     def _operator(self, node: Node) -> Operator:
         if isinstance(node.operator, Read):
-            return Read(node.operator.source, columns_read(node, self._nodes))
+            return Read(node.operator.source, columns_read(node, self._all_nodes))
         return node.operator
 
-    def _edges_from(self, node: Node) -> Iterator[int]:
-        edges = iter(self._edges)
-        for target in self._heads:
-            for source in target.inputs:
-                edge = next(edges)
-                if source is node:
-                    yield edge.index
+
+def _with_loops(edges: Sequence[Edge]) -> list[Edge]:
+    """An edge belongs to a cycle if it can be reached from its head and the head from it."""
+    heads = sorted({edge.target_task for edge in edges if edge.is_feedback})
+    ahead = {head: _reachable(head, edges) for head in heads}
+    return [
+        replace(
+            edge,
+            loops=tuple(
+                head
+                for head in heads
+                if edge.source_task in ahead[head] and head in _reachable(edge.target_task, edges)
+            ),
+        )
+        for edge in edges
+    ]
 
 
-def _partitioning(target: Node) -> Partitioning:
-    if isinstance(target.operator, Aggregate):
-        return HashBy(target.operator.keys)
-    return Rebalance()
+def _reachable(task: int, edges: Sequence[Edge]) -> set[int]:
+    found = {task}
+    waiting = [task]
+    while waiting:
+        here = waiting.pop()
+        ahead = {edge.target_task for edge in edges if edge.source_task == here} - found
+        found |= ahead
+        waiting += ahead
+    return found
+
+
+def _is_keyed(operator: Operator) -> bool:
+    return isinstance(operator, Aggregate) or (
+        isinstance(operator, Connect) and operator.keys is not None
+    )
 
 
 def _in_words(partitioning: Partitioning) -> str:
     match partitioning:
+        case Forward():
+            return "forward"
         case Rebalance():
             return "rebalance"
+        case Broadcast():
+            return "broadcast"
         case HashBy(keys):
             return f"hash({', '.join(keys)})"
 
@@ -296,6 +457,10 @@ def describe(operator: Operator) -> str:
             return f"write {sink.describe()}"
         case MapInArrow(name=name):
             return f"map {name}"
+        case Connect(name=name, keys=keys):
+            return f"connect {name}" + (f" by {', '.join(keys)}" if keys else "")
+        case LoopHead():
+            return "head of a cycle"
         case Aggregate(keys, calls):
             made = ", ".join(f"{call.function}({call.input or '*'})" for call in calls)
             return f"aggregate {made} by {', '.join(keys)}" if keys else f"aggregate {made}"

@@ -8,12 +8,19 @@ record before the barrier must be inside the snapshot and no record after it may
 be. So a channel that has delivered its barrier is held until all the others
 have delivered theirs; then the task snapshots and every channel is released.
 
+A barrier may overtake: then nothing is held. The task takes its snapshot at the
+first one, and what the other channels deliver before theirs is recorded as part
+of the checkpoint (see `recording`). An alignment that takes too long is turned
+into that. Channels that close a cycle are never waited for: their barrier comes
+only after the task has sent it, so they are always recorded.
+
 Rules of this file
 ------------------
 1. No threads, no clock, no I/O. The task tells the aligner what arrived and
    carries out the instructions it answers, in order.
 2. Checkpoints close in ascending order and never reopen. What arrives for a
-   closed checkpoint is ignored, because it can only be late.
+   closed checkpoint is ignored, because it can only be late, unless its channel
+   is recorded for it.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stillframe.ids import NO_CHECKPOINT, ChannelIndex, CheckpointId
+from stillframe.protocol.recording import Abandon, Recordings, StopRecording
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,53 +48,66 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Snapshot the operators, then send the barrier downstream."""
+    """Snapshot the operators, send the barrier downstream, record what these channels deliver."""
 
     checkpoint_id: CheckpointId
+    recorded: frozenset[ChannelIndex] = frozenset()
+    overtakes: bool = False
+    """Whether the barrier goes out ahead of the records that wait to be sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """Tell the coordinator that this checkpoint will not complete here."""
-
-    checkpoint_id: CheckpointId
-
-
-Instruction = Hold | Release | TakeSnapshot | Abandon
+Instruction = Hold | Release | TakeSnapshot | StopRecording | Abandon
 
 
 class BarrierAligner:
     """The alignment of one task: which channels are held, and for which checkpoint."""
 
-    def __init__(self, channels: Iterable[ChannelIndex]) -> None:
-        self._open_channels = set(channels)
+    def __init__(
+        self, channels: Iterable[ChannelIndex], feedback: Iterable[ChannelIndex] = ()
+    ) -> None:
+        self._feedback = frozenset(feedback)
+        self._open_channels = set(channels) - self._feedback
         self._held_channels: set[ChannelIndex] = set()
         self._aligning: CheckpointId | None = None
+        self._recordings = Recordings()
         self._last_closed = NO_CHECKPOINT
         self._cancelled: set[CheckpointId] = set()
         assert self._open_channels, "a task without inputs does not align"
 
-    def on_barrier(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> list[Instruction]:
-        """A channel delivered its barrier."""
-        assert channel in self._open_channels
-        assert channel not in self._held_channels, "a held channel was read"
-        if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
-            return []
+    def is_recorded(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> bool:
+        """Whether the snapshot is taken and this channel's barrier is awaited."""
+        return self._recordings.is_awaited(channel, checkpoint_id)
 
-        instructions: list[Instruction] = []
+    def on_barrier(
+        self, channel: ChannelIndex, checkpoint_id: CheckpointId, overtakes: bool = False
+    ) -> list[Instruction]:
+        """A channel delivered its barrier, in its place or ahead of it."""
+        assert overtakes or channel not in self._held_channels, "a held channel was read"
+        instructions: list[Instruction] = [*self._recordings.on_barrier(channel, checkpoint_id)]
+        if channel in self._feedback:
+            return instructions
+        assert channel in self._open_channels
+        if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
+            return instructions
         if self._aligning is not None and self._aligning < checkpoint_id:
             instructions += self._abandon(self._aligning)
         self._aligning = checkpoint_id
         self._held_channels.add(channel)
+        if overtakes:
+            return instructions + self._snapshot(overtakes=True)
         instructions.append(Hold(channel))
         return instructions + self._snapshot_if_aligned()
+
+    def on_patience_over(self, checkpoint_id: CheckpointId) -> list[Instruction]:
+        """Its barriers have been waited for long enough: it overtakes from here on."""
+        return self._snapshot(overtakes=True) if checkpoint_id == self._aligning else []
 
     def on_end_of_input(self, channel: ChannelIndex) -> list[Instruction]:
         """A channel ended; it will deliver no more barriers."""
         assert channel in self._open_channels
         assert channel not in self._held_channels, "a held channel was read"
         self._open_channels.remove(channel)
-        return self._snapshot_if_aligned()
+        return [*self._recordings.on_end_of_input(channel), *self._snapshot_if_aligned()]
 
     def on_cancel(self, checkpoint_id: CheckpointId) -> list[Instruction]:
         """The coordinator gave this checkpoint up, perhaps before its barrier came."""
@@ -94,13 +115,19 @@ class BarrierAligner:
             return self._abandon(checkpoint_id)
         if checkpoint_id > self._last_closed:
             self._cancelled.add(checkpoint_id)
-        return []
+        return [*self._recordings.cancel(checkpoint_id)]
 
     def _snapshot_if_aligned(self) -> list[Instruction]:
         if self._aligning is None or self._held_channels != self._open_channels:
             return []
+        return self._snapshot(overtakes=False)
+
+    def _snapshot(self, overtakes: bool) -> list[Instruction]:
+        assert self._aligning is not None
         checkpoint_id = self._aligning
-        return [TakeSnapshot(checkpoint_id), *self._close(checkpoint_id)]
+        recorded = frozenset(self._feedback | (self._open_channels - self._held_channels))
+        self._recordings.begin(checkpoint_id, recorded)
+        return [TakeSnapshot(checkpoint_id, recorded, overtakes), *self._close(checkpoint_id)]
 
     def _abandon(self, checkpoint_id: CheckpointId) -> list[Instruction]:
         return [Abandon(checkpoint_id), *self._close(checkpoint_id)]

@@ -2,12 +2,15 @@
 
 Theory of operation
 -------------------
-A checkpoint is *pending* from its trigger until every subtask has acknowledged it, then *storing*
-while its metadata and its entry in the job log are written, then complete. Completion is announced
-to every slot; slots with sinks then commit and report it. Anything that goes wrong before the log
-entry exists aborts the checkpoint: its files are deleted and every slot is told. When all records
-of a bounded job have been processed, one last checkpoint is taken at once, and when its commits
-have been reported the job is done.
+A checkpoint is *pending* from its trigger until every subtask has acknowledged it and its metadata
+and its entry in the job log have been written; then it is complete. Completion is announced to
+every slot; slots with sinks then commit and report it. Anything that goes wrong before the log
+entry exists aborts the checkpoint: its files are deleted and every slot is told. Too many failures
+in a row break the attempt. When all records of a bounded job have been processed, one last
+checkpoint is taken at once, and when its commits have been reported the job is done.
+
+Several checkpoints may be in flight. One that completes subsumes the older ones that are still
+pending: it holds all they would have held, so they are aborted, which is no failure.
 
 Rules of this file
 ------------------
@@ -15,13 +18,19 @@ Rules of this file
    the instructions it gets, in order.
 2. A checkpoint id is used once. What arrives for a checkpoint that is not pending is late, or a
    duplicate, and changes nothing.
-3. The next checkpoint starts only when the one before is committed everywhere, so that slow
-   commits slow checkpoints down instead of piling up. A slot that does not commit in time breaks
+3. A checkpoint is in flight from its trigger until it is committed everywhere, and at most
+   `max_concurrent` are, so that slow commits slow checkpoints down instead of piling up. A pause
+   between checkpoints means that they do not overlap. A slot that does not commit in time breaks
    the attempt; the coordinator's own commits run a user's function and may take as long as it does.
+4. Checkpoints complete in ascending order. One is stored at a time, and only when the coordinator
+   has committed the one before: what a checkpoint's metadata leaves to be committed after a crash
+   is its own epoch, never two.
+5. There is one last checkpoint at a time, and nothing is triggered after it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,6 +55,13 @@ class CheckpointSettings:
     min_pause_seconds: float = 0.0
     enabled: bool = True
     """False: there is nowhere to keep checkpoints, so none is ever taken."""
+    max_concurrent: int = 1
+    tolerable_failures: float = math.inf
+    """How many checkpoints in a row may fail before the attempt is broken."""
+
+    @property
+    def in_flight_max(self) -> int:
+        return 1 if self.min_pause_seconds > 0 else self.max_concurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class BreakAttempt:
-    """Something hangs that only a new attempt can mend."""
+    """Something is wrong that only a new attempt can mend."""
 
     reason: str
 
@@ -125,9 +141,16 @@ class _Pending(Generic[Subtask, Snapshot]):
     waiting_for: set[Subtask]
     acknowledged: dict[Subtask, Snapshot] = field(default_factory=dict)
 
-    @property
-    def is_storing(self) -> bool:
-        return not self.waiting_for
+
+@dataclass(slots=True)
+class _Uncommitted(Generic[Subtask]):
+    """A complete checkpoint that is not visible everywhere."""
+
+    checkpoint_id: CheckpointId
+    is_final: bool
+    deadline_seconds: float
+    waiting_for: set[Subtask]
+    waits_for_coordinator: bool
 
 
 class Checkpoints(Generic[Subtask, Snapshot]):
@@ -144,18 +167,20 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._subtasks = frozenset(subtasks)
         self._committing = frozenset(committing)
         self._next_id = first_id
-        self._pending: _Pending[Subtask, Snapshot] | None = None
+        # Both in the order of their ids: checkpoints begin, and complete, in ascending order.
+        self._pending: dict[CheckpointId, _Pending[Subtask, Snapshot]] = {}
+        self._uncommitted: dict[CheckpointId, _Uncommitted[Subtask]] = {}
+        self._storing: CheckpointId | None = None
         self._requested = False
         self._is_running = False
         self._due_at_seconds: float | None = None
         self._pause_over_at_seconds = 0.0
         self._undrained = set(self._subtasks)
-        self._uncommitted_checkpoint: CheckpointId | None = None
-        self._uncommitted: set[Subtask] = set()
-        self._commit_deadline_seconds = 0.0
-        self._coordinator_commits_outstanding = False
-        self._final_complete: CheckpointId | None = None
+        self._has_last_completed = False
+        self._failures_in_a_row = 0
+        self._last_failure: Abort | None = None
         assert self._subtasks, "a job has at least one subtask"
+        assert settings.max_concurrent >= 1
 
     @property
     def next_id(self) -> CheckpointId:
@@ -163,19 +188,24 @@ class Checkpoints(Generic[Subtask, Snapshot]):
 
     @property
     def in_progress(self) -> int:
-        return 0 if self._pending is None else 1
+        """How many are pending."""
+        return len(self._pending)
 
     def wake_at_seconds(self) -> float | None:
         """When `on_time` has something to do at the latest."""
-        if self._pending is not None:
-            if self._pending.is_storing:
-                return None
-            return self._pending.triggered_at_seconds + self._settings.timeout_seconds
-        if self._uncommitted_checkpoint is not None:
-            return self._commit_deadline_seconds if self._uncommitted else None
-        if self._final_complete is not None or self._due_at_seconds is None:
-            return None
-        return max(self._due_at_seconds, self._pause_over_at_seconds)
+        moments = [
+            pending.triggered_at_seconds + self._settings.timeout_seconds
+            for pending in self._pending.values()
+            if pending.waiting_for
+        ]
+        moments += [
+            completed.deadline_seconds
+            for completed in self._uncommitted.values()
+            if completed.waiting_for
+        ]
+        if self._due_at_seconds is not None and self._may_trigger():
+            moments.append(max(self._due_at_seconds, self._pause_over_at_seconds))
+        return min(moments, default=None)
 
     def on_running(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         """Every subtask has its state and can be asked for a snapshot from now on."""
@@ -186,104 +216,108 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             self._due_at_seconds = now_seconds
         elif interval is not None:
             self._due_at_seconds = now_seconds + interval
-        return self._trigger_if_due(now_seconds)
+        return self._go_on(now_seconds)
 
     def on_time(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         """Time has passed."""
-        pending = self._pending
-        if pending is not None:
-            waited = now_seconds - pending.triggered_at_seconds
-            if pending.is_storing or waited < self._settings.timeout_seconds:
-                return []
-            missing = len(pending.waiting_for)
-            return self._abort(
-                f"it took longer than {self._settings.timeout_seconds:g} s and {missing} of"
-                f" {len(self._subtasks)} subtasks had not acknowledged it",
+        for completed in self._uncommitted.values():
+            if completed.waiting_for and now_seconds >= completed.deadline_seconds:
+                return [self._commit_overdue(completed)]
+        expired = [
+            pending
+            for pending in self._pending.values()
+            if pending.waiting_for
+            and now_seconds - pending.triggered_at_seconds >= self._settings.timeout_seconds
+        ]
+        aborted = [
+            self._fail(
+                pending,
+                f"it took longer than {self._settings.timeout_seconds:g} s and"
+                f" {len(pending.waiting_for)} of {len(self._subtasks)} subtasks had not"
+                " acknowledged it",
                 now_seconds,
             )
-        if self._uncommitted and now_seconds >= self._commit_deadline_seconds:
-            return [
-                BreakAttempt(
-                    f"{len(self._uncommitted)} of {len(self._committing)} subtasks with sinks have"
-                    f" not committed checkpoint {self._uncommitted_checkpoint} within"
-                    f" {self._settings.timeout_seconds:g} s"
-                )
-            ]
-        return self._trigger_if_due(now_seconds)
+            for pending in expired
+        ]
+        return [*aborted, *self._go_on(now_seconds)]
 
     def request(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
-        """A person asks for a checkpoint: as soon as none is pending."""
+        """A person asks for a checkpoint: as soon as there is room for one more in flight."""
         self._requested = True
-        return self._trigger_if_due(now_seconds)
+        return self._go_on(now_seconds)
 
     def on_acknowledged(
         self, checkpoint_id: CheckpointId, subtask: Subtask, snapshot: Snapshot
     ) -> tuple[Acknowledged, list[Instruction[Subtask, Snapshot]]]:
         """A subtask's part of the checkpoint is durable."""
-        pending = self._pending
-        if pending is None or pending.checkpoint_id != checkpoint_id:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None:
             return Acknowledged.TOO_LATE, []
         if subtask not in pending.waiting_for:
             return Acknowledged.DUPLICATE, []
         pending.waiting_for.remove(subtask)
         pending.acknowledged[subtask] = snapshot
-        if pending.waiting_for:
-            return Acknowledged.COUNTED, []
-        return Acknowledged.COUNTED, [
-            StoreCheckpoint(checkpoint_id, pending.triggered_at_seconds, pending.acknowledged)
-        ]
+        return Acknowledged.COUNTED, self._store_next()
 
     def on_declined(
         self, checkpoint_id: CheckpointId, reason: str, now_seconds: float
     ) -> list[Instruction[Subtask, Snapshot]]:
         """A subtask could not do its part."""
-        pending = self._pending
-        if pending is None or pending.checkpoint_id != checkpoint_id or pending.is_storing:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or not pending.waiting_for:
             return []
-        return self._abort(reason, now_seconds)
+        return [self._fail(pending, reason, now_seconds), *self._go_on(now_seconds)]
 
     def on_stored(
         self, checkpoint_id: CheckpointId, coordinator_commits: bool, now_seconds: float
     ) -> list[Instruction[Subtask, Snapshot]]:
         """The log entry exists: the checkpoint is complete and nothing can undo it."""
-        pending = self._pending
-        assert pending is not None
-        assert pending.checkpoint_id == checkpoint_id
-        assert pending.is_storing
-        self._close(now_seconds)
-        self._uncommitted_checkpoint = checkpoint_id
-        self._uncommitted = set(self._committing)
-        self._commit_deadline_seconds = now_seconds + self._settings.timeout_seconds
-        self._coordinator_commits_outstanding = coordinator_commits
-        if pending.is_final:
-            self._final_complete = checkpoint_id
+        stored = self._take_storing(checkpoint_id)
+        subsumed = [
+            older for older in self._pending.values() if older.checkpoint_id < checkpoint_id
+        ]
+        for closed in (*subsumed, stored):
+            self._close(closed, now_seconds)
+        self._failures_in_a_row = 0
+        self._has_last_completed = stored.is_final
+        self._uncommitted[checkpoint_id] = _Uncommitted(
+            checkpoint_id,
+            stored.is_final,
+            now_seconds + self._settings.timeout_seconds,
+            set(self._committing),
+            coordinator_commits,
+        )
+        reason = f"checkpoint {checkpoint_id} completed first"
         return [
             AnnounceComplete(checkpoint_id),
-            *self._settle_if_committed(),
-            *self._trigger_if_due(now_seconds),
+            *(Abort(older.checkpoint_id, reason) for older in subsumed),
+            *self._go_on(now_seconds),
         ]
 
     def on_store_failed(
         self, checkpoint_id: CheckpointId, reason: str, now_seconds: float
     ) -> list[Instruction[Subtask, Snapshot]]:
         """The metadata could not be written, and no log entry was."""
-        assert self._pending is not None
-        assert self._pending.checkpoint_id == checkpoint_id
-        return self._abort(reason, now_seconds)
+        failed = self._take_storing(checkpoint_id)
+        return [self._fail(failed, reason, now_seconds), *self._go_on(now_seconds)]
 
     def on_committed(
         self, checkpoint_id: CheckpointId, subtask: Subtask, now_seconds: float
     ) -> list[Instruction[Subtask, Snapshot]]:
         """A sink subtask has made everything up to this checkpoint visible."""
-        if self._uncommitted_checkpoint is None or checkpoint_id < self._uncommitted_checkpoint:
-            return []
-        self._uncommitted.discard(subtask)
-        return [*self._settle_if_committed(), *self._trigger_if_due(now_seconds)]
+        for completed in self._uncommitted.values():
+            if completed.checkpoint_id <= checkpoint_id:
+                completed.waiting_for.discard(subtask)
+        return self._go_on(now_seconds)
 
-    def on_coordinator_committed(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
-        """The sinks that commit at the coordinator have done so for the last checkpoint."""
-        self._coordinator_commits_outstanding = False
-        return [*self._settle_if_committed(), *self._trigger_if_due(now_seconds)]
+    def on_coordinator_committed(
+        self, checkpoint_id: CheckpointId, now_seconds: float
+    ) -> list[Instruction[Subtask, Snapshot]]:
+        """The sinks that commit at the coordinator have done so for this checkpoint."""
+        completed = self._uncommitted.get(checkpoint_id)
+        if completed is not None:
+            completed.waits_for_coordinator = False
+        return self._go_on(now_seconds)
 
     def on_drained(
         self, subtask: Subtask, now_seconds: float
@@ -297,32 +331,74 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         if not self._settings.enabled:
             return [Finish()]
         self._due_at_seconds = self._pause_over_at_seconds = now_seconds
-        return self._trigger_if_due(now_seconds)
+        return self._go_on(now_seconds)
+
+    def _go_on(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
+        """What has become possible, now that something has changed."""
+        failure = self._last_failure
+        if failure is not None and self._failures_in_a_row > self._settings.tolerable_failures:
+            return [
+                BreakAttempt(
+                    f"checkpoint {failure.checkpoint_id} failed: {failure.reason}; this is failure"
+                    f" {self._failures_in_a_row} in a row, and tolerableFailedCheckpoints is"
+                    f" {self._settings.tolerable_failures:g}"
+                )
+            ]
+        # Storing comes last: a caller may do it on the spot, and what follows is decided after it.
+        return [*self._settle(), *self._trigger_if_due(now_seconds), *self._store_next()]
+
+    def _settle(self) -> list[Instruction[Subtask, Snapshot]]:
+        instructions: list[Instruction[Subtask, Snapshot]] = []
+        for completed in list(self._uncommitted.values()):
+            if completed.waiting_for or completed.waits_for_coordinator:
+                break
+            del self._uncommitted[completed.checkpoint_id]
+            instructions.append(NoteCommitted(completed.checkpoint_id))
+            if completed.is_final:
+                instructions.append(Finish())
+        return instructions
+
+    def _store_next(self) -> list[Instruction[Subtask, Snapshot]]:
+        """The oldest that everybody has acknowledged, if nothing stands in its way."""
+        is_committing = any(each.waits_for_coordinator for each in self._uncommitted.values())
+        if self._storing is not None or is_committing:
+            return []
+        for pending in self._pending.values():
+            if not pending.waiting_for:
+                self._storing = pending.checkpoint_id
+                return [
+                    StoreCheckpoint(
+                        pending.checkpoint_id, pending.triggered_at_seconds, pending.acknowledged
+                    )
+                ]
+        return []
 
     def _trigger_if_due(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
-        if (
-            not self._settings.enabled
-            or not self._is_running
-            or self._pending is not None
-            or self._uncommitted_checkpoint is not None
-            or self._final_complete is not None
-        ):
-            return []
         is_due = (
             self._due_at_seconds is not None
             and now_seconds >= self._due_at_seconds
             and now_seconds >= self._pause_over_at_seconds
         )
-        if not (is_due or self._requested):
+        if not (is_due or self._requested) or not self._may_trigger():
             return []
         self._requested = False
         checkpoint_id = self._next_id
         self._next_id = CheckpointId(checkpoint_id + 1)
-        self._pending = _Pending(
+        self._pending[checkpoint_id] = _Pending(
             checkpoint_id, now_seconds, not self._undrained, set(self._subtasks)
         )
         self._due_at_seconds = self._next_due_at_seconds(now_seconds)
         return [Trigger(checkpoint_id)]
+
+    def _may_trigger(self) -> bool:
+        in_flight = len(self._pending) + len(self._uncommitted)
+        return (
+            self._settings.enabled
+            and self._is_running
+            and in_flight < self._settings.in_flight_max
+            and not self._has_last_completed
+            and not any(pending.is_final for pending in self._pending.values())
+        )
 
     def _next_due_at_seconds(self, now_seconds: float) -> float | None:
         interval = self._settings.interval_seconds
@@ -330,25 +406,27 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             return None if interval is None else now_seconds + interval
         return now_seconds + min(FINAL_RETRY_SECONDS, interval or FINAL_RETRY_SECONDS)
 
-    def _abort(self, reason: str, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
-        assert self._pending is not None
-        aborted = self._pending.checkpoint_id
-        self._close(now_seconds)
-        return [Abort(aborted, reason), *self._trigger_if_due(now_seconds)]
+    def _take_storing(self, checkpoint_id: CheckpointId) -> _Pending[Subtask, Snapshot]:
+        assert self._storing == checkpoint_id, f"checkpoint {checkpoint_id} is not being stored"
+        self._storing = None
+        return self._pending[checkpoint_id]
 
-    def _close(self, now_seconds: float) -> None:
-        was_final = self._pending is not None and self._pending.is_final
-        self._pending = None
-        self._pause_over_at_seconds = now_seconds + self._settings.min_pause_seconds
-        if not self._undrained and not was_final:
-            # The records ended while another checkpoint was under way: the last follows at once.
-            self._due_at_seconds = self._pause_over_at_seconds = now_seconds
+    def _fail(self, pending: _Pending[Subtask, Snapshot], reason: str, now_seconds: float) -> Abort:
+        """Unlike being subsumed, this counts."""
+        self._close(pending, now_seconds)
+        self._failures_in_a_row += 1
+        self._last_failure = Abort(pending.checkpoint_id, reason)
+        return self._last_failure
 
-    def _settle_if_committed(self) -> list[Instruction[Subtask, Snapshot]]:
-        committed = self._uncommitted_checkpoint
-        if committed is None or self._uncommitted or self._coordinator_commits_outstanding:
-            return []
-        self._uncommitted_checkpoint = None
-        if committed != self._final_complete:
-            return [NoteCommitted(committed)]
-        return [NoteCommitted(committed), Finish()]
+    def _close(self, pending: _Pending[Subtask, Snapshot], now_seconds: float) -> None:
+        del self._pending[pending.checkpoint_id]
+        if self._undrained or pending.is_final:
+            # Where the records ended meanwhile, the last checkpoint follows without a pause.
+            self._pause_over_at_seconds = now_seconds + self._settings.min_pause_seconds
+
+    def _commit_overdue(self, completed: _Uncommitted[Subtask]) -> BreakAttempt:
+        return BreakAttempt(
+            f"{len(completed.waiting_for)} of {len(self._committing)} subtasks with sinks have not"
+            f" committed checkpoint {completed.checkpoint_id} within"
+            f" {self._settings.timeout_seconds:g} s"
+        )

@@ -15,14 +15,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast, get_args
 
 from stillframe.errors import DataError, SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject, JsonValue
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 SnapshotKind = Literal["checkpoint", "savepoint"]
 
@@ -78,6 +78,57 @@ class KeyedState:
         )
 
 
+ChannelSide = Literal["input", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """Records that were under way in one channel when its barrier overtook them.
+
+    A channel's input part was in front of its output part. The bytes from `offset_bytes` on are an
+    Arrow stream of their own; several channels of one subtask share a file.
+    """
+
+    edge: str
+    """The name of the edge: it does not change while the operators at its ends keep their uids."""
+    source: SubtaskIndex
+    target: SubtaskIndex
+    side: ChannelSide
+    file: FileHandle
+    offset_bytes: int
+    length_bytes: int
+    rows: int
+
+    def to_json(self) -> JsonObject:
+        return {
+            "edge": self.edge,
+            "source": self.source,
+            "target": self.target,
+            "side": self.side,
+            "file": self.file.to_json(),
+            "offset_bytes": self.offset_bytes,
+            "length_bytes": self.length_bytes,
+            "rows": self.rows,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> ChannelState:
+        fields = JsonFields(value)
+        side = fields.text("side")
+        if side not in get_args(ChannelSide):
+            raise ValueError(f"side {side!r}")
+        return cls(
+            edge=fields.text("edge"),
+            source=SubtaskIndex(fields.integer("source")),
+            target=SubtaskIndex(fields.integer("target")),
+            side=cast(ChannelSide, side),
+            file=FileHandle.from_json(fields.object("file")),
+            offset_bytes=fields.integer("offset_bytes"),
+            length_bytes=fields.integer("length_bytes"),
+            rows=fields.integer("rows"),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class PendingCommit:
     """Something a sink prepared for this checkpoint and must still make visible."""
@@ -106,12 +157,15 @@ class OperatorSnapshot:
     commits: tuple[PendingCommit, ...] = ()
     finished: bool = False
     """Whether the subtask has seen the end of its data; a restore does not run it again."""
+    broadcast: tuple[KeyedState, ...] = ()
+    """What every subtask has a whole copy of; its key groups mean nothing."""
 
     def to_json(self) -> JsonObject:
         return {
             "uid": self.uid,
             "subtask": self.subtask,
             "keyed": [state.to_json() for state in self.keyed],
+            "broadcast": [state.to_json() for state in self.broadcast],
             "items": list(self.items),
             "commits": [commit.to_json() for commit in self.commits],
             "finished": self.finished,
@@ -127,6 +181,7 @@ class OperatorSnapshot:
             items=fields.objects("items"),
             commits=fields.parts("commits", PendingCommit.from_json),
             finished=fields.flag("finished"),
+            broadcast=fields.parts_if_any("broadcast", KeyedState.from_json),
         )
 
 
@@ -216,6 +271,10 @@ class Manifest:
     operators: tuple[OperatorDescription, ...]
     snapshots: tuple[OperatorSnapshot, ...]
     timings: tuple[SubtaskTimings, ...] = ()
+    channels: tuple[ChannelState, ...] = ()
+    """What was under way where a barrier overtook records."""
+    enumerators: Mapping[OperatorUid, JsonObject] = field(default_factory=dict)
+    """What the enumerator of each source that has one knew when the checkpoint was triggered."""
     format_version: int = MANIFEST_VERSION
 
     def snapshots_of(self, uid: OperatorUid) -> tuple[OperatorSnapshot, ...]:
@@ -223,7 +282,12 @@ class Manifest:
 
     def files(self) -> tuple[FileHandle, ...]:
         """Every file the checkpoint needs besides its metadata."""
-        return tuple(state.file for snapshot in self.snapshots for state in snapshot.keyed)
+        keyed = (
+            state.file
+            for snapshot in self.snapshots
+            for state in (*snapshot.keyed, *snapshot.broadcast)
+        )
+        return tuple(dict.fromkeys([*keyed, *(channel.file for channel in self.channels)]))
 
     def state_bytes(self) -> int:
         return sum(file.length_bytes for file in self.files())
@@ -243,6 +307,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "operators": [operator.to_json() for operator in manifest.operators],
         "snapshots": [snapshot.to_json() for snapshot in manifest.snapshots],
         "timings": [timings.to_json() for timings in manifest.timings],
+        "channels": [channel.to_json() for channel in manifest.channels],
+        "enumerators": {str(uid): state for uid, state in manifest.enumerators.items()},
     }
     where = f"the metadata of checkpoint {manifest.checkpoint_id} of job {manifest.job!r}"
     return encode_document(body, MANIFEST_VERSION, where)
@@ -275,7 +341,14 @@ def _manifest(version: int, fields: JsonFields) -> Manifest:
         operators=fields.parts("operators", OperatorDescription.from_json),
         snapshots=fields.parts("snapshots", OperatorSnapshot.from_json),
         timings=fields.parts("timings", SubtaskTimings.from_json),
+        channels=fields.parts_if_any("channels", ChannelState.from_json),
+        enumerators=_enumerators(fields) if version >= 2 else {},
     )
+
+
+def _enumerators(fields: JsonFields) -> Mapping[OperatorUid, JsonObject]:
+    by_uid = JsonFields(fields.object("enumerators"))
+    return {OperatorUid(uid): by_uid.object(uid) for uid in fields.object("enumerators")}
 
 
 Part = TypeVar("Part")
@@ -343,19 +416,34 @@ class JsonFields:
     def parts(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
         return tuple(from_json(value) for value in self.objects(name))
 
+    def parts_if_any(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
+        """For fields that an older format does not have."""
+        return self.parts(name, from_json) if name in self._value else ()
+
 
 def encode_document(body: JsonObject, version: int, where: str) -> bytes:
-    """One JSON object with its format version and a checksum of itself, made to be read."""
+    """One JSON object with its format version and a checksum of itself, made to be read.
+
+    Each field has a line, and so has each part of a list. (`json` could indent it all, in ten times
+    the time: it does that in Python.)
+    """
     try:
+        fields = [f'"{name}":{_in_lines(body[name])}' for name in sorted(body)]
         checksum = _checksum(version, body)
-        document = {"format_version": version, "crc32": checksum, "body": body}
-        text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        return text.encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{where} cannot be written, because something in it is not JSON ({error}): positions"
             " and committables are made of text, finite numbers, booleans, lists and objects"
         ) from error
+    lines = ",\n  ".join(fields)
+    text = f'{{"format_version":{version},\n "crc32":{checksum},\n "body":{{\n  {lines}}}}}\n'
+    return text.encode()
+
+
+def _in_lines(value: JsonValue) -> str:
+    if isinstance(value, list) and value:
+        return "[\n   " + ",\n   ".join(map(_canonical, value)) + "]"
+    return _canonical(value)
 
 
 def decode_document(data: bytes, version_max: int, where: str) -> tuple[int, JsonObject]:
@@ -400,11 +488,12 @@ def _parsed(data: bytes) -> JsonObject:
 
 def _checksum(version: int, body: JsonObject) -> int:
     # Of a canonical text and not of the file's bytes, so that people may re-indent a file.
-    document = {"format_version": version, "body": body}
-    canonical = json.dumps(
-        document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-    return zlib.crc32(canonical.encode())
+    return zlib.crc32(_canonical({"format_version": version, "body": body}).encode())
+
+
+_canonical = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode
 
 
 def _briefly(error: ValueError) -> str:

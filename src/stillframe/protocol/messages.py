@@ -7,14 +7,20 @@ belongs to one job and one attempt, proved when it was made, so messages need no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast, get_args
 
 from stillframe.errors import StillframeError
 from stillframe.ids import CheckpointId, Epoch, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import JsonFields, OperatorSnapshot, SubtaskTimings
-from stillframe.protocol.restore import StartingState, SubtaskState
+from stillframe.protocol.manifests import (
+    ChannelState,
+    FileHandle,
+    JsonFields,
+    OperatorSnapshot,
+    SubtaskTimings,
+)
+from stillframe.protocol.restore import StartingChannels, StartingState, SubtaskState
 
 # --- orders ----------------------------------------------------------------------------------
 
@@ -27,6 +33,7 @@ class StartSlot:
     state: StartingState
     restored_checkpoint: CheckpointId | None = None
     restored_epoch: Epoch | None = None
+    channels: StartingChannels = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class TriggerCheckpoint:
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
+    alignment_timeout_ms: int | None = None
+    """As in the barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,16 @@ class AbortCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class AssignSplits:
+    """A source's subtask: read these splits too, except those it has; no more come if last."""
+
+    uid: OperatorUid
+    subtask: SubtaskIndex
+    splits: tuple[JsonObject, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EndSlot:
     """The job is over: give everything back and return."""
 
@@ -62,7 +81,15 @@ class StillThere:
     """The coordinator is alive."""
 
 
-Order = StartSlot | TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint | EndSlot | StillThere
+Order = (
+    StartSlot
+    | TriggerCheckpoint
+    | CompleteCheckpoint
+    | AbortCheckpoint
+    | AssignSplits
+    | EndSlot
+    | StillThere
+)
 
 
 # --- reports ---------------------------------------------------------------------------------
@@ -82,6 +109,16 @@ class Acknowledged:
     checkpoint_id: CheckpointId
     operators: tuple[OperatorSnapshot, ...]
     timings: SubtaskTimings
+    channels: tuple[ChannelState, ...] = ()
+
+    def files(self) -> tuple[FileHandle, ...]:
+        """Every file this part of the checkpoint needs."""
+        keyed = (
+            state.file
+            for operator in self.operators
+            for state in (*operator.keyed, *operator.broadcast)
+        )
+        return tuple(dict.fromkeys([*keyed, *(channel.file for channel in self.channels)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +180,7 @@ def message_to_json(message: Order | Report) -> JsonObject:
 
 def _fields_of(message: Order | Report) -> JsonObject:
     match message:
-        case StartSlot(peers, state, checkpoint_id, epoch):
+        case StartSlot(peers, state, checkpoint_id, epoch, channels):
             return {
                 "peers": [
                     {"slot": slot, "host": host, "port": port}
@@ -155,20 +192,33 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 ],
                 "checkpoint": checkpoint_id,
                 "epoch": epoch,
+                "channels": [
+                    {
+                        "edge": edge,
+                        "target": target,
+                        "states": [state.to_json() for state in states],
+                    }
+                    for (edge, target), states in channels.items()
+                ],
             }
-        case TriggerCheckpoint(checkpoint_id, triggered_at_ms):
-            return {"checkpoint": checkpoint_id, "triggered_at_ms": triggered_at_ms}
+        case TriggerCheckpoint(checkpoint_id, triggered_at_ms, alignment_timeout_ms):
+            return {
+                "checkpoint": checkpoint_id,
+                "triggered_at_ms": triggered_at_ms,
+                "alignment_timeout_ms": alignment_timeout_ms,
+            }
         case CompleteCheckpoint(checkpoint_id, epoch):
             return {"checkpoint": checkpoint_id, "epoch": epoch}
         case AbortCheckpoint(checkpoint_id):
             return {"checkpoint": checkpoint_id}
-        case Acknowledged(task, subtask, checkpoint_id, operators, timings):
+        case Acknowledged(task, subtask, checkpoint_id, operators, timings, channels):
             return {
                 "task": task,
                 "subtask": subtask,
                 "checkpoint": checkpoint_id,
                 "operators": [operator.to_json() for operator in operators],
                 "timings": timings.to_json(),
+                "channels": [channel.to_json() for channel in channels],
             }
         case Declined(checkpoint_id, reason):
             return {"checkpoint": checkpoint_id, "reason": reason}
@@ -180,6 +230,8 @@ def _fields_of(message: Order | Report) -> JsonObject:
             return {"records_in": records_in, "records_out": records_out}
         case Failed(reason, cause):
             return {"reason": reason, "cause": cause}
+        case AssignSplits(uid, subtask, splits, is_last):
+            return {"uid": uid, "subtask": subtask, "splits": list(splits), "is_last": is_last}
         case EndSlot() | StillThere() | Running():
             return {}
 
@@ -222,6 +274,13 @@ def _start_slot(fields: JsonFields) -> StartSlot:
         },
         restored_checkpoint=None if checkpoint_id is None else CheckpointId(checkpoint_id),
         restored_epoch=None if epoch is None else Epoch(epoch),
+        channels={
+            (
+                part.text("edge"),
+                SubtaskIndex(part.integer("target")),
+            ): part.parts("states", ChannelState.from_json)
+            for part in map(JsonFields, fields.objects("channels"))
+        },
     )
 
 
@@ -242,9 +301,14 @@ def _cause(fields: JsonFields) -> FailureCause:
 
 _ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
     "StartSlot": _start_slot,
-    "TriggerCheckpoint": lambda f: TriggerCheckpoint(_checkpoint(f), f.integer("triggered_at_ms")),
+    "TriggerCheckpoint": lambda f: TriggerCheckpoint(
+        _checkpoint(f), f.integer("triggered_at_ms"), f.integer_or_none("alignment_timeout_ms")
+    ),
     "CompleteCheckpoint": lambda f: CompleteCheckpoint(_checkpoint(f), Epoch(f.integer("epoch"))),
     "AbortCheckpoint": lambda f: AbortCheckpoint(_checkpoint(f)),
+    "AssignSplits": lambda f: AssignSplits(
+        OperatorUid(f.text("uid")), _subtask(f), f.objects("splits"), f.flag("is_last")
+    ),
     "EndSlot": lambda f: EndSlot(),
     "StillThere": lambda f: StillThere(),
 }
@@ -257,6 +321,7 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
         _checkpoint(f),
         f.parts("operators", OperatorSnapshot.from_json),
         SubtaskTimings.from_json(f.object("timings")),
+        f.parts("channels", ChannelState.from_json),
     ),
     "Declined": lambda f: Declined(_checkpoint(f), f.text("reason")),
     "Committed": lambda f: Committed(f.integer("task"), _subtask(f), _checkpoint(f)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stillframe.errors import StartRefused
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -15,6 +16,7 @@ from stillframe.json_values import JsonObject
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
 from stillframe.protocol.manifests import (
+    ChannelState,
     JsonFields,
     KeyedState,
     Manifest,
@@ -30,12 +32,17 @@ class SubtaskState:
     keyed: tuple[KeyedState, ...] = ()
     items: tuple[JsonObject, ...] = ()
     commits: tuple[PendingCommit, ...] = ()
+    broadcast: tuple[KeyedState, ...] = ()
+    finished: bool = False
+    """Whether its records had ended."""
 
     def to_json(self) -> JsonObject:
         return {
             "keyed": [state.to_json() for state in self.keyed],
             "items": list(self.items),
             "commits": [commit.to_json() for commit in self.commits],
+            "broadcast": [state.to_json() for state in self.broadcast],
+            "finished": self.finished,
         }
 
     @classmethod
@@ -45,6 +52,8 @@ class SubtaskState:
             keyed=fields.parts("keyed", KeyedState.from_json),
             items=fields.objects("items"),
             commits=fields.parts("commits", PendingCommit.from_json),
+            broadcast=fields.parts("broadcast", KeyedState.from_json),
+            finished=fields.flag("finished"),
         )
 
 
@@ -177,7 +186,70 @@ def _state_of(
             sorted(items, key=lambda item: str(item.get("id"))), subtask, operator.parallelism
         ),
         commits=tuple(commits),
+        broadcast=snapshots[subtask % len(snapshots)].broadcast,
+        finished=all(snapshot.finished for snapshot in snapshots),
     )
+
+
+ChannelKind = Literal["forward", "rebalance", "broadcast", "hash"]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeDescription:
+    """An edge of the plan that restores, as far as records under way are concerned."""
+
+    name: str
+    kind: ChannelKind
+    target: OperatorUid
+    target_parallelism: int
+
+
+StartingChannels = Mapping[tuple[str, SubtaskIndex], tuple[ChannelState, ...]]
+"""What was under way, by edge and by the subtask that gets it, in the order to process it in."""
+
+
+def starting_channels(
+    edges: Sequence[EdgeDescription], manifest: Manifest | None
+) -> StartingChannels:
+    """Who gets what was under way: whoever would get it if it were sent again.
+
+    Of a hashed edge every subtask gets all and keeps the rows that are its own, of a broadcast one
+    it gets what was under way to the subtask whose copy of the state it starts with.
+    """
+    if manifest is None or not manifest.channels:
+        return {}
+    by_name = {edge.name: edge for edge in edges}
+    lost = sorted({state.edge for state in manifest.channels} - by_name.keys())
+    if lost:
+        raise StartRefused(
+            f"checkpoint {manifest.checkpoint_id} of job {manifest.job!r} holds records under way"
+            f" from one operator to another ({', '.join(lost)}) that the job does not connect: give"
+            " operators the uids they had, or restore a checkpoint that was not unaligned"
+        )
+    # Input before output: what had reached the receiver was sent before what had not.
+    ordered = sorted(manifest.channels, key=lambda state: (state.source, state.side))
+    starting: dict[tuple[str, SubtaskIndex], list[ChannelState]] = {}
+    for state in ordered:
+        edge = by_name[state.edge]
+        for target in _receivers(edge, state, _former_parallelism(edge, manifest)):
+            starting.setdefault((state.edge, target), []).append(state)
+    return {where: tuple(states) for where, states in starting.items()}
+
+
+def _receivers(edge: EdgeDescription, state: ChannelState, former: int) -> list[SubtaskIndex]:
+    now = edge.target_parallelism
+    match edge.kind:
+        case "hash" if now != former:
+            return [SubtaskIndex(index) for index in range(now)]
+        case "broadcast":
+            return [SubtaskIndex(i) for i in range(now) if i % former == state.target]
+        case _:
+            return [SubtaskIndex(state.target % now)]
+
+
+def _former_parallelism(edge: EdgeDescription, manifest: Manifest) -> int:
+    found = (op.parallelism for op in manifest.operators if op.uid == edge.target)
+    return next(found, edge.target_parallelism)
 
 
 def _dealt(
@@ -200,7 +272,7 @@ def _refuse_what_does_not_fit(
     holding = {
         snapshot.uid
         for snapshot in manifest.snapshots
-        if snapshot.keyed or snapshot.items or snapshot.commits
+        if snapshot.keyed or snapshot.items or snapshot.commits or snapshot.broadcast
     }
     wrong += [
         f"it holds state of {named.get(uid, '?')!r} ({uid}), which the job does not have"

@@ -13,6 +13,8 @@ Rules of this file
 1. The same as those of `alignment`: no threads, no clock, no I/O; checkpoints close in ascending
    order and never reopen.
 2. Barriers of several checkpoints may be under way at once, as nothing holds the later ones back.
+3. Channels that close a cycle are recorded, as in `alignment`: what they carry is replayed by no
+   source.
 """
 
 from __future__ import annotations
@@ -20,26 +22,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stillframe.ids import NO_CHECKPOINT, ChannelIndex, CheckpointId
-from stillframe.protocol.alignment import Abandon, Instruction, TakeSnapshot
+from stillframe.protocol.alignment import Instruction, TakeSnapshot
+from stillframe.protocol.recording import Abandon, Recordings
 
 
 class BarrierTracker:
     """The barriers of one task: on which channels each checkpoint's has come."""
 
-    def __init__(self, channels: Iterable[ChannelIndex]) -> None:
-        self._open_channels = set(channels)
+    def __init__(
+        self, channels: Iterable[ChannelIndex], feedback: Iterable[ChannelIndex] = ()
+    ) -> None:
+        self._feedback = frozenset(feedback)
+        self._open_channels = set(channels) - self._feedback
+        self._recordings = Recordings()
         self._arrived: dict[CheckpointId, set[ChannelIndex]] = {}
         self._last_closed = NO_CHECKPOINT
         self._cancelled: set[CheckpointId] = set()
         assert self._open_channels, "a task without inputs does not wait for barriers"
 
-    def on_barrier(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> list[Instruction]:
-        """A channel delivered its barrier."""
+    def is_recorded(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> bool:
+        """Whether the snapshot is taken and this channel's barrier is awaited."""
+        return self._recordings.is_awaited(channel, checkpoint_id)
+
+    def on_barrier(
+        self, channel: ChannelIndex, checkpoint_id: CheckpointId, overtakes: bool = False
+    ) -> list[Instruction]:
+        """A channel delivered its barrier; only those of cycles come ahead of their place."""
+        instructions: list[Instruction] = [*self._recordings.on_barrier(channel, checkpoint_id)]
+        if channel in self._feedback:
+            return instructions
         assert channel in self._open_channels
         if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
-            return []
+            return instructions
         self._arrived.setdefault(checkpoint_id, set()).add(channel)
-        return self._snapshot_if_arrived()
+        return instructions + self._snapshot_if_arrived()
+
+    def on_patience_over(self, checkpoint_id: CheckpointId) -> list[Instruction]:
+        """Nothing is held back here that patience could run out of."""
+        return []
 
     def on_end_of_input(self, channel: ChannelIndex) -> list[Instruction]:
         """A channel ended; it will deliver no more barriers."""
@@ -50,7 +70,7 @@ class BarrierTracker:
     def on_cancel(self, checkpoint_id: CheckpointId) -> list[Instruction]:
         """The coordinator gave this checkpoint up, perhaps before its barrier came."""
         if checkpoint_id <= self._last_closed:
-            return []
+            return [*self._recordings.cancel(checkpoint_id)]
         self._cancelled.add(checkpoint_id)
         arrived = self._arrived.pop(checkpoint_id, None)
         return [] if arrived is None else [Abandon(checkpoint_id)]
@@ -66,7 +86,8 @@ class BarrierTracker:
         newest = max(everywhere)
         passed = sorted(older for older in self._arrived if older < newest)
         self._close(newest)
-        return [*map(Abandon, passed), TakeSnapshot(newest)]
+        self._recordings.begin(newest, self._feedback)
+        return [*map(Abandon, passed), TakeSnapshot(newest, self._feedback)]
 
     def _close(self, checkpoint_id: CheckpointId) -> None:
         self._last_closed = checkpoint_id

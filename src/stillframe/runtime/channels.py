@@ -8,14 +8,16 @@ channel is held for alignment) fills this channel and no other.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from stillframe.ids import SlotIndex
-from stillframe.runtime.elements import Element
+from stillframe.ids import CheckpointId, SlotIndex
+from stillframe.runtime.elements import Barrier, Element
 
 _BATCH_BYTES_MIN = 1024
 """What a batch takes beside its values: the number of those that have hardly any is bounded too."""
@@ -36,6 +38,22 @@ class OutputChannel(ABC):
     def is_flushed(self) -> bool:
         """Whether everything sent has left this process or been taken by the receiver."""
 
+    @abstractmethod
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        """Send the barrier ahead of all that has not left yet; answers the batches it overtook.
+
+        They are still sent, behind it, and are in their order in the answer. What both ends share
+        (a queue within one slot) is left to the receiver's `pull` and not in the answer.
+        """
+
+    @abstractmethod
+    def hasten(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch] | None:
+        """As `overtake`, for a barrier sent before; None if it has left already."""
+
+    @abstractmethod
+    def holds(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether the barrier of this checkpoint was sent and has not left yet."""
+
 
 class InputChannel(ABC):
     """The receiving end. Used by the slot's loop thread only."""
@@ -47,6 +65,17 @@ class InputChannel(ABC):
     @abstractmethod
     def take(self) -> Element:
         """The oldest element; the sender gets its room back. Only when not empty."""
+
+    @abstractmethod
+    def waiting_barriers(self) -> Sequence[Barrier]:
+        """The barriers that wait to be taken, oldest first. Cheap: asked at every step."""
+
+    @abstractmethod
+    def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
+        """Take this waiting barrier out of its place; answers the batches in front of it.
+
+        They stay where they are and are taken as if the barrier had never been behind them.
+        """
 
 
 class Exchange(Protocol):
@@ -63,6 +92,7 @@ class LocalChannel(OutputChannel, InputChannel):
     def __init__(self, buffer_bytes_max: int) -> None:
         self._buffer_bytes_max = buffer_bytes_max
         self._elements: deque[tuple[Element, int]] = deque()
+        self._barriers: deque[Barrier] = deque()
         self._buffered_bytes = 0
 
     def has_room(self) -> bool:
@@ -72,9 +102,23 @@ class LocalChannel(OutputChannel, InputChannel):
         size_bytes = _size_bytes(element)
         self._elements.append((element, size_bytes))
         self._buffered_bytes += size_bytes
+        if isinstance(element, Barrier):
+            self._barriers.append(element)
 
     def is_flushed(self) -> bool:
         return not self._elements
+
+    # The receiver sees all that was sent: overtaking is its part.
+
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        self.send(barrier)
+        return []
+
+    def hasten(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch] | None:
+        return None
+
+    def holds(self, checkpoint_id: CheckpointId) -> bool:
+        return False
 
     def is_empty(self) -> bool:
         return not self._elements
@@ -82,7 +126,48 @@ class LocalChannel(OutputChannel, InputChannel):
     def take(self) -> Element:
         element, size_bytes = self._elements.popleft()
         self._buffered_bytes -= size_bytes
+        if self._barriers and element is self._barriers[0]:
+            self._barriers.popleft()
         return element
+
+    def waiting_barriers(self) -> Sequence[Barrier]:
+        return self._barriers
+
+    def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
+        return pull_barrier(self._elements, self._barriers, checkpoint_id)
+
+
+class ReplayingInput(InputChannel):
+    """A channel in front of which stands what a checkpoint says was under way in it."""
+
+    def __init__(self, channel: InputChannel, restored: Iterable[pa.RecordBatch]) -> None:
+        self._channel = channel
+        self._restored = deque(restored)
+
+    def is_empty(self) -> bool:
+        return not self._restored and self._channel.is_empty()
+
+    def take(self) -> Element:
+        return self._restored.popleft() if self._restored else self._channel.take()
+
+    def waiting_barriers(self) -> Sequence[Barrier]:
+        return self._channel.waiting_barriers()
+
+    def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
+        return [*self._restored, *self._channel.pull(checkpoint_id)]
+
+
+def pull_barrier(
+    elements: deque[tuple[Element, int]], barriers: deque[Barrier], checkpoint_id: CheckpointId
+) -> list[pa.RecordBatch]:
+    """Take a waiting barrier out of a queue of elements and their sizes; see `InputChannel`."""
+    barrier = next(each for each in barriers if each.checkpoint_id == checkpoint_id)
+    place = next(index for index, (each, _) in enumerate(elements) if each is barrier)
+    ahead = (element for element, _ in itertools.islice(elements, place))
+    overtaken = [element for element in ahead if isinstance(element, pa.RecordBatch)]
+    del elements[place]
+    barriers.remove(barrier)
+    return overtaken
 
 
 def _size_bytes(element: Element) -> int:

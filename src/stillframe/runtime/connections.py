@@ -9,11 +9,17 @@ sockets are always drained, and a channel nobody reads stops itself and no other
 credit but keep their place behind the batches of their channel. Frames with the priority flag have
 a lane of their own, which goes first at the sender and again at the receiver.
 
+A barrier that overtakes has the priority lane at the sender only. It passes the batches that have
+not been gathered for the socket, and the sender answers for those. At the receiver it takes its
+place behind all that arrived before it, until the loop pulls it out and answers for what it passed
+there. So a batch is in exactly one of the two answers, or was taken before the barrier, or was sent
+after it: nobody has to agree with anybody, because both ends see the one order of the bytes.
+
 Rules of this file
 ------------------
 1. The loop thread calls the channels' ends, the I/O thread the connection. What both touch is
-   guarded by the network's one lock, held for a few statements and never while encoding,
-   decoding or doing I/O.
+   guarded by the network's one lock, held for a few statements and never while encoding or
+   decoding a batch or doing I/O.
 2. A misbehaving peer is a StillframeError out of `read`; the network ends the connection.
 """
 
@@ -24,15 +30,15 @@ import itertools
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from stillframe.errors import StillframeError
-from stillframe.ids import SlotIndex
-from stillframe.runtime.channels import InputChannel, OutputChannel
-from stillframe.runtime.elements import Element
+from stillframe.ids import CheckpointId, SlotIndex
+from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
+from stillframe.runtime.elements import Barrier, Element
 from stillframe.runtime.frames import (
     HEADER,
     Decoder,
@@ -64,10 +70,12 @@ class NetworkOutput(OutputChannel):
         # Guarded by the network's lock:
         self.priority: deque[Frame] = deque()
         self.normal: deque[Frame] = deque()
+        self.held: deque[Frame] = deque()  # the barriers in `normal`, in their order
         self.credit_bytes = 0
         self.waiting_bytes = 0
         self.waiting_frames = 0
         self.is_flush_awaited = False
+        self.is_barrier_awaited = False
         self.has_turn = False
 
     def has_room(self) -> bool:
@@ -82,22 +90,64 @@ class NetworkOutput(OutputChannel):
             self.is_flush_awaited = self.waiting_frames > 0
             return not self.is_flush_awaited
 
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        with self._connection.lock:
+            overtaken = list(self.normal)
+            self._send_ahead(barrier)
+        return _batches(overtaken)
+
+    def hasten(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch] | None:
+        with self._connection.lock:
+            held = _barrier_in(self.held, checkpoint_id)
+            if held is None:
+                return None if _barrier_in(self.priority, checkpoint_id) is None else []
+            overtaken = self._withdraw(held)
+            assert held.barrier is not None
+            self._send_ahead(replace(held.barrier, alignment_timeout_ms=0))
+        return _batches(overtaken)
+
+    def holds(self, checkpoint_id: CheckpointId) -> bool:
+        with self._connection.lock:
+            self.is_barrier_awaited = _barrier_in(self.held, checkpoint_id) is not None
+            return self.is_barrier_awaited
+
+    def _send_ahead(self, barrier: Barrier) -> None:
+        (frame,) = self._encoder.encode(barrier)
+        frame.is_priority = True
+        self._connection.add(self, frame)
+
+    def _withdraw(self, held: Frame) -> list[Frame]:
+        """Take a barrier out of its place; the frames in front of it."""
+        place = self.normal.index(held)
+        ahead = list(itertools.islice(self.normal, place))
+        del self.normal[place]
+        self.held.remove(held)
+        self.waiting_bytes -= held.payload_bytes
+        self.waiting_frames -= 1
+        return ahead
+
     # What follows is the connection's, under the lock.
 
     def add(self, frame: Frame) -> None:
-        (self.priority if frame.is_priority else self.normal).append(frame)
+        if frame.is_priority:
+            self.priority.append(frame)
+        else:
+            self.normal.append(frame)
+            if frame.barrier is not None:
+                self.held.append(frame)
         self.waiting_bytes += frame.payload_bytes
         self.waiting_frames += 1
 
     def can_send(self) -> bool:
-        if self.priority:
-            return True
+        """Whether the first of what has no priority may leave."""
         return bool(self.normal) and (not self.normal[0].is_batch or self.credit_bytes > 0)
 
     def next_frame(self) -> Frame:
-        frame = (self.priority or self.normal).popleft()
+        frame = self.normal.popleft()
         if frame.is_batch:
             self.credit_bytes -= frame.payload_bytes
+        elif frame.barrier is not None:
+            self.held.popleft()
         return frame
 
     def has_left(self, frame: Frame) -> bool:
@@ -111,7 +161,19 @@ class NetworkOutput(OutputChannel):
     def clear(self) -> None:
         self.priority.clear()
         self.normal.clear()
+        self.held.clear()
         self.waiting_bytes = self.waiting_frames = 0
+
+
+def _barrier_in(frames: Iterable[Frame], checkpoint_id: CheckpointId) -> Frame | None:
+    for frame in frames:
+        if frame.barrier is not None and frame.barrier.checkpoint_id == checkpoint_id:
+            return frame
+    return None
+
+
+def _batches(frames: Iterable[Frame]) -> list[pa.RecordBatch]:
+    return [frame.batch() for frame in frames if frame.is_batch]
 
 
 class NetworkInput(InputChannel):
@@ -126,6 +188,7 @@ class NetworkInput(InputChannel):
         # Guarded by the network's lock:
         self._priority: deque[tuple[Element, int]] = deque()
         self._normal: deque[tuple[Element, int]] = deque()
+        self._barriers: deque[Barrier] = deque()  # those in `_normal`, in their order
         self.credit_bytes = 0
 
     def is_empty(self) -> bool:
@@ -134,6 +197,8 @@ class NetworkInput(InputChannel):
     def take(self) -> Element:
         with self._connection.lock:
             element, size_bytes = (self._priority or self._normal).popleft()
+            if self._barriers and element is self._barriers[0]:
+                self._barriers.popleft()
         self._taken_bytes += size_bytes
         # In quarters of the window: fewer frames, and the sender never sees less than three.
         if self._taken_bytes * 4 >= self.window_bytes:
@@ -141,10 +206,25 @@ class NetworkInput(InputChannel):
             self._taken_bytes = 0
         return element
 
+    def waiting_barriers(self) -> Sequence[Barrier]:
+        if not self._barriers:
+            return ()
+        with self._connection.lock:
+            return tuple(self._barriers)
+
+    def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
+        with self._connection.lock:
+            return pull_barrier(self._normal, self._barriers, checkpoint_id)
+
     # What follows is the connection's, under the lock.
 
     def put(self, element: Element, size_bytes: int, is_priority: bool) -> bool:
-        """Whether there was nothing to take before."""
+        """Whether the loop has something to do now that it did not have before."""
+        if isinstance(element, Barrier):
+            # Behind all that arrived before it even if it overtook: `pull` lets it overtake here.
+            self._normal.append((element, size_bytes))
+            self._barriers.append(element)
+            return True
         was_empty = self.is_empty()
         (self._priority if is_priority else self._normal).append((element, size_bytes))
         return was_empty
@@ -191,6 +271,7 @@ class Connection:
         self._is_discarding = False
         self._has_said_goodbye = False
         # Guarded by the lock:
+        self._urgent: deque[NetworkOutput] = deque()  # once for each frame in a priority lane
         self._turns: deque[NetworkOutput] = deque()
         self._grants: dict[int, int] = {}
         self._goodbye_wanted = False
@@ -210,9 +291,17 @@ class Connection:
 
     def enqueue(self, output: NetworkOutput, frame: Frame) -> None:
         with self.lock:
-            if self._is_over or self._goodbye_wanted:
-                return
-            output.add(frame)
+            self.add(output, frame)
+
+    def add(self, output: NetworkOutput, frame: Frame) -> None:
+        """Called under the lock."""
+        if self._is_over or self._goodbye_wanted:
+            return
+        output.add(frame)
+        if frame.is_priority:
+            self._urgent.append(output)
+            self._ring(self)
+        else:
             self._give_turn(output)
 
     def grant(self, channel: NetworkInput, credit_bytes: int) -> None:
@@ -264,6 +353,7 @@ class Connection:
         """Close the socket and forget what waits; what was received can still be taken."""
         with self.lock:
             self._is_over = True
+            self._urgent.clear()
             self._turns.clear()
             self._grants.clear()
             for output in self.outputs.values():
@@ -303,17 +393,27 @@ class Connection:
             for channel_id, credit_bytes in self._grants.items():
                 self._put(encode_credit(channel_id, credit_bytes), None)
             self._grants.clear()
+            while self._urgent:
+                output = self._urgent.popleft()
+                self._put(output.priority.popleft(), output)
             stop_at = self._written_bytes + _GATHER_BYTES_MAX
             while self._turns and self._gathered_bytes < stop_at:
-                output = self._turns.popleft()
-                self._put(output.next_frame(), output)
-                output.has_turn = output.can_send()
-                if output.has_turn:
-                    self._turns.append(output)
+                self._gather_from(self._turns.popleft())
             if self._goodbye_wanted and not self._has_said_goodbye:
                 self._has_said_goodbye = True
                 self._put(encode_goodbye(), None)
         return bool(self._unwritten)
+
+    def _gather_from(self, output: NetworkOutput) -> None:
+        # What it was given its turn for may be gone: a barrier that was hastened.
+        if output.can_send():
+            frame = output.next_frame()
+            self._put(frame, output)
+            if frame.barrier is not None and output.is_barrier_awaited:
+                self._tell_loop()
+        output.has_turn = output.can_send()
+        if output.has_turn:
+            self._turns.append(output)
 
     def _put(self, frame: Frame, output: NetworkOutput | None) -> None:
         self._unwritten.extend(frame.parts)

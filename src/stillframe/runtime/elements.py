@@ -20,6 +20,13 @@ class Barrier:
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
+    alignment_timeout_ms: int | None = None
+    """How long tasks wait for each other's barriers before it overtakes the records in its way;
+    None: for ever. One that has been waited for long enough is sent on with 0."""
+
+    @property
+    def is_overtaking(self) -> bool:
+        return self.alignment_timeout_ms == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +46,16 @@ class EndOfChannel:
     """Nothing at all will come any more."""
 
 
-Marker = Barrier | CancelBarrier | EndOfRecords | EndOfChannel
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Goes once round a cycle whose inputs have ended, to find out whether it is empty."""
+
+    loop: int
+    """The task that is the cycle's head."""
+    number: int
+    is_quiet: bool
+    """Whether nothing can have entered the cycle since the lap before, as far as it has come."""
+
+
+Marker = Barrier | CancelBarrier | EndOfRecords | EndOfChannel | Lap
 Element: TypeAlias = pa.RecordBatch | Marker

@@ -31,17 +31,20 @@ from stillframe.runtime.elements import (
     Element,
     EndOfChannel,
     EndOfRecords,
+    Lap,
     Marker,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PAYLOAD_BYTES_MAX = 1024 * 1024 * 1024
 HEADER = struct.Struct("<BBII")
 PRIORITY = 0x01
-"""Flag: overtakes what waits in its channel without it."""
+"""Flag: overtakes what waits in its channel without it, at the receiver too."""
 
-_BARRIER = struct.Struct("<qq")
+_BARRIER = struct.Struct("<qqq")
+_NO_ALIGNMENT_TIMEOUT = -1
 _CANCEL = struct.Struct("<q")
+_LAP = struct.Struct("<qq?")
 _CREDIT = struct.Struct("<q")
 _SMALL_PIECE_BYTES_MAX = 1024
 # Below this a copy is cheaper than the calls that avoid it (measured: 001-transport).
@@ -49,18 +52,19 @@ _COPIED_BYTES_MAX = 256 * 1024
 
 
 class FrameType(IntEnum):
-    """Numbers 20 to 31 are free for watermarks, idleness, latency markers and announcements."""
+    """Numbers 21 to 31 are free for watermarks, idleness, latency markers and announcements."""
 
     BATCH = 1
     BARRIER = 16
     CANCEL = 17
     END_OF_RECORDS = 18
     END_OF_CHANNEL = 19
+    LAP = 20
     CREDIT = 64
     GOODBYE = 65
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Frame:
     """One encoded frame on its way out."""
 
@@ -69,6 +73,17 @@ class Frame:
     payload_bytes: int
     is_batch: bool
     is_priority: bool
+    """Goes before all that waits at the sender. Has the flag too, unless it is a barrier."""
+    barrier: Barrier | None = None
+    source: pa.RecordBatch | pa.Schema | None = None
+    """The batch whose memory this frame refers to; the schema alone of one that was copied, whose
+    own memory (often a slice of something much larger) is not kept for the copy's sake."""
+
+    def batch(self) -> pa.RecordBatch:
+        """What this frame carries: a whole batch, or its part of one that was split."""
+        if isinstance(self.source, pa.RecordBatch):
+            return self.source
+        return pa.ipc.read_record_batch(pa.py_buffer(self.parts[1]), self.source)
 
 
 class Header(NamedTuple):
@@ -108,7 +123,8 @@ class Encoder:
         body = memoryview(batch.serialize())
         payload_bytes = len(self._schema_bytes) + len(body)
         header = HEADER.pack(FrameType.BATCH, 0, self._channel_id, payload_bytes)
-        return Frame([memoryview(header + self._schema_bytes), body], payload_bytes, True, False)
+        parts = [memoryview(header + self._schema_bytes), body]
+        return Frame(parts, payload_bytes, True, False, source=self._schema)
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
@@ -131,15 +147,28 @@ def encode_goodbye() -> Frame:
 
 def _encode_marker(channel_id: int, marker: Marker) -> Frame:
     match marker:
-        case Barrier(checkpoint_id, triggered_at_ms):
-            payload = _BARRIER.pack(checkpoint_id, triggered_at_ms)
-            return _frame(FrameType.BARRIER, channel_id, payload)
+        case Barrier():
+            return _encode_barrier(channel_id, marker)
         case CancelBarrier(checkpoint_id):
             return _frame(FrameType.CANCEL, channel_id, _CANCEL.pack(checkpoint_id), PRIORITY)
         case EndOfRecords():
             return _frame(FrameType.END_OF_RECORDS, channel_id)
         case EndOfChannel():
             return _frame(FrameType.END_OF_CHANNEL, channel_id)
+        case Lap(loop, number, is_quiet):
+            return _frame(FrameType.LAP, channel_id, _LAP.pack(loop, number, is_quiet))
+
+
+def _encode_barrier(channel_id: int, barrier: Barrier) -> Frame:
+    timeout_ms = barrier.alignment_timeout_ms
+    payload = _BARRIER.pack(
+        barrier.checkpoint_id,
+        barrier.triggered_at_ms,
+        _NO_ALIGNMENT_TIMEOUT if timeout_ms is None else timeout_ms,
+    )
+    frame = _frame(FrameType.BARRIER, channel_id, payload)
+    frame.barrier = barrier
+    return frame
 
 
 def _frame(kind: FrameType, channel_id: int, payload: bytes = b"", flags: int = 0) -> Frame:
@@ -153,7 +182,7 @@ def _encode_stream(channel_id: int, batch: pa.RecordBatch) -> list[Frame]:
     with pa.ipc.new_stream(pa.PythonFile(pieces, mode="w"), batch.schema) as writer:
         writer.write_batch(batch)
     if pieces.payload_bytes <= PAYLOAD_BYTES_MAX:
-        return [pieces.frame(channel_id)]
+        return [pieces.frame(channel_id, batch)]
     if batch.num_rows <= 1:
         raise StillframeError(
             f"one row takes {pieces.payload_bytes} bytes, more than the {PAYLOAD_BYTES_MAX} that"
@@ -196,11 +225,11 @@ class _Pieces:
     def close(self) -> None:
         """Part of what pyarrow expects of a file."""
 
-    def frame(self, channel_id: int) -> Frame:
+    def frame(self, channel_id: int, batch: pa.RecordBatch) -> Frame:
         assert isinstance(self._pieces[0], bytearray)
         HEADER.pack_into(self._pieces[0], 0, FrameType.BATCH, 0, channel_id, self.payload_bytes)
         parts = [memoryview(piece) for piece in self._pieces if len(piece)]
-        return Frame(parts, self.payload_bytes, True, False)
+        return Frame(parts, self.payload_bytes, True, False, source=batch)
 
 
 def _with_compact_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -289,13 +318,23 @@ class Decoder:
 def _decode_marker(kind: FrameType, payload: pa.Buffer) -> Marker:
     match kind:
         case FrameType.BARRIER:
-            checkpoint_id, triggered_at_ms = _BARRIER.unpack(payload)
-            return Barrier(CheckpointId(checkpoint_id), triggered_at_ms)
+            return _decode_barrier(payload)
         case FrameType.CANCEL:
             return CancelBarrier(CheckpointId(_CANCEL.unpack(payload)[0]))
         case FrameType.END_OF_RECORDS:
             return EndOfRecords()
         case FrameType.END_OF_CHANNEL:
             return EndOfChannel()
+        case FrameType.LAP:
+            return Lap(*_LAP.unpack(payload))
         case _:
             raise StillframeError(f"a {kind.name} frame is not a marker of a channel")
+
+
+def _decode_barrier(payload: pa.Buffer) -> Barrier:
+    checkpoint_id, triggered_at_ms, timeout_ms = _BARRIER.unpack(payload)
+    return Barrier(
+        CheckpointId(checkpoint_id),
+        triggered_at_ms,
+        None if timeout_ms == _NO_ALIGNMENT_TIMEOUT else timeout_ms,
+    )

@@ -38,9 +38,9 @@ _JOIN_SECONDS_MAX = 5.0
 class Network:
     """All connections of one slot to its peers in one attempt.
 
-    `wake` is called on the I/O thread when an input is no longer empty, an output has room again
-    or, if that was asked in vain, is flushed, or something failed; once for all that happened in
-    one turn of the thread. It must be cheap.
+    `wake` is called on the I/O thread when an input is no longer empty or has got a barrier, an
+    output has room again or, if that was asked in vain, is flushed or has let a barrier go, or
+    something failed; once for all that happened in one turn of the thread. It must be cheap.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from stillframe.api.sinks import Committable, Committer, Sink, SinkWriter
-from stillframe.api.sources import Polled, SourceReader
+from stillframe.api.sources import EndOfData, NothingYet, Polled, SourceReader, Split
 from stillframe.errors import StillframeError, UserCodeError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
@@ -27,14 +27,18 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     PendingCommit,
 )
+from stillframe.protocol.sharing import Sharing
 from stillframe.runtime.expressions import filter_batch, project
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import is_partial
 from stillframe.state.snapshots import WrittenSnapshot, write_keyed_snapshot
-from stillframe.storage.paths import state_path
+from stillframe.storage.paths import number_of_file, state_path
 from stillframe.storage.store import Store
 
 Background = Callable[[], Any]
+
+_SPLITS_SECONDS = 1.0
+"""Between two looks at a reader that waits for splits; their coming wakes the loop anyway."""
 
 
 class RunningOperator(ABC):
@@ -43,6 +47,10 @@ class RunningOperator(ABC):
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one batch, answer what follows from it."""
+
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        """The records have ended; answer what is left to say. Called once in the job's life."""
+        return ()
 
     def close(self) -> None:  # noqa: B027 - most operators hold nothing
         """Give everything back. Called once, also after a failure."""
@@ -58,6 +66,31 @@ class StatefulOperator(RunningOperator):
     @abstractmethod
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
         """What the acknowledgement says, made of what the background part answered."""
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """This checkpoint is complete; at the start of an attempt, the one it was restored from."""
+
+    def aborted(self, checkpoint_id: CheckpointId) -> None:
+        """This checkpoint was given up; its snapshot may still be under way, or never begin."""
+
+
+def files_written(
+    checkpoint_id: CheckpointId, operators: Iterable[OperatorSnapshot]
+) -> list[FileHandle]:
+    """The files that this checkpoint wrote, without those of older ones that it refers to.
+
+    The number alone tells them apart: what is referred to belongs to a completed checkpoint, and
+    a job's checkpoints are numbered upwards from the completed one it was restored from.
+    """
+    files = [state.file for each in operators for state in (*each.keyed, *each.broadcast)]
+    return [file for file in files if number_of_file(file.path) == checkpoint_id]
+
+
+class Passing(RunningOperator):
+    """Answers what it is given."""
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        return (batch,)
 
 
 class Projecting(RunningOperator):
@@ -107,7 +140,7 @@ class Mapping(RunningOperator):
 
 
 class Aggregating(StatefulOperator):
-    """Running aggregates per key, kept as columns."""
+    """Running aggregates per key, kept as columns; unchanged ones are not written again."""
 
     STATE = "aggregates"
 
@@ -124,49 +157,85 @@ class Aggregating(StatefulOperator):
         self._attempt = attempt
         self._table = table
         self._store = store
+        self._sharing: Sharing[tuple[KeyedState, ...]] = Sharing()
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         table = self._table
         return (table.merge(batch) if is_partial(batch) else table.update(batch),)
 
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        held = self._sharing.on_snapshot(checkpoint_id, self._table.version)
+        return self._write(checkpoint_id) if held is None else lambda: held
+
+    def _write(self, checkpoint_id: CheckpointId) -> Background:
         assert self._store is not None, "a snapshot was asked for without a place to keep it"
         store = self._store
         path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
         frozen = self._table.freeze()
 
-        def write() -> WrittenSnapshot | None:
+        def write() -> tuple[KeyedState, ...]:
             try:
-                return write_keyed_snapshot(store, path, frozen) if len(frozen) else None
+                if not len(frozen):
+                    return ()
+                return (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
             finally:
                 frozen.release()
 
         return write
 
     def described(
-        self, checkpoint_id: CheckpointId, written: WrittenSnapshot | None
+        self, checkpoint_id: CheckpointId, written: tuple[KeyedState, ...]
     ) -> OperatorSnapshot:
-        keyed: tuple[KeyedState, ...] = ()
-        if written is not None:
-            handle = FileHandle(written.path, written.length_bytes, written.crc32)
-            keyed = (
-                KeyedState(
-                    self.STATE, handle, written.key_groups, written.rows, written.schema_text
-                ),
-            )
-        return OperatorSnapshot(self._uid, self._subtask, keyed=keyed)
+        self._sharing.on_written(checkpoint_id, written)
+        return OperatorSnapshot(self._uid, self._subtask, keyed=written)
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        self._sharing.on_completed(checkpoint_id)
+
+    def aborted(self, checkpoint_id: CheckpointId) -> None:
+        self._sharing.on_aborted(checkpoint_id)
+
+
+def described_file(state: str, written: WrittenSnapshot) -> KeyedState:
+    handle = FileHandle(written.path, written.length_bytes, written.crc32)
+    return KeyedState(state, handle, written.key_groups, written.rows, written.schema_text)
 
 
 class Reading(StatefulOperator):
-    """A source: it is polled by its task, and its splits are its state."""
+    """A source: it is polled by its task, and its splits are its state.
 
-    def __init__(self, uid: OperatorUid, subtask: SubtaskIndex, reader: SourceReader) -> None:
-        self._uid = uid
+    Where the source has an enumerator it does not end before it was told that no split will come.
+    """
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        reader: SourceReader,
+        *,
+        awaits_splits: bool = False,
+    ) -> None:
+        self.uid = uid
         self._subtask = subtask
         self._reader = reader
+        self._awaits_splits = awaits_splits
+        # Of ended ones too, which the reader may have dropped: an order may come twice.
+        self._known = {split.id for split in reader.splits()}
 
     def poll(self) -> Polled:
-        return self._reader.poll()
+        polled = self._reader.poll()
+        if self._awaits_splits and isinstance(polled, EndOfData):
+            return NothingYet(_SPLITS_SECONDS)
+        return polled
+
+    def on_splits(self, splits: Sequence[Split], is_last: bool) -> None:
+        """More splits to read, and whether they are the last; those it knows are passed over."""
+        added = [split for split in splits if split.id not in self._known]
+        self._known.update(split.id for split in added)
+        if added:
+            self._reader.add_splits(added)
+        if is_last:
+            self._awaits_splits = False
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         return (batch,)
@@ -178,7 +247,7 @@ class Reading(StatefulOperator):
         return lambda: items
 
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
-        return OperatorSnapshot(self._uid, self._subtask, items=written)
+        return OperatorSnapshot(self.uid, self._subtask, items=written)
 
     def close(self) -> None:
         self._reader.close()

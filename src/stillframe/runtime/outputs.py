@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from stillframe.graph.plan import Edge, HashBy
+from stillframe.graph.plan import Broadcast, Edge, HashBy
+from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import hash_columns, key_groups_of, subtask_of_key_group
 from stillframe.runtime.channels import OutputChannel
-from stillframe.runtime.elements import Marker
-from stillframe.state.partials import PartialAggregates
+from stillframe.runtime.elements import Barrier, Marker
+from stillframe.state.partials import PartialAggregates, is_partial
 
 
 class EdgeOutput:
@@ -20,12 +21,14 @@ class EdgeOutput:
     def __init__(
         self,
         edge: Edge,
+        source: SubtaskIndex,
         channels: Sequence[OutputChannel],
         max_parallelism: int,
         combiner: PartialAggregates | None = None,
     ) -> None:
-        assert len(channels) == edge.target_parallelism
-        self._edge = edge
+        self.edge = edge
+        self._targets = edge.targets_of(source)
+        assert len(channels) == len(self._targets)
         self._channels = channels
         self._max_parallelism = max_parallelism
         self._combiner = combiner
@@ -46,21 +49,34 @@ class EdgeOutput:
             batch = self._combiner.combine(batch)
         if len(self._channels) == 1:
             self._channels[0].send(batch)
-        elif isinstance(self._edge.partitioning, HashBy):
-            self._send_by_key(batch, self._key_columns(batch, self._edge.partitioning.keys))
-        else:
-            self._channels[self._turn].send(batch)
-            self._turn = (self._turn + 1) % len(self._channels)
+            return
+        match self.edge.partitioning:
+            case HashBy(keys):
+                self._send_by_key(batch, key_columns(batch, keys))
+            case Broadcast():
+                for channel in self._channels:
+                    channel.send(batch)
+            case _:
+                self._channels[self._turn].send(batch)
+                self._turn = (self._turn + 1) % len(self._channels)
 
     def broadcast(self, marker: Marker) -> None:
         for channel in self._channels:
             channel.send(marker)
 
-    def _key_columns(self, batch: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:
-        if self._combiner is None:
-            return [batch.column(key) for key in keys]
-        # By place: an aggregate may have the name of a key.
-        return list(batch.columns[: len(keys)])
+    def overtake(self, barrier: Barrier) -> Iterator[tuple[SubtaskIndex, list[pa.RecordBatch]]]:
+        """Send the barrier ahead of all that has not left; what it overtook, by receiver."""
+        for target, channel in zip(self._targets, self._channels, strict=True):
+            yield target, channel.overtake(barrier)
+
+    def hasten(
+        self, checkpoint_id: CheckpointId
+    ) -> Iterator[tuple[SubtaskIndex, list[pa.RecordBatch]]]:
+        for target, channel in zip(self._targets, self._channels, strict=True):
+            yield target, channel.hasten(checkpoint_id) or []
+
+    def holds(self, checkpoint_id: CheckpointId) -> bool:
+        return any(channel.holds(checkpoint_id) for channel in self._channels)
 
     def _send_by_key(self, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> None:
         hashes = hash_columns(keys)
@@ -74,3 +90,10 @@ class EdgeOutput:
         ):
             if start < stop:
                 channel.send(by_target.slice(start, stop - start))
+
+
+def key_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:
+    """The columns by which a batch is parted, whether it holds records or partial aggregates."""
+    if is_partial(batch):
+        return list(batch.columns[: len(keys)])  # by place: an aggregate may have a key's name
+    return [batch.column(key) for key in keys]

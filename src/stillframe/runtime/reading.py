@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
 
 import pyarrow as pa
 
@@ -16,63 +19,67 @@ from stillframe.api.sources import (
     SourceReader,
     Split,
 )
+from stillframe.json_values import JsonObject
 
 _AHEAD_BATCHES_MAX = 4
 _OFFER_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0
 
 
-class ThreadedReader(SourceReader):
-    """Makes a blocking reader pollable; keeps the positions of what was really emitted."""
+def splits_of(items: Iterable[JsonObject]) -> list[Split]:
+    """Splits out of what snapshots and orders say of them."""
+    return [Split(str(item["id"]), cast(JsonObject, item["position"])) for item in items]
 
-    def __init__(
-        self, splits: Sequence[Split], reader: BlockingReader, wake: Callable[[], None]
-    ) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _SplitEnded:
+    split_id: str
+
+
+_Read: TypeAlias = tuple[Split, pa.RecordBatch] | _SplitEnded | EndOfData
+_POLL_SECONDS = 1.0
+
+
+class _AheadReader(SourceReader):
+    """Makes something that blocks pollable; keeps the positions of what was really emitted."""
+
+    def __init__(self, splits: Sequence[Split], wake: Callable[[], None]) -> None:
         self._splits = {split.id: split for split in splits}
-        self._reader = reader
         self._wake = wake
-        self._ahead: queue.Queue[tuple[Split, pa.RecordBatch] | EndOfData | BaseException]
-        self._ahead = queue.Queue(_AHEAD_BATCHES_MAX)
+        self._ahead: queue.Queue[_Read | BaseException] = queue.Queue(_AHEAD_BATCHES_MAX)
         self._closing = threading.Event()
-        self._ended = False
-        self._thread = threading.Thread(target=self._read, name="source", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="source", daemon=True)
 
-    def poll(self) -> Polled:
-        if self._ended:
-            return EndOfData()
-        try:
-            item = self._ahead.get_nowait()
-        except queue.Empty:
-            return NothingYet(retry_seconds=1.0)
-        if isinstance(item, BaseException):
-            raise item
-        if isinstance(item, EndOfData):
-            self._ended = True
-            return item
-        split, batch = item
-        self._splits[split.id] = split
-        return batch
+    @abstractmethod
+    def _read(self) -> Iterator[_Read]:
+        """Iterated by the thread."""
 
     def splits(self) -> list[Split]:
         return list(self._splits.values())
 
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join(_CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            self._reader.close()
-
-    def _read(self) -> None:
+    def _next(self) -> _Read | NothingYet:
         try:
-            for item in self._reader.read():
+            item = self._ahead.get_nowait()
+        except queue.Empty:
+            return NothingYet(_POLL_SECONDS)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def _emit(self, read: tuple[Split, pa.RecordBatch]) -> pa.RecordBatch:
+        split, batch = read
+        self._splits[split.id] = split
+        return batch
+
+    def _run(self) -> None:
+        try:
+            for item in self._read():
                 if not self._offer(item):
                     return
-            self._offer(EndOfData())
         except BaseException as error:  # the loop raises it where the job can see it
             self._offer(error)
 
-    def _offer(self, item: tuple[Split, pa.RecordBatch] | EndOfData | BaseException) -> bool:
+    def _offer(self, item: _Read | BaseException) -> bool:
         while not self._closing.is_set():
             try:
                 self._ahead.put(item, timeout=_OFFER_SECONDS)
@@ -81,3 +88,88 @@ class ThreadedReader(SourceReader):
             self._wake()
             return True
         return False
+
+
+class ThreadedReader(_AheadReader):
+    """Reads the splits of a source that has them all from the beginning, with one reader."""
+
+    def __init__(
+        self, splits: Sequence[Split], reader: BlockingReader, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(splits, wake)
+        self._reader = reader
+        self._ended = False
+        self._thread.start()
+
+    def poll(self) -> Polled:
+        if self._ended:
+            return EndOfData()
+        read = self._next()
+        match read:
+            case EndOfData():
+                self._ended = True
+                return read
+            case NothingYet():
+                return read
+            case _SplitEnded():
+                raise AssertionError("one reader reads all splits")
+            case _:
+                return self._emit(read)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._reader.close()
+
+    def _read(self) -> Iterator[_Read]:
+        yield from self._reader.read()
+        yield EndOfData()
+
+
+class SplitAfterSplitReader(_AheadReader):
+    """Reads splits as they come, one after the other, each with a reader of its own.
+
+    One that was read to its end is dropped: the source's enumerator remembers it, and a directory
+    that is followed for a year would otherwise be in every checkpoint, file by file.
+    """
+
+    def __init__(
+        self, open_split: Callable[[Split], BlockingReader], wake: Callable[[], None]
+    ) -> None:
+        super().__init__((), wake)
+        self._open_split = open_split
+        # No bound of its own: what waits here is what the coordinator has assigned.
+        self._waiting: queue.SimpleQueue[Split | None] = queue.SimpleQueue()
+        self._thread.start()
+
+    def poll(self) -> Polled:
+        while self._splits:
+            read = self._next()
+            match read:
+                case _SplitEnded(split_id):
+                    del self._splits[split_id]
+                case NothingYet() | EndOfData():
+                    return read
+                case _:
+                    return self._emit(read)
+        return EndOfData()
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._splits[split.id] = split
+            self._waiting.put(split)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._waiting.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _read(self) -> Iterator[_Read]:
+        while (split := self._waiting.get()) is not None:
+            reader = self._open_split(split)
+            try:
+                yield from reader.read()
+            finally:
+                reader.close()
+            yield _SplitEnded(split.id)

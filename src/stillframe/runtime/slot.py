@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import cast
 
 import pyarrow as pa
 
@@ -36,10 +35,16 @@ from stillframe.graph.launch import SlotLaunch
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.protocol.commits import Commit
-from stillframe.protocol.manifests import OperatorSnapshot, SubtaskTimings
+from stillframe.protocol.manifests import (
+    ChannelState,
+    FileHandle,
+    OperatorSnapshot,
+    SubtaskTimings,
+)
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
+    AssignSplits,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -57,15 +62,16 @@ from stillframe.protocol.messages import (
 )
 from stillframe.runtime.assembly import Surroundings, assemble
 from stillframe.runtime.control import Control
-from stillframe.runtime.elements import Barrier
 from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
 from stillframe.runtime.operators import Background, Writing
 from stillframe.runtime.task import (
     SnapshotStarted,
-    SourceSubtask,
     Subtask,
     TaskEvents,
+    answer_or_error,
+    commit_restored,
+    obey,
     take_turn,
 )
 from stillframe.storage.store import open_store
@@ -174,6 +180,7 @@ class _Slot(TaskEvents):
                 feed=self._feed,
                 events=self,
                 mode=self._launch.checkpoint_mode,
+                channels=self._start.channels,
             )
         )
         peers = {
@@ -181,10 +188,7 @@ class _Slot(TaskEvents):
         }
         self._network.connect(peers, _CONNECT_SECONDS_MAX)
         self._control.send(Running())
-        if self._start.restored_checkpoint is not None:
-            assert self._start.restored_epoch is not None
-            for subtask in self._subtasks.values():
-                subtask.on_complete(self._start.restored_checkpoint, self._start.restored_epoch)
+        commit_restored(self._subtasks.values(), self._start)
         self._loop()
 
     def report_failure(self, error: Exception) -> None:
@@ -253,17 +257,9 @@ class _Slot(TaskEvents):
     def _obey(self, order: Order) -> None:
         match order:
             case StartSlot():
-                self._start = order
-            case TriggerCheckpoint(checkpoint_id, triggered_at_ms):
-                for subtask in self._subtasks.values():
-                    if isinstance(subtask, SourceSubtask):
-                        subtask.on_trigger(Barrier(checkpoint_id, triggered_at_ms))
-            case CompleteCheckpoint(checkpoint_id, epoch):
-                for subtask in self._subtasks.values():
-                    subtask.on_complete(checkpoint_id, epoch)
-            case AbortCheckpoint(checkpoint_id):
-                for subtask in self._subtasks.values():
-                    subtask.on_abort(checkpoint_id)
+                self._start = self._start or order  # the first: it may come twice
+            case TriggerCheckpoint() | CompleteCheckpoint() | AbortCheckpoint() | AssignSplits():
+                obey(self._subtasks.values(), order)
             case EndSlot():
                 self._ended = True
             case StillThere():
@@ -273,16 +269,24 @@ class _Slot(TaskEvents):
 
     def snapshot_started(self, subtask: SubtaskRef, started: SnapshotStarted) -> None:
         def write() -> None:
-            results = [_answer_or_error(background) for background in started.writes]
+            results = [answer_or_error(background) for background in started.writes]
             self._mail(lambda: self._subtasks[subtask].on_written(started.checkpoint_id, results))
 
         self._snapshot_pool.submit(write)
 
-    def snapshot_unwanted(self, operators: Sequence[OperatorSnapshot]) -> None:
+    def channels_recorded(
+        self, subtask: SubtaskRef, checkpoint_id: CheckpointId, write: Background
+    ) -> None:
+        def write_now() -> None:
+            result = answer_or_error(write)
+            self._mail(lambda: self._subtasks[subtask].on_channels_written(checkpoint_id, result))
+
+        self._snapshot_pool.submit(write_now)
+
+    def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
         store = self._store
-        paths = [state.file.path for operator in operators for state in operator.keyed]
-        if store is not None and paths:
-            self._snapshot_pool.submit(lambda: [store.delete(path) for path in paths])
+        if store is not None and files:
+            self._snapshot_pool.submit(lambda: [store.delete(file.path) for file in files])
 
     def acknowledged(
         self,
@@ -290,11 +294,12 @@ class _Slot(TaskEvents):
         checkpoint_id: CheckpointId,
         operators: Sequence[OperatorSnapshot],
         timings: SubtaskTimings,
+        channels: Sequence[ChannelState],
     ) -> None:
         # First, so that what is told of a checkpoint counts the rows it holds, at any interval.
         self._control.send(self._progress())
         self._control.send(
-            Acknowledged(*subtask, checkpoint_id, operators=tuple(operators), timings=timings)
+            Acknowledged(*subtask, checkpoint_id, tuple(operators), timings, tuple(channels))
         )
 
     def declined(self, subtask: SubtaskRef, checkpoint_id: CheckpointId, reason: str) -> None:
@@ -346,10 +351,3 @@ def _cause_of(error: Exception) -> FailureCause:
             return "bystander"
         case _:
             return "other"
-
-
-def _answer_or_error(background: Background) -> object:
-    try:
-        return cast(object, background())
-    except Exception as error:  # it is judged in the loop, by what kind of operator it came from
-        return error

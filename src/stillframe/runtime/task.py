@@ -1,12 +1,13 @@
-"""One subtask: takes elements from its inputs or its source, runs its chain, answers barriers.
+"""What all subtasks do: run a chain, take its snapshots, acknowledge them, commit.
 
 Theory of operation
 -------------------
 A subtask is stepped by the slot's loop. A step takes one element, and only if every output has
-room, so that a slow reader downstream is felt all the way up to the source. Records go through the
-chain. Barriers go to the aligner, whose instructions are carried out here: a channel is held or
-released, or the snapshot is taken: first the synchronous part of every operator, then the barrier
-goes out behind the records it belongs to, then the background part is handed to the slot's pool.
+room, so that a slow reader downstream is felt all the way up to the source. Where elements come
+from, and when a snapshot is due, is said in `source_task` and `inner_task`. A snapshot is: first
+the synchronous part of every operator, then the barrier goes out behind the records it belongs to,
+then the background part is handed to the slot's pool. Where the barrier overtook records, in
+channels to or from this subtask, they are written too. When all is durable it is acknowledged.
 
 Rules of this file
 ------------------
@@ -18,32 +19,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
 import pyarrow as pa
 
-from stillframe.api.sources import EndOfData, NothingYet
 from stillframe.clock import Clock
 from stillframe.config import CheckpointMode
 from stillframe.graph.plan import SubtaskRef
-from stillframe.ids import ChannelIndex, CheckpointId, Epoch
-from stillframe.protocol.alignment import (
-    Abandon,
-    BarrierAligner,
-    Hold,
-    Instruction,
-    Release,
-    TakeSnapshot,
-)
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch, SubtaskIndex
 from stillframe.protocol.commits import Commit
-from stillframe.protocol.manifests import OperatorSnapshot, SubtaskTimings
-from stillframe.protocol.tracking import BarrierTracker
-from stillframe.runtime.chain import Chain
-from stillframe.runtime.channels import InputChannel
-from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Marker
-from stillframe.runtime.operators import Background, Reading, Writing
+from stillframe.protocol.manifests import (
+    ChannelState,
+    FileHandle,
+    OperatorSnapshot,
+    SubtaskTimings,
+)
+from stillframe.protocol.messages import (
+    AbortCheckpoint,
+    AssignSplits,
+    CompleteCheckpoint,
+    StartSlot,
+    TriggerCheckpoint,
+)
+from stillframe.runtime.chain import Chain, OutputLog
+from stillframe.runtime.elements import Barrier
+from stillframe.runtime.operators import Background, Writing, files_written
+from stillframe.state.channel_log import Overtaken, WrittenLog
+
+ChannelLog = Callable[[CheckpointId, Sequence[Overtaken]], Background]
+"""What writes records under way, in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +72,19 @@ class TaskEvents(ABC):
         """Run the writes in the background."""
 
     @abstractmethod
+    def channels_recorded(
+        self, subtask: SubtaskRef, checkpoint_id: CheckpointId, write: Background
+    ) -> None:
+        """Run this in the background, then `on_channels_written`."""
+
+    @abstractmethod
     def acknowledged(
         self,
         subtask: SubtaskRef,
         checkpoint_id: CheckpointId,
         operators: Sequence[OperatorSnapshot],
         timings: SubtaskTimings,
+        channels: Sequence[ChannelState],
     ) -> None:
         """The subtask's part of the checkpoint is durable."""
 
@@ -80,8 +93,8 @@ class TaskEvents(ABC):
         """The subtask will not do its part of this checkpoint."""
 
     @abstractmethod
-    def snapshot_unwanted(self, operators: Sequence[OperatorSnapshot]) -> None:
-        """The checkpoint failed while these were written: their files may be deleted."""
+    def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
+        """The checkpoint failed while it wrote these: they may be deleted."""
 
     @abstractmethod
     def commit_wanted(
@@ -108,6 +121,29 @@ class Counters:
     """Those that entered the job here, from a source."""
 
 
+ChannelName = tuple[str, SubtaskIndex]
+"""The edge by its name, and the sender."""
+
+
+@dataclass(slots=True)
+class _OpenSnapshot:
+    """A snapshot that was taken and is not acknowledged yet."""
+
+    started: SnapshotStarted
+    received: dict[ChannelName, list[pa.RecordBatch]]
+    """What came on channels whose barrier it did not wait for."""
+    sent: OutputLog
+    """What its own barrier overtook."""
+    is_recording: bool
+    """Whether barriers are still to come that end the recording."""
+    leaves_by_seconds: float | None
+    """When its own barrier overtakes what it still waits behind; None: nothing to wait for."""
+    is_finished: bool
+    """Whether the records had ended before it was taken."""
+    operators: Sequence[OperatorSnapshot] | None = None
+    channels: Sequence[ChannelState] | None = None
+
+
 class Subtask(ABC):
     """What sources and inner subtasks have in common: the chain, its snapshots and its commits."""
 
@@ -115,7 +151,14 @@ class Subtask(ABC):
     """How often the loop steps it before the other subtasks and the mailbox have their turn."""
 
     def __init__(
-        self, ref: SubtaskRef, name: str, chain: Chain, clock: Clock, events: TaskEvents
+        self,
+        ref: SubtaskRef,
+        name: str,
+        chain: Chain,
+        clock: Clock,
+        events: TaskEvents,
+        mode: CheckpointMode = "exactly-once",
+        channel_log: ChannelLog | None = None,
     ) -> None:
         self.ref = ref
         self.name = name
@@ -123,10 +166,14 @@ class Subtask(ABC):
         self._chain = chain
         self._clock = clock
         self._events = events
+        self._writes_in_loop = mode == "stop-the-world"
+        self._channel_log = channel_log
+        self._has_finished = False
         self._stateful = chain.stateful
         self._sinks = [op for op in self._stateful if isinstance(op, Writing)]
         self._uncommitted: dict[CheckpointId, int] = {}
-        self._started: dict[CheckpointId, SnapshotStarted] = {}
+        self._last_completed = NO_CHECKPOINT
+        self._open: dict[CheckpointId, _OpenSnapshot] = {}
         self._unwritten: deque[CheckpointId] = deque()
         self._written: dict[CheckpointId, Sequence[object]] = {}
 
@@ -136,12 +183,22 @@ class Subtask(ABC):
 
     def idle_seconds_max(self) -> float:
         """How long the loop may wait before it must step this subtask again unasked."""
-        return 1.0
+        if not self._open:
+            return 1.0
+        now = self._clock.monotonic_seconds()
+        waits = (each.leaves_by_seconds for each in self._open.values())
+        return min([1.0, *(max(0.0, until - now) for until in waits if until is not None)])
 
     @property
     def records_written(self) -> int:
         """How many records were handed to sinks here."""
         return sum(sink.records_written for sink in self._sinks)
+
+    def on_trigger(self, barrier: Barrier) -> None:  # noqa: B027 - for sources
+        """The coordinator begins a checkpoint; sources send its barrier."""
+
+    def on_splits(self, order: AssignSplits) -> None:  # noqa: B027 - for sources
+        """The coordinator has splits for a source; perhaps for this one."""
 
     def on_written(self, checkpoint_id: CheckpointId, results: Sequence[object]) -> None:
         """The background part is done; `results` holds, per operator, its answer or its error.
@@ -171,21 +228,63 @@ class Subtask(ABC):
                 raise result
             else:
                 failures.append(str(result))
-        started = self._started.pop(checkpoint_id, None)
-        if started is None or failures:
-            self._events.snapshot_unwanted(written)
-        if started is None:
+        snapshot = self._open.get(checkpoint_id)
+        if snapshot is None or failures:
+            self._events.snapshot_unwanted(files_written(checkpoint_id, written))
+        if snapshot is None:
             return
         if failures:
-            self._events.declined(self.ref, checkpoint_id, failures[0])
+            self._decline(checkpoint_id, failures[0])
             return
-        self._events.acknowledged(self.ref, checkpoint_id, written, self._timings(started, written))
+        snapshot.operators = [replace(op, finished=snapshot.is_finished) for op in written]
+        self._acknowledge_if_complete(checkpoint_id, snapshot)
+
+    def on_channels_written(self, checkpoint_id: CheckpointId, result: object) -> None:
+        """What was under way is written; `result` is what the background part said, or raised."""
+        snapshot = self._open.get(checkpoint_id)
+        if isinstance(result, WrittenLog):
+            channels = described_channels(result)
+            if snapshot is None:
+                self._events.snapshot_unwanted([channels[0].file])
+                return
+            snapshot.channels = channels
+            self._acknowledge_if_complete(checkpoint_id, snapshot)
+        elif snapshot is not None:
+            self._decline(checkpoint_id, str(result))
+
+    def _acknowledge_if_complete(
+        self, checkpoint_id: CheckpointId, snapshot: _OpenSnapshot
+    ) -> None:
+        operators, channels = snapshot.operators, snapshot.channels
+        if operators is None or channels is None:
+            return
+        del self._open[checkpoint_id]
+        timings = self._timings(snapshot.started, operators, channels)
+        self._events.acknowledged(self.ref, checkpoint_id, operators, timings, channels)
+
+    def _decline(self, checkpoint_id: CheckpointId, reason: str) -> None:
+        self._give_up(checkpoint_id)
+        self._events.declined(self.ref, checkpoint_id, reason)
+
+    def _give_up(self, checkpoint_id: CheckpointId) -> None:
+        """Forget the snapshot; what of it is written already is of no use."""
+        snapshot = self._open.pop(checkpoint_id, None)
+        if snapshot is not None:
+            files = files_written(checkpoint_id, snapshot.operators or ())
+            channels = {channel.file for channel in snapshot.channels or ()}
+            self._events.snapshot_unwanted([*files, *channels])
 
     def _timings(
-        self, started: SnapshotStarted, written: Sequence[OperatorSnapshot]
+        self,
+        started: SnapshotStarted,
+        written: Sequence[OperatorSnapshot],
+        channels: Sequence[ChannelState],
     ) -> SubtaskTimings:
         elapsed_ms = (self._clock.monotonic_seconds() - started.started_at_seconds) * 1000
-        state_bytes = sum(state.file.length_bytes for op in written for state in op.keyed)
+        in_flight_bytes = sum(channel.length_bytes for channel in channels)
+        state_bytes = in_flight_bytes + sum(
+            state.file.length_bytes for op in written for state in (*op.keyed, *op.broadcast)
+        )
         return SubtaskTimings(
             task=self.name,
             subtask=self.ref.subtask,
@@ -193,13 +292,19 @@ class Subtask(ABC):
             alignment_ms=round(started.alignment_ms, 3),
             sync_ms=round(started.sync_ms, 3),
             async_ms=round(elapsed_ms - started.sync_ms, 3),
-            bytes_written=state_bytes,
+            bytes_written=in_flight_bytes
+            + sum(file.length_bytes for file in files_written(started.checkpoint_id, written)),
             state_bytes=state_bytes,
-            in_flight_bytes=0,
+            in_flight_bytes=in_flight_bytes,
         )
 
     def on_complete(self, checkpoint_id: CheckpointId, epoch: Epoch) -> None:
-        """The checkpoint is complete: sinks may commit what it holds."""
+        """The checkpoint is complete: sinks may commit what it holds. Told twice: done once."""
+        if checkpoint_id <= self._last_completed:
+            return
+        self._last_completed = checkpoint_id
+        for operator in self._stateful:
+            operator.completed(checkpoint_id)
         committing = [sink for sink in self._sinks if sink.commits_here]
         if committing:
             self._uncommitted[checkpoint_id] = len(committing)
@@ -219,22 +324,122 @@ class Subtask(ABC):
 
     def on_abort(self, checkpoint_id: CheckpointId) -> None:
         """The coordinator gave this checkpoint up."""
-        self._started.pop(checkpoint_id, None)
+        for operator in self._stateful:
+            operator.aborted(checkpoint_id)
+        self._give_up(checkpoint_id)
 
     def close(self) -> None:
         self._chain.close()
 
-    def _take_snapshot(self, barrier: Barrier, start_delay_ms: float, alignment_ms: float) -> None:
+    def _take_snapshot(
+        self,
+        barrier: Barrier,
+        start_delay_ms: float,
+        alignment_ms: float,
+        is_recording: bool = False,
+        overtaken: Mapping[ChannelName, list[pa.RecordBatch]] | None = None,
+    ) -> None:
+        """The synchronous part, and the barrier on its way, which has `overtaken` these already."""
+        checkpoint_id = barrier.checkpoint_id
         began = self._clock.monotonic_seconds()
-        writes = tuple(op.snapshot(barrier.checkpoint_id) for op in self._stateful)
-        self._chain.broadcast(barrier)
+        writes = tuple(op.snapshot(checkpoint_id) for op in self._stateful)
+        sent: OutputLog = {}
+        if barrier.is_overtaking:
+            sent = self._chain.overtake(barrier)
+        else:
+            self._chain.broadcast(barrier)
         sync_ms = (self._clock.monotonic_seconds() - began) * 1000
         started = SnapshotStarted(
-            barrier.checkpoint_id, writes, began, start_delay_ms, alignment_ms, sync_ms
+            checkpoint_id, writes, began, start_delay_ms, alignment_ms, sync_ms
         )
-        self._started[barrier.checkpoint_id] = started
-        self._unwritten.append(barrier.checkpoint_id)
-        self._events.snapshot_started(self.ref, started)
+        self._open[checkpoint_id] = _OpenSnapshot(
+            started,
+            dict(overtaken or {}),
+            sent,
+            is_recording,
+            self._leaves_by_seconds(barrier, began),
+            self._has_finished,
+        )
+        self._unwritten.append(checkpoint_id)
+        if self._writes_in_loop:
+            self.on_written(checkpoint_id, [answer_or_error(write) for write in writes])
+        else:
+            self._events.snapshot_started(self.ref, started)
+        self._write_channels_if_complete(checkpoint_id)
+
+    def _leaves_by_seconds(self, barrier: Barrier, now_seconds: float) -> float | None:
+        timeout_ms = barrier.alignment_timeout_ms
+        if not timeout_ms or not self._chain.holds(barrier.checkpoint_id):
+            return None
+        return now_seconds + timeout_ms / 1000
+
+    def _hasten_barriers(self) -> None:
+        """A barrier that waits too long behind records on their way out overtakes them."""
+        if not self._open:  # as in nearly every step
+            return
+        for checkpoint_id, snapshot in list(self._open.items()):
+            if snapshot.leaves_by_seconds is None:
+                continue
+            if self._chain.holds(checkpoint_id):
+                if self._clock.monotonic_seconds() < snapshot.leaves_by_seconds:
+                    continue
+                snapshot.sent = self._chain.hasten(checkpoint_id)
+            snapshot.leaves_by_seconds = None
+            self._write_channels_if_complete(checkpoint_id)
+
+    def _write_channels_if_complete(self, checkpoint_id: CheckpointId) -> None:
+        snapshot = self._open.get(checkpoint_id)
+        if snapshot is None or snapshot.is_recording or snapshot.leaves_by_seconds is not None:
+            return
+        overtaken = self._overtaken(snapshot)
+        if not overtaken:
+            snapshot.channels = ()
+            self._acknowledge_if_complete(checkpoint_id, snapshot)
+            return
+        assert self._channel_log is not None, "records under way have nowhere to be kept"
+        write = self._channel_log(checkpoint_id, overtaken)
+        if self._writes_in_loop:
+            self.on_channels_written(checkpoint_id, answer_or_error(write))
+        else:
+            self._events.channels_recorded(self.ref, checkpoint_id, write)
+
+    def _overtaken(self, snapshot: _OpenSnapshot) -> list[Overtaken]:
+        here = self.ref.subtask
+        received = (
+            Overtaken(edge, source, here, True, batches)
+            for (edge, source), batches in snapshot.received.items()
+        )
+        sent = (
+            Overtaken(edge, here, target, False, batches)
+            for (edge, target), batches in snapshot.sent.items()
+        )
+        return [channel for channel in (*received, *sent) if channel.batches]
+
+
+def answer_or_error(background: Background) -> object:
+    """What background work says; an error is judged in the loop, by whose work it was."""
+    try:
+        return cast(object, background())
+    except Exception as error:
+        return error
+
+
+def described_channels(log: WrittenLog) -> list[ChannelState]:
+    """What the acknowledgement says of records under way."""
+    file = FileHandle(log.path, log.length_bytes, log.crc32)
+    return [
+        ChannelState(
+            run.channel.edge,
+            run.channel.source,
+            run.channel.target,
+            "input" if run.channel.is_input else "output",
+            file,
+            run.offset_bytes,
+            run.length_bytes,
+            run.rows,
+        )
+        for run in log.runs
+    ]
 
 
 def take_turn(subtasks: Sequence[Subtask]) -> bool:
@@ -248,162 +453,29 @@ def take_turn(subtasks: Sequence[Subtask]) -> bool:
     return progressed
 
 
-class SourceSubtask(Subtask):
-    """A subtask that begins with a source: barriers come from the coordinator, not from inputs."""
-
-    steps_per_turn = 1  # what is in the job is worked off first: barriers wait behind it
-
-    def __init__(
-        self,
-        ref: SubtaskRef,
-        name: str,
-        chain: Chain,
-        clock: Clock,
-        events: TaskEvents,
-        source: Reading,
-    ) -> None:
-        super().__init__(ref, name, chain, clock, events)
-        self._source = source
-        self._drained = False
-        self._retry_seconds = 0.0
-
-    def step(self) -> bool:
-        if self._drained or not self._chain.has_room():
-            self._retry_seconds = 1.0
-            return False
-        polled = self._source.poll()
-        if isinstance(polled, NothingYet):
-            self._retry_seconds = polled.retry_seconds
-            return False
-        if isinstance(polled, EndOfData):
-            self._drained = True
-            self._chain.broadcast(EndOfRecords())
-            self._events.drained(self.ref)
-            return True
-        self.counters.records_read += polled.num_rows
-        self._chain.process(polled)
-        return True
-
-    def idle_seconds_max(self) -> float:
-        return self._retry_seconds
-
-    def on_trigger(self, barrier: Barrier) -> None:
-        """The coordinator begins a checkpoint here."""
-        delay_ms = self._clock.wall_ms() - barrier.triggered_at_ms
-        self._take_snapshot(barrier, start_delay_ms=max(0, delay_ms), alignment_ms=0.0)
+CheckpointOrder = TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint
 
 
-@dataclass(slots=True)
-class _Alignment:
-    """When the barriers of the open checkpoint began to arrive."""
-
-    barrier: Barrier
-    start_delay_ms: float
-    began_at_seconds: float
-
-
-@dataclass(slots=True)
-class Inputs:
-    """The input channels of a subtask: which are held, and whose turn it is."""
-
-    channels: Sequence[InputChannel]
-    held: set[int] = field(default_factory=set)
-    turn: int = 0
-
-    def next_readable(self) -> int | None:
-        count = len(self.channels)
-        for offset in range(count):
-            index = (self.turn + offset) % count
-            if index not in self.held and not self.channels[index].is_empty():
-                self.turn = (index + 1) % count
-                return index
-        return None
+def obey(subtasks: Iterable[Subtask], order: CheckpointOrder | AssignSplits) -> None:
+    """Carry out what the coordinator says in all subtasks it concerns."""
+    match order:
+        case TriggerCheckpoint(checkpoint_id, triggered_at_ms, alignment_timeout_ms):
+            barrier = Barrier(checkpoint_id, triggered_at_ms, alignment_timeout_ms)
+            for subtask in subtasks:
+                subtask.on_trigger(barrier)
+        case CompleteCheckpoint(checkpoint_id, epoch):
+            for subtask in subtasks:
+                subtask.on_complete(checkpoint_id, epoch)
+        case AbortCheckpoint(checkpoint_id):
+            for subtask in subtasks:
+                subtask.on_abort(checkpoint_id)
+        case AssignSplits():
+            for subtask in subtasks:
+                subtask.on_splits(order)
 
 
-class InnerSubtask(Subtask):
-    """A subtask fed by channels: it aligns their barriers."""
-
-    steps_per_turn = 16
-
-    def __init__(
-        self,
-        ref: SubtaskRef,
-        name: str,
-        chain: Chain,
-        clock: Clock,
-        events: TaskEvents,
-        channels: Sequence[InputChannel],
-        mode: CheckpointMode = "exactly-once",
-    ) -> None:
-        super().__init__(ref, name, chain, clock, events)
-        self._inputs = Inputs(channels)
-        indices = [ChannelIndex(i) for i in range(len(channels))]
-        self._aligner: BarrierAligner | BarrierTracker
-        if mode == "exactly-once":
-            self._aligner = BarrierAligner(indices)
-        else:
-            self._aligner = BarrierTracker(indices)
-        self._alignments: dict[CheckpointId, _Alignment] = {}
-        self._unended = set(range(len(channels)))
-
-    def step(self) -> bool:
-        if not self._chain.has_room():
-            return False
-        index = self._inputs.next_readable()
-        if index is None:
-            return False
-        element = self._inputs.channels[index].take()
-        if isinstance(element, pa.RecordBatch):
-            self.counters.records_in += element.num_rows
-            self._chain.process(element)
-        else:
-            self._on_marker(ChannelIndex(index), element)
-        return True
-
-    def on_abort(self, checkpoint_id: CheckpointId) -> None:
-        super().on_abort(checkpoint_id)
-        self._carry_out(self._aligner.on_cancel(checkpoint_id))
-
-    def _on_marker(self, channel: ChannelIndex, marker: Marker) -> None:
-        match marker:
-            case Barrier(checkpoint_id):
-                self._note_arrival(marker)
-                self._carry_out(self._aligner.on_barrier(channel, checkpoint_id))
-            case CancelBarrier(checkpoint_id):
-                self._carry_out(self._aligner.on_cancel(checkpoint_id))
-            case EndOfRecords():
-                self._unended.discard(channel)
-                if not self._unended:
-                    self._chain.broadcast(EndOfRecords())
-                    self._events.drained(self.ref)
-            case _:
-                raise AssertionError(f"nobody sends {marker} yet")
-
-    def _note_arrival(self, barrier: Barrier) -> None:
-        """Several checkpoints' barriers may be under way where no channel is held back."""
-        if barrier.checkpoint_id not in self._alignments:
-            delay_ms = max(0, self._clock.wall_ms() - barrier.triggered_at_ms)
-            self._alignments[barrier.checkpoint_id] = _Alignment(
-                barrier, delay_ms, self._clock.monotonic_seconds()
-            )
-
-    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case Hold(channel):
-                    self._inputs.held.add(channel)
-                case Release(channels):
-                    self._inputs.held.difference_update(channels)
-                case TakeSnapshot(checkpoint_id):
-                    alignment = self._alignments[checkpoint_id]
-                    self._alignments = {
-                        later: each
-                        for later, each in self._alignments.items()
-                        if later > checkpoint_id
-                    }
-                    waited = self._clock.monotonic_seconds() - alignment.began_at_seconds
-                    self._take_snapshot(alignment.barrier, alignment.start_delay_ms, waited * 1000)
-                case Abandon(checkpoint_id):
-                    self._events.declined(
-                        self.ref, checkpoint_id, f"{self.name} gave up waiting for its barriers"
-                    )
+def commit_restored(subtasks: Iterable[Subtask], start: StartSlot) -> None:
+    """What the restored checkpoint had prepared may be uncommitted: it is announced once more."""
+    if start.restored_checkpoint is not None:
+        assert start.restored_epoch is not None
+        obey(subtasks, CompleteCheckpoint(start.restored_checkpoint, start.restored_epoch))

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from stillframe.api.sources import Source
-from stillframe.config import refuse_unknown
-from stillframe.connectors.files import JsonLinesSource, ParquetSource, local_path
+from stillframe.config import parse_duration_seconds, refuse_unknown
+from stillframe.connectors.files import (
+    FileSource,
+    Following,
+    JsonLinesSource,
+    ParquetSource,
+    local_path,
+)
 from stillframe.connectors.generate import (
     ClickSource,
     RateSource,
@@ -28,10 +34,10 @@ Options = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class _FileFormat:
     name: str
-    make: Callable[[str, pa.Schema], ParquetSource | JsonLinesSource]
+    make: Callable[[str, pa.Schema, Following | None], FileSource]
 
     def source(self, options: Options, schema: pa.Schema | None) -> Source:
-        refuse_unknown(options, ["path"], f"the source {self.name}")
+        refuse_unknown(options, ["path", "followInterval", "maxFileAge"], f"the source {self.name}")
         path = option_value(options, "path")
         if path is None:
             raise BuildError(f"the source {self.name} has no path: give one to load(...)")
@@ -41,8 +47,9 @@ class _FileFormat:
                 ' .schema("app_id string, at timestamp"), or take the one of a DataFrame,'
                 f" .schema(spark.read.{self.name}({path!r}).schema)"
             )
-        _refuse_missing(path)
-        source = self.make(path, schema)
+        following = _following(options)
+        _refuse_missing(path, may_come_later=following is not None)
+        source = self.make(path, schema, following)
         source.check()
         return source
 
@@ -113,13 +120,35 @@ def option_value(options: Options, name: str) -> str | None:
 def is_unbounded(source: Source) -> bool:
     """Whether this source never ends."""
     match source:
-        case ClickSource(records=None) | RateSource(rows=None):
+        case ClickSource(records=None) | RateSource(rows=None) | FileSource(following=Following()):
             return True
         case _:
             return False
 
 
-def _refuse_missing(path: str) -> None:
+def _following(options: Options) -> Following | None:
+    interval, age = option_value(options, "followInterval"), option_value(options, "maxFileAge")
+    if interval is None:
+        if age is not None:
+            raise BuildError(
+                "option maxFileAge is of files that come later, which are read only with the"
+                " option followInterval: give that too, such as '1 second'"
+            )
+        return None
+    seconds = parse_duration_seconds("followInterval", interval)
+    if seconds <= 0:
+        raise BuildError(
+            f"option followInterval is {interval!r}, which leaves no pause between two listings:"
+            " give a duration such as '1 second'"
+        )
+    if age is None:
+        return Following(seconds)
+    return Following(seconds, parse_duration_seconds("maxFileAge", age))
+
+
+def _refuse_missing(path: str, may_come_later: bool) -> None:
     plain = local_path(path)
+    if may_come_later and glob.has_magic(plain):
+        return
     if not os.path.lexists(plain) and not glob.glob(plain):
         raise BuildError(f"[PATH_NOT_FOUND] Path does not exist: {path}; check its spelling")

@@ -34,7 +34,7 @@ from stillframe.api.sources import Source, SourceContext, Split
 from stillframe.connectors.files import ParquetSource, local_path
 from stillframe.connectors.frame import FrameSource
 from stillframe.errors import BuildError, StartRefused
-from stillframe.graph.logical import Node, Read, walk
+from stillframe.graph.logical import Node, Read, moved, walk
 from stillframe.ids import OperatorUid
 from stillframe.spark.types import to_arrow_schema
 
@@ -180,17 +180,12 @@ def _rewritten(
     """The sinks of a graph in which these nodes read from these sources."""
     new: dict[int, Node] = {}
     for node in nodes:
-        inputs = tuple(new[id(upstream)] for upstream in node.inputs)
         source = sources.get(id(node))
         if source is not None:
             # The uid is given, as it followed from the placeholder; those behind follow from it.
             new[id(node)] = Node(Read(source), node.schema, (), node.uid, node.parallelism)
-        elif inputs == node.inputs:
-            new[id(node)] = node
         else:
-            new[id(node)] = Node(
-                node.operator, node.schema, inputs, node.given_uid, node.parallelism
-            )
+            new[id(node)] = moved(node, new)
     return (new[id(sink)] for sink in sinks)
 
 

@@ -7,16 +7,27 @@ looks like and what is wrong; then it is translated into nodes. Nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from stillframe.connectors.discard import DiscardSink
 from stillframe.errors import BuildError
 from stillframe.graph import expressions as graph
-from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Operator, Project
+from stillframe.graph.logical import (
+    Aggregate,
+    Filter,
+    MapInArrow,
+    Node,
+    Operator,
+    Project,
+    Union,
+    Write,
+    replaced,
+)
 from stillframe.graph.plan import build_plan
 from stillframe.runtime.row_functions import (
     ArrowFunction,
@@ -38,6 +49,8 @@ from stillframe.state.accumulators import unsupported
 if TYPE_CHECKING:
     import pandas
 
+    from stillframe.api.functions import TwoInputFunction
+    from stillframe.spark.combined import BroadcastStream
     from stillframe.spark.session import Still
     from stillframe.spark.writer import StreamWriter
 
@@ -54,8 +67,8 @@ _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("orderBy", "sort"), f"a stream has no last row to sort by; {_BEFORE}"),
     **dict.fromkeys(("limit", "offset"), f"a stream is not cut off; {_BEFORE}"),
     **dict.fromkeys(
-        ("join", "crossJoin", "union", "unionAll", "unionByName"),
-        f"streams cannot be brought together yet; {_BEFORE}",
+        ("join", "crossJoin"),
+        f"streams cannot be joined yet: connect(...) calls a function with both, or {_BEFORE}",
     ),
     **dict.fromkeys(
         ("distinct", "dropDuplicates", "drop_duplicates", "dropDuplicatesWithinWatermark"),
@@ -104,6 +117,11 @@ class Stream:
         return self._node
 
     @property
+    def frame(self) -> DataFrame:
+        """An empty DataFrame with its columns, for Spark's analyzer."""
+        return self._frame
+
+    @property
     def still(self) -> Still:
         return self._still
 
@@ -135,7 +153,10 @@ class Stream:
         """Print the physical plan: its tasks, how many of each, and what travels between them."""
         config = self._still.job_config({})
         slots = config.parallelism or self._still.spark.sparkContext.defaultParallelism
-        print(build_plan("stream", [self._node], slots, config.max_parallelism).explain())
+        last = self._node
+        if isinstance(last.operator, Union):  # it shows only as the inputs of what reads it
+            last = Node(Write(DiscardSink()), last.schema, (last,))
+        print(build_plan("stream", [last], slots, config.max_parallelism).explain())
 
     def __repr__(self) -> str:
         return f"Stream[{', '.join(f'{name}: {kind}' for name, kind in self.dtypes)}]"
@@ -248,6 +269,22 @@ class Stream:
 
     groupby = groupBy
 
+    def union(self, other: Stream) -> Stream:
+        """The rows of both, column by column by their places, in no order between the two."""
+        from stillframe.spark.combined import united
+
+        return united(self, other, lambda first, second: first.union(second))
+
+    unionAll = union
+
+    def unionByName(self, other: Stream, allowMissingColumns: bool = False) -> Stream:
+        """The rows of both, column by column by their names."""
+        from stillframe.spark.combined import united
+
+        return united(
+            self, other, lambda first, second: first.unionByName(second, allowMissingColumns)
+        )
+
     @property
     def writeStream(self) -> StreamWriter:
         from stillframe.spark.writer import StreamWriter
@@ -255,6 +292,46 @@ class Stream:
         return StreamWriter(self)
 
     # --- Ours ---------------------------------------------------------------------------------
+
+    def broadcast(self) -> BroadcastStream:
+        """This stream for `other.connect(...)`: every subtask there gets all of its rows."""
+        from stillframe.spark.combined import BroadcastStream
+
+        return BroadcastStream(self)
+
+    def connect(
+        self,
+        other: Stream | BroadcastStream,
+        function: Callable[[], TwoInputFunction],
+        schema: str | StructType,
+        by: str | Sequence[str] | None = None,
+    ) -> Stream:
+        """Call a `TwoInputFunction` with the batches of this stream and of another.
+
+        `function` is the class, or whatever makes an object of it when called without arguments;
+        it is called on executors, once per subtask and start. `schema` is that of the batches it
+        answers. Either `by` names columns that both streams have, and the rows of a key, of
+        whichever stream, all come to the same object; or the other stream is broadcast,
+        `stream.connect(other.broadcast(), ...)`, and every object gets all of its rows.
+        """
+        from stillframe.spark.combined import connected
+
+        return connected(self, other, function, schema, by)
+
+    def iterate(self, body: Callable[[Stream], tuple[Stream, Stream]]) -> Stream:
+        """A cycle: `body(stream)` answers `(out, back)`; what is in `back` comes round again.
+
+        `body` is called once, here. The stream it is given has the rows of this one and those of
+        `back`, which must have the same columns; `out` is what `iterate` answers. Both must come
+        from the given stream. Rows on their way round are part of every checkpoint.
+
+        A bounded job ends when its inputs have ended and nothing circulates any more: so every
+        row must leave the cycle, or be dropped, after finitely many rounds. If one row never
+        does, the job never ends. A cycle within a cycle is refused.
+        """
+        from stillframe.spark.combined import iterated
+
+        return iterated(self, body)
 
     def uid(self, name: str) -> Stream:
         """Name the operator that made this stream, so that its state finds it after changes."""
@@ -269,16 +346,16 @@ class Stream:
     def aggregated(self, frame: DataFrame) -> Stream:
         """This stream as Spark understood a grouping of it; called by `GroupedStream`."""
         made = aggregation_of(frame)
-        node = _projection(self._node, made.before, _schema_of(made.before))
+        node = projection_node(self._node, made.before, _schema_of(made.before))
         _refuse_unsupported(made, node.schema)
         aggregate = Node(Aggregate(made.keys, made.calls), _aggregate_schema(made, node), (node,))
-        last = _projection(aggregate, made.after, to_arrow_schema(frame.schema))
-        return Stream(self._still, last, _leaf(frame), principal=aggregate, is_updates=True)
+        last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
+        return Stream(self._still, last, leaf_of(frame), principal=aggregate, is_updates=True)
 
     def _projected(self, frame: DataFrame) -> Stream:
-        _refuse_repeated(frame.columns)
-        node = _projection(self._node, projection_of(frame), to_arrow_schema(frame.schema))
-        return self._with(node, _leaf(frame))
+        refuse_repeated(frame.columns)
+        node = projection_node(self._node, projection_of(frame), to_arrow_schema(frame.schema))
+        return self._with(node, leaf_of(frame))
 
     def _mapped(
         self,
@@ -289,7 +366,7 @@ class Stream:
         if not callable(given):
             raise BuildError(f"a function is wanted here, not {given!r}")
         schema = to_arrow_schema(declared)
-        _refuse_repeated(schema.names)
+        refuse_repeated(schema.names)
         frame = empty_frame(self._still.spark, declared)
         return self._then(MapInArrow(function, name_of(given)), schema, frame)
 
@@ -301,10 +378,7 @@ class Stream:
         return Stream(self._still, node, frame, principal=principal, is_updates=self._is_updates)
 
     def _with_principal(self, principal: Node) -> Stream:
-        last = self._node
-        node = principal
-        if last is not self._principal:
-            node = Node(last.operator, last.schema, (principal,))
+        node = replaced(self._node, self._principal, principal)
         return Stream(
             self._still, node, self._frame, principal=principal, is_updates=self._is_updates
         )
@@ -350,7 +424,7 @@ def _listed(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 and isinstance(given[0], list) else given
 
 
-def _projection(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema) -> Node:
+def projection_node(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema) -> Node:
     """A node that computes these columns; none where they are what comes in."""
     unchanged = tuple(
         graph.Named(field.name, graph.Column(field.name, field.type)) for field in upstream.schema
@@ -358,14 +432,17 @@ def _projection(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Sch
     return upstream if columns == unchanged else Node(Project(columns), schema, (upstream,))
 
 
-def _leaf(frame: DataFrame) -> DataFrame:
+def leaf_of(frame: DataFrame) -> DataFrame:
     """An empty DataFrame whose columns are those of `frame`, also to Spark's analyzer.
 
     A column is known to Spark by an id. Those that an operation passes on keep theirs, so that
     `clicks.select("id", "app_id").filter(clicks.id > 7)` means what it means in PySpark.
     """
-    spark = frame.sparkSession
-    output = frame._jdf.queryExecution().analyzed().output()
+    return frame_of_columns(frame.sparkSession, frame._jdf.queryExecution().analyzed().output())
+
+
+def frame_of_columns(spark: SparkSession, output: Any) -> DataFrame:
+    """An empty DataFrame of these columns, which are Spark's own (a Scala sequence of them)."""
     jvm: Any = spark._jvm
     sql = jvm.org.apache.spark.sql
     # By its companion object: the class has a constructor of another shape in every version.
@@ -394,7 +471,7 @@ def _refuse_unsupported(made: Aggregation, schema: pa.Schema) -> None:
             )
 
 
-def _refuse_repeated(names: list[str]) -> None:
+def refuse_repeated(names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise BuildError(

@@ -71,6 +71,7 @@ class AggregateTable:
         self._index = KeyIndex([field.type for field in key_fields])
         self._columns = ChangingColumns(self._layout.columns)
         self._scratch: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._version = 0
 
     def __len__(self) -> int:
         """How many keys there are."""
@@ -80,6 +81,11 @@ class AggregateTable:
     def state_bytes(self) -> int:
         """Roughly what the table occupies; Python strings of min and max are not counted."""
         return self._index.nbytes + self._columns.nbytes + self._scratch.nbytes
+
+    @property
+    def version(self) -> int:
+        """Another number after each change: two snapshots of one version hold the same."""
+        return self._version
 
     @property
     def result_schema(self) -> pa.Schema:
@@ -134,6 +140,7 @@ class AggregateTable:
     def _rows_of(self, keys: Sequence[pa.Array], count: int) -> Positions:
         hashes = None if keys else np.full(count, NO_COLUMNS_HASH, dtype=np.uint64)
         rows = self._index.rows_of(keys, hashes)
+        self._version += count > 0  # whoever asks for rows is about to change them
         self._columns.extend_to(len(self._index))
         return rows
 

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
 from stillframe.errors import SnapshotDamaged
-from stillframe.state.aggregates import FrozenTable
 from stillframe.storage.store import Store
+
+
+class FrozenRows(Protocol):
+    """Rows as they were at the barrier, which can be had by key group."""
+
+    @property
+    def snapshot_schema(self) -> pa.Schema: ...
+
+    def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each key group that has any, in ascending order of key groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class WrittenSnapshot:
     """The columns, for people."""
 
 
-def write_keyed_snapshot(store: Store, path: str, frozen: FrozenTable) -> WrittenSnapshot:
+def write_keyed_snapshot(store: Store, path: str, frozen: FrozenRows) -> WrittenSnapshot:
     """Sort the frozen rows by key group and write them; runs on a background thread.
 
     The frozen table is not released: that is for who froze it.
@@ -75,7 +85,7 @@ def read_keyed_snapshot(
 class _SnapshotFile:
     """The file in the making: its bytes, key group by key group, and what has been put in."""
 
-    def __init__(self, frozen: FrozenTable) -> None:
+    def __init__(self, frozen: FrozenRows) -> None:
         self._frozen = frozen
         self.key_groups: list[int] = []
         self.rows = 0

@@ -9,7 +9,7 @@ directory is flushed, or the name itself could be lost with the power. A new dir
 when its parent has been flushed, for the same reason.
 
 A crash leaves at worst a temporary file, whose name starts with `.tmp-`: no listing shows it, and
-it goes away with its directory.
+it goes away with its directory or by `delete_unfinished`.
 """
 
 from __future__ import annotations
@@ -143,6 +143,12 @@ class LocalStore(Store):
         directory = self._locate(path)
         with _telling("delete", directory):
             _remove_tree(directory)
+
+    def delete_unfinished(self, directory: str) -> None:
+        place = self._locate(directory)
+        with _telling("delete", place):
+            for file in place.glob(f"{_TEMPORARY_PREFIX}*"):
+                file.unlink(missing_ok=True)
 
     def _locate(self, path: str) -> Path:
         parts = path.split("/")

@@ -1,9 +1,13 @@
 """Names of things below a job's directory: `<root>/<job>/`.
 
-    chk-<n>-<attempt>/_metadata                     the manifest of checkpoint n
-    chk-<n>-<attempt>/<uid>-<subtask>-<state>.arrow one keyed state of one subtask
-    log/<20 digits>                                 the job log
-    staged/<uid>/…                                  epochs staged for a function on the driver
+    chk-<n>-<attempt>/_metadata                        the manifest of checkpoint n
+    shared/<attempt>/<uid>-<subtask>-<state>-<n>.arrow one keyed state of one subtask, written for
+                                                       checkpoint n; later ones may refer to it
+    log/<20 digits>                                    the job log
+    staged/<uid>/…                                     epochs staged for a function on the driver
+
+A manifest names the paths of its files, so checkpoints that hold their state files in their own
+directory, as the oldest do, are read like any other; only nobody shares those files.
 
 Everything but the job's own directory is relative to it. Names that users choose (jobs, uids,
 states) are quoted: letters and digits of any script, `_`, `-` and `.` stay, the rest becomes
@@ -18,6 +22,7 @@ from stillframe.errors import BuildError
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 
 LOG_DIRECTORY = "log"
+SHARED_DIRECTORY = "shared"
 STAGED_DIRECTORY = "staged"
 
 _NAME_BYTES_MAX = 100
@@ -73,6 +78,25 @@ def metadata_path(checkpoint_id: CheckpointId, attempt: Attempt) -> str:
     return f"{checkpoint_directory(checkpoint_id, attempt)}/_metadata"
 
 
+def attempt_directory(attempt: Attempt) -> str:
+    """Where an attempt puts the files that checkpoints may share.
+
+    One for each attempt: two drivers never write into the same one, and once an attempt is over
+    nobody writes there, so that what a crash left half written can be told from what is at work.
+    """
+    return f"{SHARED_DIRECTORY}/{attempt}"
+
+
+def attempt_of(name: str) -> Attempt | None:
+    """The attempt whose directory a child of the shared directory is, if it is one."""
+    return Attempt(int(name)) if re.fullmatch(r"[1-9][0-9]*", name, re.ASCII) else None
+
+
+def is_shared(path: str) -> bool:
+    """Whether checkpoints may share this file; if not, it goes with its checkpoint's directory."""
+    return path.startswith(f"{SHARED_DIRECTORY}/")
+
+
 def state_path(
     checkpoint_id: CheckpointId,
     uid: OperatorUid,
@@ -80,11 +104,17 @@ def state_path(
     attempt: Attempt,
     state: str,
 ) -> str:
-    # The last two parts are free of `-`, so that the name can be taken apart from its end:
+    # The last three parts are free of `-`, so that the name can be taken apart from its end:
     # uid `a-1` and state `x`, or uid `a` and state `1-x`, must not meet in one file.
     state_part = quoted_name(state, "state name", kept="_.")
-    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{state_part}.arrow"
-    return f"{checkpoint_directory(checkpoint_id, attempt)}/{name}"
+    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{state_part}-{checkpoint_id}.arrow"
+    return f"{attempt_directory(attempt)}/{name}"
+
+
+def number_of_file(path: str) -> CheckpointId | None:
+    """The number of the checkpoint for which a shared file was written; None for other files."""
+    match = re.fullmatch(r"shared/[1-9][0-9]*/[^/]+-([1-9][0-9]*)\.arrow", path, re.ASCII)
+    return CheckpointId(int(match[1])) if match else None
 
 
 def log_path(sequence: int) -> str:

@@ -82,6 +82,12 @@ class Store(ABC):
     def delete_directory(self, path: str) -> None:
         """Remove a directory and all below it, left-overs too; that it is gone already is fine."""
 
+    def delete_unfinished(self, directory: str) -> None:  # noqa: B027 - most leave nothing behind
+        """Remove what writers that died left behind in a directory; its files stay.
+
+        One that is still at it fails: call this only where nobody should be writing any more.
+        """
+
 
 def open_store(address: str) -> Store:
     """The store at a plain path or a `file:` URL. Building it touches nothing on disk."""

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
 
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonValue
 from stillframe.protocol.joblog import JobRecord, decode_record
-from stillframe.protocol.manifests import Manifest, decode_manifest
+from stillframe.protocol.manifests import ChannelState, Manifest, decode_manifest
+from stillframe.state.channel_log import read_run
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.paths import LOG_DIRECTORY, metadata_path
-from stillframe.testing.simulation.jobs import SOURCE, SimulatedJob, counts_of
-from stillframe.testing.simulation.outside import Row
+from stillframe.testing.simulation.jobs import SOURCE, Branch, SimulatedJob, counts_of
+from stillframe.testing.simulation.outside import NO_RECORDS, Records, Row, place_of, split_index
+from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
 from stillframe.testing.simulation.storage import Disk
+
+_DECODED_MAX = 32
+
+Counts = dict[int, tuple[int, int]]
+"""Per key: how many records, and the sum of their ids."""
+
+# The same bytes are looked at many times.
+_decode_record = lru_cache(_DECODED_MAX)(decode_record)
+_decode_manifest = lru_cache(_DECODED_MAX)(decode_manifest)
 
 
 class Violation(AssertionError):
@@ -29,18 +46,34 @@ def _require(holds: bool, checker: str, what: str) -> None:
 class Checkers:
     """All checkers of one run."""
 
-    def __init__(self, job: SimulatedJob, disk: Disk) -> None:
+    def __init__(self, job: SimulatedJob, disk: Disk, may_rescale: bool) -> None:
+        self._may_rescale = may_rescale
         self._job = job
         self._disk = disk
-        self._is_exact = job.config.checkpoint_mode == "exactly-once"
+        self._mode = job.config.checkpoint_mode
+        self._is_exact = self._mode in ("exactly-once", "stop-the-world")
+        self._never_twice = self._mode != "at-least-once"
+        self._early: dict[str, Counts] = {}
         self.completed: list[CheckpointId] = []
         self.restored: list[CheckpointId] = []
         self._announced: Counter[tuple[int, CheckpointId]] = Counter()
+        self._last_place: dict[tuple[str, int, int, int], int] = {}
+        self._ordered = {branch.uid for branch in job.branches if self._keeps_order(branch)}
         self._seen = {branch.uid: Counter[Row]() for branch in job.branches}
         self._last_count: dict[str, dict[int, int]] = defaultdict(dict)
         for branch in job.branches:
             outside = job.outside[branch.uid]
             outside.on_visible = self._watcher(branch.uid, branch.counts)
+
+    def _keeps_order(self, branch: Branch) -> bool:
+        """A split may change its reader with the number of slots, or when others have ended."""
+        return (
+            self._never_twice
+            and not self._may_rescale
+            and self._job.source.appear_at_seconds is None
+            and not branch.counts
+            and branch.has_one_way
+        )
 
     # --- as it happens ---
 
@@ -56,12 +89,13 @@ class Checkers:
                 self._check_cut(checkpoint_id)
             case AttemptStarted(restored_from=checkpoint_id) if checkpoint_id is not None:
                 self.restored.append(checkpoint_id)
+                self._note_early(checkpoint_id)
 
-    def _watcher(self, uid: str, counts: bool) -> Callable[[list[Row]], None]:
-        def watch(rows: list[Row]) -> None:
+    def _watcher(self, uid: str, counts: bool) -> Callable[[str, list[Row]], None]:
+        def watch(writer: str, rows: list[Row]) -> None:
             for row in rows:
                 self._seen[uid][row] += 1
-                if not self._is_exact:
+                if not self._never_twice:
                     continue
                 _require(self._seen[uid][row] == 1, "duplicates", f"{uid} shows {row} twice")
                 if counts:
@@ -70,8 +104,20 @@ class Checkers:
                     _require(count > before, "growth", f"{uid}: key {key} from {before} to {count}")
                     self._last_count[uid][key] = count
             self._check_nothing_early(uid, counts, rows)
+            if uid in self._ordered:
+                self._check_order(writer, rows)
 
         return watch
+
+    def _check_order(self, writer: str, rows: list[Row]) -> None:
+        """What took the same way from the same split to the same writer comes out in order."""
+        for number, key in rows:
+            split, place = place_of(number)
+            way = (writer, split, key, number % 2)
+            before = self._last_place.get(way, -1)
+            what = f"{writer} shows record {place} of split {split} after {before}"
+            _require(place > before, "order", what)
+            self._last_place[way] = place
 
     def _check_nothing_early(self, uid: str, counts: bool, rows: list[Row]) -> None:
         """Nothing becomes visible before the checkpoint that holds it is complete."""
@@ -79,10 +125,10 @@ class Checkers:
         newest = record.newest if record else None
         _require(newest is not None, "early", f"{uid} shows {rows[:3]} before any checkpoint")
         assert newest is not None
-        if not counts and self._is_exact:
-            positions = self._positions(self._manifest(newest.checkpoint_id, newest.attempt))
-            allowed = set(self._job.records_before(positions))
-            early = [row for row in rows if row not in allowed]
+        if not counts and self._never_twice:
+            stops = self._positions(self._manifest(newest.checkpoint_id, newest.attempt))
+            places = ((row, *place_of(row[0])) for row in rows)
+            early = [row for row, split, place in places if place >= stops.get(split, 0)]
             _require(not early, "early", f"{uid} shows {early[:3]} before it is complete")
 
     def _check_cut(self, checkpoint_id: CheckpointId) -> None:
@@ -93,42 +139,134 @@ class Checkers:
         _require(completed is not None, "log", f"checkpoint {checkpoint_id} is not in the log")
         assert completed is not None
         manifest = self._manifest(checkpoint_id, completed.attempt)
-        before = list(self._job.records_before(self._positions(manifest)))
+        before = self._job.records_before(self._positions(manifest))
         for branch in self._job.branches:
             if branch.counts:
-                expected = counts_of(row for row in before if branch.keeps(row))
-                found = self._state(manifest, OperatorUid(f"count-{branch.uid}"))
-                holds = found == expected if self._is_exact else _is_at_least(found, expected)
+                expected = counts_of(branch.kept(before))
+                found = self._counted(manifest, branch)
                 _require(
-                    holds,
+                    self._fits(found, expected),
                     "cut",
                     f"checkpoint {checkpoint_id}, {branch.uid}: {_difference(found, expected)}",
                 )
+            if branch.shape == "broadcast" and self._is_exact:
+                self._check_told(manifest, branch, before)
+
+    def _note_early(self, restored: CheckpointId) -> None:
+        """What the restored checkpoint has counted and the sources will read again."""
+        record = self._record()
+        assert record is not None
+        kept = record.checkpoint(restored)
+        if self._mode != "at-least-once" or kept is None:
+            return
+        manifest = self._manifest(restored, kept.attempt)
+        if any(zlib.crc32(self._file(file.path)) != file.crc32 for file in manifest.files()):
+            return  # it is damaged, as the slots will see
+        before = self._job.records_before(self._positions(manifest))
+        self._early = {
+            branch.uid: _without(self._counted(manifest, branch), counts_of(branch.kept(before)))
+            for branch in self._job.branches
+            if branch.counts
+        }
+
+    def _fits(self, found: Counts, expected: Counts) -> bool:
+        if self._is_exact:
+            return found == expected
+        if self._mode == "at-most-once":
+            return _is_at_least(expected, found)
+        return _is_at_least(found, expected)
+
+    def _counted(self, manifest: Manifest, branch: Branch) -> Counts:
+        """What has been counted, is held back, or is under way to be counted."""
+        records = [self._under_way(manifest, branch)]
+        for batch in self._rows(manifest, OperatorUid(f"hold-{branch.uid}")):
+            records.append(np.stack([column.to_numpy() for column in batch.columns], axis=1))
+        counted = {
+            key: (count, total)
+            for batch in self._rows(manifest, OperatorUid(f"count-{branch.uid}"))
+            for key, count, total in zip(*(c.to_pylist() for c in batch.columns), strict=True)
+        }
+        return _together(counted, counts_of(np.concatenate(records)))
+
+    def _under_way(self, manifest: Manifest, branch: Branch) -> Records:
+        """The records of a branch that barriers overtook, except those it drops."""
+        parts = [NO_RECORDS]
+        for state in manifest.channels:
+            if state.edge.split(">")[1].partition("-")[2].split("/")[0].split("#")[0] == branch.uid:
+                for batch in self._overtaken(state):
+                    parts.append(
+                        np.stack([ids_of(batch), batch.column("key").to_numpy()], axis=1)[
+                            is_on_edge(state.edge, ids_of(batch))
+                        ]
+                    )
+        return branch.kept(np.concatenate(parts))
+
+    def _check_told(self, manifest: Manifest, branch: Branch, before: Records) -> None:
+        """Every listener has been told everything, or will be by what is under way to it."""
+        uid = OperatorUid(f"listen-{branch.uid}")
+        expected = told_by(branch.entering(before)[:, 0])
+        for part in manifest.snapshots_of(uid):
+            told = [
+                told
+                for copy in part.broadcast
+                for batch in read_keyed_snapshot(
+                    self._file(copy.file.path), copy.key_groups, range(1)
+                )
+                for told in batch.column("id").to_pylist()
+            ]
+            for state in manifest.channels:
+                before_it = (f"drop-{branch.uid}", f"control-{branch.uid}")
+                is_shared = state.edge.split(">")[1] in before_it
+                if is_shared or (state.edge.endswith(f"{uid}/1") and state.target == part.subtask):
+                    for batch in self._overtaken(state):
+                        ids = ids_of(batch)
+                        told += told_by(ids[ids % branch.divisor != 0] if branch.divisor else ids)
+            _require(
+                sorted(told) == expected,
+                "told",
+                f"checkpoint {manifest.checkpoint_id}: listener {part.subtask} of {branch.uid}"
+                f" knows {len(told)} of {len(expected)} records",
+            )
 
     # --- at the end ---
 
     def check_end(self) -> None:
+        if self._mode == "at-most-once":
+            again = [number for number, times in self._job.emitted.items() if times > 1]
+            _require(not again, "emitted", f"records {again[:3]} left the source more than once")
         records = self._job.all_records()
         for branch in self._job.branches:
-            kept = [row for row in records if branch.keeps(row)]
+            kept = branch.kept(records)
             visible = self._job.outside[branch.uid].visible
             if branch.counts:
                 last = {row[0]: (row[1], row[2]) for row in visible}
                 exact = counts_of(kept)
-                holds = last == exact if self._is_exact else _is_at_least(last, exact)
-                _require(holds, "output", _difference(last, exact))
+                _require(self._fits(last, exact), "output", _difference(last, exact))
+                self._check_surplus(branch, last, exact)
             else:
-                lost = Counter(kept) - Counter(visible)
-                _require(not lost, "output", f"{branch.uid} lost {list(lost)[:3]}")
-                surplus = len(visible) - len(kept)
+                lost = Counter(map(tuple, kept.tolist())) - Counter(visible)
+                may_lose = self._mode == "at-most-once" and bool(self.restored)
+                _require(not lost or may_lose, "output", f"{branch.uid} lost {list(lost)[:3]}")
+                more = Counter(visible) - Counter(map(tuple, kept.tolist()))
                 _require(
-                    not surplus or not self._is_exact, "output", f"{branch.uid} has too many rows"
+                    not more or not self._never_twice, "output", f"{branch.uid} has too many rows"
                 )
             _require(
                 not self._job.outside[branch.uid].prepared,
                 "transactions",
                 f"{branch.uid} leaves {list(self._job.outside[branch.uid].prepared)[:3]} open",
             )
+
+    def _check_surplus(self, branch: Branch, last: Counts, exact: Counts) -> None:
+        """At least once: what counts twice is what the last recovery's checkpoint had early."""
+        if self._mode == "at-least-once":
+            early = self._early.get(branch.uid, {})
+            surplus = _without(last, exact)
+            _require(
+                surplus == early, "surplus", f"{branch.uid}: {surplus} where {early} was early"
+            )
+        if self._mode == "at-most-once" and not self.restored:
+            _require(last == exact, "output", _difference(last, exact))
 
     def check_files(self) -> None:
         """The files on the storage are those the retained checkpoints need, and the log."""
@@ -146,36 +284,57 @@ class Checkers:
     # --- reading the disk, without trouble ---
 
     def _record(self) -> JobRecord | None:
-        entries = sorted(path for path in self._disk.files if path.startswith(f"{LOG_DIRECTORY}/"))
-        return decode_record(self._disk.files[entries[-1]]) if entries else None
+        entries = [path for path in self._disk.files if path.startswith(f"{LOG_DIRECTORY}/")]
+        return _decode_record(self._disk.files[max(entries)]) if entries else None
 
     def _manifest(self, checkpoint_id: CheckpointId, attempt: Attempt) -> Manifest:
         path = metadata_path(checkpoint_id, attempt)
         _require(path in self._disk.files, "files", f"{path} of a retained checkpoint is gone")
-        return decode_manifest(self._disk.files[path])
+        return _decode_manifest(self._disk.files[path])
 
-    def _positions(self, manifest: Manifest) -> dict[str, int]:
+    def _positions(self, manifest: Manifest) -> dict[int, int]:
+        """Those not yet discovered are left out; those dropped by their readers are at the end."""
+        positions = dict(enumerate(self._job.source.lengths[: _found(manifest)]))
         items = [item for part in manifest.snapshots_of(SOURCE) for item in part.items]
-        return {str(item["id"]): _next(item["position"]) for item in items}
+        positions.update({split_index(str(item["id"])): _next(item["position"]) for item in items})
+        return positions
 
-    def _state(self, manifest: Manifest, uid: OperatorUid) -> dict[int, tuple[int, int]]:
-        import pyarrow as pa
-
-        found: dict[int, tuple[int, int]] = {}
+    def _rows(self, manifest: Manifest, uid: OperatorUid) -> Iterator[pa.RecordBatch]:
         for part in manifest.snapshots_of(uid):
             for keyed in part.keyed:
-                path = keyed.file.path
-                _require(path in self._disk.files, "files", f"{path} is gone")
-                buffer = pa.py_buffer(self._disk.files[path])
-                for batch in read_keyed_snapshot(buffer, keyed.key_groups, range(1 << 15)):
-                    for row in batch.to_pylist():
-                        found[row["key"]] = (row["count"], row["total"])
-        return found
+                file = self._file(keyed.file.path)
+                yield from read_keyed_snapshot(file, keyed.key_groups, range(1 << 15))
+
+    def _overtaken(self, state: ChannelState) -> list[pa.RecordBatch]:
+        return read_run(self._file(state.file.path), state.offset_bytes, state.length_bytes)
+
+    def _file(self, path: str) -> pa.Buffer:
+        _require(path in self._disk.files, "files", f"{path} is gone")
+        return pa.py_buffer(self._disk.files[path])
 
 
-def _is_at_least(found: dict[int, tuple[int, int]], expected: dict[int, tuple[int, int]]) -> bool:
+def _is_at_least(found: Counts, expected: Counts) -> bool:
     """Nothing is missing; records that were replayed may count twice."""
     return all(found.get(key, (0, 0)) >= counts for key, counts in expected.items())
+
+
+def _together(first: Counts, second: Counts) -> Counts:
+    sums = dict.fromkeys(first.keys() | second.keys(), (0, 0))
+    for counts in (first, second):
+        for key, (count, total) in counts.items():
+            sums[key] = (sums[key][0] + count, sums[key][1] + total)
+    return sums
+
+
+def _without(found: Counts, expected: Counts) -> Counts:
+    less = {key: (-count, -total) for key, (count, total) in expected.items()}
+    return {key: counts for key, counts in _together(found, less).items() if counts != (0, 0)}
+
+
+def _found(manifest: Manifest) -> int:
+    """How many splits the source's enumerator had found."""
+    state = manifest.enumerators.get(SOURCE, {}).get("state")
+    return cast(int, state["found"]) if isinstance(state, dict) else 0
 
 
 def _next(position: JsonValue) -> int:

@@ -6,22 +6,25 @@ up after its successor has taken over. A successor is a new object over the same
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from stillframe.api.sources import SplitEnumerator
 from stillframe.config import JobConfig
+from stillframe.coordinator import enumerators
 from stillframe.coordinator.attempt import JobParts, RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.history import Event, History
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import AttemptBroke, AttemptFinished, Mail, SlotsEnded
-from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.coordinator.starting import Starter
 from stillframe.errors import Fenced, StartRefused, StillframeError, StorageError
 from stillframe.graph.plan import Plan
-from stillframe.ids import SlotIndex
+from stillframe.ids import OperatorUid, SlotIndex
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import EndSlot, Order, Report
 from stillframe.testing.simulation.slot import Exchange, SimulatedSlot
@@ -39,12 +42,14 @@ class DriverNeeds:
     store: SimulatedStore
     """Its own, which fails and dies with it."""
     slot_store: Callable[[], SimulatedStore]
+    repeats: float
+    """The share of control messages that come twice."""
     on_event: Callable[[SimulatedDriver, Event], None]
     on_finished: Callable[[], None]
     on_refused: Callable[[str], None]
 
 
-class SimulatedDriver(SlotsPort, CommitsPort):
+class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
     """One driver process, from its start to its death or the end of the job."""
 
     def __init__(self, needs: DriverNeeds, number: int) -> None:
@@ -57,8 +62,12 @@ class SimulatedDriver(SlotsPort, CommitsPort):
         self._needs = needs
         self._world = needs.world
         self._attempt: RunningAttempt | None = None
-        self._commits_under_way = 0
+        self._enumerators: dict[OperatorUid, SplitEnumerator] = {}
+        self._to_commit: deque[Manifest] = deque()
+        """Epochs whose commit is under way or waits its turn."""
         self._tick_at = 0.0
+        # A user's function may take its time: meanwhile the next checkpoint must not complete.
+        self._commit_seconds_max = needs.world.random.choice([0.5, 0.5, 4.0])
         self._history = History()
         self._history.add_listener(lambda event: needs.on_event(self, event))
         ledger = Ledger(
@@ -98,12 +107,16 @@ class SimulatedDriver(SlotsPort, CommitsPort):
         self._cut_off_slots()
 
     def _begin(self) -> None:
-        if self._commits_under_way:
+        if self._to_commit:
             self._world.soon(lambda: self._do(self._begin))
             return
         start = self._starter.begin()
-        self._attempt = RunningAttempt(self._parts, self, self, start.restored, start.state)
-        exchange = Exchange(self._world)
+        self._attempt = RunningAttempt(self._parts, self, self, start.restored, start.state, self)
+        self._enumerators = {
+            uid: source.open_enumerator(enumerators.restored_enumerator(start.restored, uid).state)
+            for uid, source in enumerators.enumerated_sources(self._needs.plan).items()
+        }
+        exchange = Exchange(self._world, self._needs.repeats)
         self.slots = {}
         for index in map(SlotIndex, range(self._needs.plan.slots)):
             slot = SimulatedSlot(
@@ -221,22 +234,40 @@ class SimulatedDriver(SlotsPort, CommitsPort):
         for slot in self.slots.values():
             slot.order(order)
 
+    def ask(self, uid: OperatorUid) -> None:
+        attempt, enumerator = self.ledger.attempt, self._enumerators[uid]
+
+        def discover() -> None:
+            found = enumerator.discover()
+            mail = enumerators.SplitsDiscovered(attempt, uid, found)
+            self._world.soon(lambda: self._do(lambda: self._handle(mail)), 0.3)
+
+        self._world.soon(lambda: self._do(discover), 0.5)
+
     def submit(self, manifest: Manifest) -> None:
-        self._commits_under_way += 1
+        self._to_commit.append(manifest)
+        if len(self._to_commit) == 1:
+            self._commit_later()
 
-        def commit() -> None:
-            mail: Mail = EpochCommitted(manifest.epoch)
-            try:
-                for uid in self._parts.sinks.committing_here:
-                    self._parts.sinks.commit(uid, manifest)
-            except StillframeError as error:
-                mail = CommitFailed(str(error), is_permanent=False)
-            self._world.soon(lambda: self._do(lambda: self._note_commit(mail)))
+    def _commit_later(self) -> None:
+        seconds_max = 0.5 if self._world.is_calm else self._commit_seconds_max
+        self._world.soon(lambda: self._do(self._commit_next), seconds_max)
 
-        self._world.soon(lambda: self._do(commit), 0.5)
+    def _commit_next(self) -> None:
+        """One epoch after the other, as the real thread does."""
+        manifest = self._to_commit[0]
+        mail: Mail = EpochCommitted(manifest.epoch)
+        try:
+            for uid in self._parts.sinks.committing_here:
+                self._parts.sinks.commit(uid, manifest)
+        except StillframeError as error:
+            mail = CommitFailed(str(error), is_permanent=False)
+        self._world.soon(lambda: self._do(lambda: self._note_commit(mail)))
 
     def _note_commit(self, mail: Mail) -> None:
-        self._commits_under_way -= 1
+        self._to_commit.popleft()
+        if self._to_commit:
+            self._commit_later()
         if self._attempt is not None:
             self._attempt.handle(mail)
             self._tick()

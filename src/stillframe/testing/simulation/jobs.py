@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.config import JobConfig
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
+from stillframe.testing.simulation.limits import Limits
 from stillframe.testing.simulation.outside import (
+    NO_RECORDS,
     RECORD_SCHEMA,
     NumbersSource,
     Outside,
-    Row,
+    Records,
     TransactionalSink,
-    record,
 )
+from stillframe.testing.simulation.shapes import ShapeName, is_passed_on, shaped
 from stillframe.testing.simulation.world import World
 
 SOURCE = OperatorUid("source")
 COUNT_SCHEMA = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int64())])
+_SHAPES: tuple[ShapeName, ...] = (
+    "plain", "plain", "plain", "union", "connect", "broadcast", "loop",
+)  # fmt: skip
+_MODES = (
+    "exactly-once", "exactly-once", "exactly-once", "unaligned", "unaligned", "unaligned",
+    "at-least-once", "at-least-once", "at-most-once", "stop-the-world",
+)  # fmt: skip
 _CALLS = (
     AggregateCall("count", None, "count", pa.int64()),
     AggregateCall("sum", "id", "total", pa.int64()),
@@ -43,9 +55,25 @@ class Branch:
     parallelism: int | None
     """Of a stage in between; None: there is none."""
     at_coordinator: bool
+    shape: ShapeName = "plain"
+    shape_parallelism: int | None = None
+    """Of one of the ways through the shape; None: as many as come in."""
 
-    def keeps(self, row: Row) -> bool:
-        return self.divisor == 0 or row[0] % self.divisor != 0
+    @property
+    def has_one_way(self) -> bool:
+        """Whether records of a split can reach a writer in one way only, so that order is kept."""
+        if self.shape == "connect":  # by key: what was dealt out before meets again there
+            return self.parallelism is None and self.shape_parallelism is None
+        return self.shape != "loop"  # in which some take longer than others
+
+    def entering(self, records: Records) -> Records:
+        """Those that are not dropped at once."""
+        return records[records[:, 0] % self.divisor != 0] if self.divisor else records
+
+    def kept(self, records: Records) -> Records:
+        """Those that reach the sink in the end."""
+        entering = self.entering(records)
+        return entering[is_passed_on(self.shape, entering[:, 0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +84,33 @@ class SimulatedJob:
     branches: tuple[Branch, ...]
     outside: dict[str, Outside]
     config: JobConfig
+    emitted: Counter[int] = field(default_factory=Counter)
+    """How often each record has left the source, in all attempts together."""
+
+    def sizes(self) -> dict[str, int]:
+        """By the names of `Limits`."""
+        return {
+            "branches": len(self.branches),
+            "splits": len(self.source.lengths),
+            "records": max(self.source.lengths),
+            "keys": self.source.keys,
+        }
 
     def plan(self, slots: int) -> Plan:
         read = Node(Read(self.source), RECORD_SCHEMA, given_uid=SOURCE)
+        watching = MapInArrow(_Watching(self.emitted), "watch")
+        read = Node(watching, RECORD_SCHEMA, (read,), "watch")
         return build_plan(
             "simulated", [self._sink(branch, read) for branch in self.branches], slots, 16
         )
 
-    def records_before(self, positions: dict[str, int]) -> Iterator[Row]:
-        for name, stop in positions.items():
-            split = int(name.removeprefix("split-"))
-            for index in range(stop):
-                yield record(split, index, self.source.keys)
+    def records_before(self, positions: Mapping[int, int]) -> Records:
+        """Those before a position of each split."""
+        parts = [self.source.records(split)[:stop] for split, stop in positions.items()]
+        return np.concatenate([NO_RECORDS, *parts])
 
-    def all_records(self) -> list[Row]:
-        ends = {f"split-{index:03d}": length for index, length in enumerate(self.source.lengths)}
-        return list(self.records_before(ends))
+    def all_records(self) -> Records:
+        return self.records_before(dict(enumerate(self.source.lengths)))
 
     def _sink(self, branch: Branch, read: Node) -> Node:
         node = read
@@ -83,6 +122,7 @@ class SimulatedJob:
                 f"drop-{branch.uid}",
                 branch.parallelism,
             )
+        node = shaped(branch.shape, node, branch.uid, branch.shape_parallelism)
         schema = RECORD_SCHEMA
         if branch.counts:
             schema = COUNT_SCHEMA
@@ -92,54 +132,91 @@ class SimulatedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class _Watching:
+    emitted: Counter[int]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.emitted.update(batch.column("id").to_numpy().tolist())
+            yield batch
+
+
+@dataclass(frozen=True, slots=True)
 class _Dropping:
     divisor: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if self.divisor:
-                ids = batch.column("id")
-                kept = pc.not_equal(ids, pc.multiply(pc.divide(ids, self.divisor), self.divisor))
-                batch = batch.filter(kept)
+                ids = batch.column("id").to_numpy()
+                batch = batch.filter(pa.array(ids % self.divisor != 0))
             yield batch
 
 
-def counts_of(rows: Iterable[Row]) -> dict[int, tuple[int, int]]:
+def counts_of(records: Records) -> dict[int, tuple[int, int]]:
     """Per key: how many records, and the sum of their ids."""
-    rows = list(rows)
-    counts = Counter(row[1] for row in rows)
-    totals: Counter[int] = Counter()
-    for row in rows:
-        totals[row[1]] += row[0]
-    return {key: (count, totals[key]) for key, count in counts.items()}
+    ids, keys = records.T
+    counts = np.bincount(keys).tolist()
+    totals = np.bincount(keys, weights=ids).tolist()  # whole numbers far below 2**53
+    return {key: (count, int(totals[key])) for key, count in enumerate(counts) if count}
 
 
-def random_job(world: World) -> SimulatedJob:
+def _random_appearance(random: Random, splits: int) -> tuple[float, ...] | None:
+    """One source in three discovers its splits, the last of them after some seconds."""
+    if random.random() > 0.33:
+        return None
+    return tuple(sorted(random.random() * random.choice([0.0, 4.0, 8.0]) for _ in range(splits)))
+
+
+def _random_mode(random: Random) -> dict[str, Any]:
+    """The settings that go together."""
+    mode = random.choice(_MODES)
+    if mode == "unaligned":
+        timeout_seconds = random.choice([0.0, 0.0, 0.05, 0.5])
+        return {
+            "unaligned_checkpoints": True,
+            "aligned_checkpoint_timeout_seconds": timeout_seconds,
+        }
+    concurrent = 1 if mode == "stop-the-world" else random.randint(1, 3)
+    return {"checkpoint_mode": mode, "max_concurrent_checkpoints": concurrent}
+
+
+def random_job(world: World, limits: Limits) -> SimulatedJob:
     """Small on purpose: what goes wrong in a large job goes wrong in a small one, sooner."""
     random = world.random
-    splits = random.randint(1, 4)
+    batch_rows_max = random.choice([2, 6, 16])
+    # In batches, of which each takes about a second: enough to be there when things go wrong.
+    batches = [random.choice([0, 4, 10, 10, 14]) for _ in range(random.randint(1, 4))]
+    lengths = [count * (batch_rows_max + 1) // 2 for count in batches]
     source = NumbersSource(
         world,
-        lengths=tuple(random.choice([0, 20, 80, 150]) for _ in range(splits)),
-        keys=random.randint(1, 12),
-        batch_rows_max=random.choice([2, 8, 20]),
+        lengths=tuple(
+            limits.cap("records", length) for length in lengths[: limits.cap("splits", 4)]
+        ),
+        keys=limits.cap("keys", random.randint(1, 12)),
+        batch_rows_max=batch_rows_max,
+        pause_chance=random.choice([0.7, 0.7, 0.2]),
+        appear_at_seconds=_random_appearance(random, limits.cap("splits", len(lengths))),
     )
     branches = tuple(
         Branch(
             uid=f"b{number}",
             divisor=random.choice([0, 0, 2, 3]),
-            counts=number == 0 or random.random() < 0.5,
+            counts=random.random() < 0.6,
             parallelism=random.choice([None, None, 1, 2]),
-            at_coordinator=random.random() < 0.3,
+            at_coordinator=random.random() < 0.4,
+            shape=random.choice(_SHAPES),
+            shape_parallelism=random.choice([None, 1, 2]),
         )
-        for number in range(random.randint(1, 3))
-    )
+        for number in range(random.choice([1, 1, 1, 1, 2, 3]))
+    )[: limits.cap("branches", 3)]
     config = JobConfig(
         checkpoint_location="simulated",
         checkpoint_interval_seconds=random.choice([0.2, 0.5, 1.5]),
         checkpoint_timeout_seconds=random.choice([2.0, 6.0, 600.0]),
-        checkpoint_mode="at-least-once" if random.random() < 0.25 else "exactly-once",
         checkpoint_min_pause_seconds=random.choice([0.0, 0.5]),
+        tolerable_failed_checkpoints=random.choice([math.inf, math.inf, math.inf, 3]),
         checkpoints_retained=random.choice([1, 2, 3]),
+        **_random_mode(random),
     )
     return SimulatedJob(source, branches, {branch.uid: Outside() for branch in branches}, config)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stillframe.coordinator import enumerators
+from stillframe.coordinator.enumerators import Enumerators
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.sinks import DriverSinks
@@ -18,13 +20,22 @@ from stillframe.coordinator.starting import Starter
 from stillframe.ids import Epoch
 from stillframe.protocol import restore
 from stillframe.protocol.alignment import BarrierAligner, Hold, Release, TakeSnapshot
-from stillframe.protocol.checkpoints import Checkpoints, Finish, StoreCheckpoint
+from stillframe.protocol.checkpoints import Checkpoints, Finish
 from stillframe.protocol.commits import PendingCommits
 from stillframe.protocol.joblog import checkpoint_completed
+from stillframe.protocol.laps import HeadLaps, Returned
 from stillframe.protocol.manifests import decode_manifest
-from stillframe.runtime import assembly, operators
-from stillframe.runtime.operators import Writing
-from stillframe.runtime.task import InnerSubtask, Subtask
+from stillframe.protocol.retention import Retention
+from stillframe.runtime import assembly, operators, restoring
+from stillframe.runtime.channels import ReplayingInput
+from stillframe.runtime.connecting import Connecting
+from stillframe.runtime.elements import EndOfRecords
+from stillframe.runtime.inner_task import InnerSubtask
+from stillframe.runtime.operators import Reading, Writing
+from stillframe.runtime.outputs import EdgeOutput
+from stillframe.runtime.source_task import Reserved
+from stillframe.runtime.task import Subtask
+from stillframe.state.aggregates import AggregateTable
 from stillframe.state.columns import ChangingColumns
 from stillframe.storage.paths import checkpoint_of, metadata_path
 from stillframe.testing.simulation.storage import SimulatedStore
@@ -56,9 +67,9 @@ class Mutant:
 
 
 def _snapshot_at_first_barrier(original: Any) -> Any:
-    def on_barrier(self: Any, channel: Any, checkpoint_id: Any) -> Any:
-        if checkpoint_id <= self._last_closed:
-            return []
+    def on_barrier(self: Any, channel: Any, checkpoint_id: Any, overtakes: bool = False) -> Any:
+        if overtakes or checkpoint_id <= self._last_closed:
+            return original(self, channel, checkpoint_id, overtakes)
         self._last_closed = checkpoint_id
         return [TakeSnapshot(checkpoint_id)]
 
@@ -78,12 +89,72 @@ def _one_channel_early(original: Any) -> Any:
 
 def _without(kind: type) -> Breaking:
     def breaking(original: Any) -> Any:
-        def carry_out(self: Any, instructions: Sequence[Any]) -> None:
-            original(self, [each for each in instructions if not isinstance(each, kind)])
+        def carry_out(self: Any, instructions: Sequence[Any], overtaken: Any = None) -> None:
+            original(self, [each for each in instructions if not isinstance(each, kind)], overtaken)
 
         return carry_out
 
     return breaking
+
+
+# --- records under way -----------------------------------------------------------------------
+
+
+def _new_input_first(original: Any) -> Any:
+    def take(self: Any) -> Any:
+        return original(self) if self._channel.is_empty() else self._channel.take()
+
+    return take
+
+
+def _overtaken_and_forgotten(original: Any) -> Any:
+    def overtake(self: Any, barrier: Any) -> Any:
+        return [(target, []) for target, _ in original(self, barrier)]
+
+    return overtake
+
+
+def _without_recording_feedback(original: Any) -> Any:
+    def snapshot(self: Any, take: Any, overtaken: Any) -> None:
+        original(self, replace(take, recorded=take.recorded - self._feedback), overtaken)
+
+    return snapshot
+
+
+def _end_at_the_first(original: Any) -> Any:
+    def on_marker(self: Any, channel: Any, marker: Any) -> None:
+        if isinstance(marker, EndOfRecords):
+            self._unended &= {channel}
+        original(self, channel, marker)
+
+    return on_marker
+
+
+def _keep_what_was_finished(original: Any) -> Any:
+    def rows(self: Any) -> Any:
+        has_finished, self._has_finished = self._has_finished, False
+        try:
+            return original(self)
+        finally:
+            self._has_finished = has_finished
+
+    return rows
+
+
+def _free_at_once(original: Any) -> Any:
+    def add(self: Any, batch: Any) -> None:
+        original(self, batch)
+        self._free.append(self._waiting.pop()[1])
+
+    return add
+
+
+def _one_copy(original: Any) -> Any:
+    def state_of(operator: Any, subtask: Any, groups: Any, manifest: Any, splits: Any) -> Any:
+        state = original(operator, subtask, groups, manifest, splits)
+        return replace(state, broadcast=()) if subtask else state
+
+    return state_of
 
 
 # --- snapshots -------------------------------------------------------------------------------
@@ -113,10 +184,21 @@ def _in_order_of_arrival(original: Any) -> Any:
 
 def _drop_what_an_aborted_checkpoint_prepared(original: Any) -> Any:
     def take_results(self: Any, checkpoint_id: Any, results: Any) -> None:
-        if checkpoint_id in self._started:
+        if checkpoint_id in self._open:
             original(self, checkpoint_id, results)
 
     return take_results
+
+
+# --- shared files ----------------------------------------------------------------------------
+
+
+def _delete_all_it_refers_to(original: Any) -> Any:
+    def on_completed(self: Any, checkpoint_id: Any, files: Any, dropped: Any) -> Any:
+        gone = [self._retained.get(each) or () for each in dropped]
+        return original(self, checkpoint_id, files, dropped).union(*gone)
+
+    return on_completed
 
 
 # --- commits ---------------------------------------------------------------------------------
@@ -174,23 +256,35 @@ def _sweep_everything(original: Any) -> Any:
 def _one_acknowledgement_is_enough_less(original: Any) -> Any:
     def on_acknowledged(self: Any, checkpoint_id: Any, subtask: Any, snapshot: Any) -> Any:
         answer, instructions = original(self, checkpoint_id, subtask, snapshot)
-        pending = self._pending
+        pending = self._pending.get(checkpoint_id)
         if not instructions and pending is not None and len(pending.waiting_for) == 1:
             pending.waiting_for.clear()
-            instructions = [
-                StoreCheckpoint(checkpoint_id, pending.triggered_at_seconds, pending.acknowledged)
-            ]
+            instructions = self._store_next()
         return answer, instructions
 
     return on_acknowledged
 
 
 def _use_the_number_again(original: Any) -> Any:
-    def abort(self: Any, reason: str, now_seconds: float) -> Any:
-        self._next_id = self._pending.checkpoint_id
-        return original(self, reason, now_seconds)
+    def fail(self: Any, pending: Any, reason: str, now_seconds: float) -> Any:
+        if pending.checkpoint_id == max(self._pending):
+            self._next_id = pending.checkpoint_id
+        return original(self, pending, reason, now_seconds)
 
-    return abort
+    return fail
+
+
+def _store_while_the_driver_commits(original: Any) -> Any:
+    def store_next(self: Any) -> Any:
+        committing = [each for each in self._uncommitted.values() if each.waits_for_coordinator]
+        for each in committing:
+            each.waits_for_coordinator = False
+        instructions = original(self)
+        for each in committing:
+            each.waits_for_coordinator = True
+        return instructions
+
+    return store_next
 
 
 def _finish_when_drained(original: Any) -> Any:
@@ -249,6 +343,25 @@ def _write_all_the_same(original: Any) -> Any:
     return append
 
 
+# --- enumerators -----------------------------------------------------------------------------
+
+
+def _found_by_now(original: Any) -> Any:
+    def at_trigger(self: Any, checkpoint_id: Any) -> Any:
+        self.on_triggered(checkpoint_id)
+        return original(self, checkpoint_id)
+
+    return at_trigger
+
+
+def _know_no_split(original: Any) -> Any:
+    def on_splits(self: Any, splits: Any, is_last: bool) -> None:
+        self._known.clear()
+        original(self, splits, is_last)
+
+    return on_splits
+
+
 # --- restore ---------------------------------------------------------------------------------
 
 
@@ -288,6 +401,50 @@ MUTANTS: Mapping[str, Mutant] = {
         "held channels stay held",
         InnerSubtask, "_carry_out", _without(Release),
     ),
+    "do-not-record": Mutant(
+        "what a channel delivers before its barrier is not written down",
+        InnerSubtask, "_record", _nothing,
+    ),
+    "forget-what-left-late": Mutant(
+        "a barrier overtakes batches at the sender and nobody writes them down",
+        EdgeOutput, "overtake", _overtaken_and_forgotten,
+    ),
+    "forget-channel-state": Mutant(
+        "what was under way is not restored",
+        assembly, "restored_batches", lambda original: lambda *args: {},
+    ),
+    "replay-channel-state-last": Mutant(
+        "what was under way is processed after what comes anew",
+        ReplayingInput, "take", _new_input_first,
+    ),
+    "restore-rows-of-others": Mutant(
+        "after a change of parallelism every subtask gets all records under way",
+        restoring, "_own", lambda original: lambda batches, *about: batches,
+    ),
+    "forget-the-feedback-log": Mutant(
+        "what comes back in a cycle before its barrier is not written down",
+        InnerSubtask, "_snapshot", _without_recording_feedback,
+    ),
+    "end-a-cycle-too-early": Mutant(
+        "the first lap round a cycle ends it",
+        HeadLaps, "on_lap", lambda original: lambda self, *lap: Returned.QUIET,
+    ),
+    "forget-an-open-channel": Mutant(
+        "the end of one channel is taken for the end of all",
+        InnerSubtask, "_on_marker", _end_at_the_first,
+    ),
+    "finish-again": Mutant(
+        "a function that has finished is restored with its state, as if it had not",
+        Connecting, "_rows", _keep_what_was_finished,
+    ),
+    "emit-what-is-not-reserved": Mutant(
+        "at most once: records are emitted before their position is durable",
+        Reserved, "add", _free_at_once,
+    ),
+    "restore-one-copy": Mutant(
+        "broadcast state is restored in the first subtask only",
+        restore, "_state_of", _one_copy,
+    ),
     "acknowledge-before-durable": Mutant(
         "a snapshot is acknowledged that was not written",
         operators, "write_keyed_snapshot", _say_written_before_it_is,
@@ -303,6 +460,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "lose-an-aborted-epoch": Mutant(
         "what was prepared for a checkpoint that failed is dropped",
         Subtask, "_take_results", _drop_what_an_aborted_checkpoint_prepared,
+    ),
+    "take-state-for-unchanged": Mutant(
+        "a snapshot refers to an older file although the state has changed",
+        AggregateTable, "version", lambda original: 0,
+    ),
+    "delete-a-shared-file-too-early": Mutant(
+        "dropping a checkpoint deletes every file it refers to",
+        Retention, "on_completed", _delete_all_it_refers_to,
     ),
     "commit-before-completion": Mutant(
         "a sink commits what it has prepared at once",
@@ -338,7 +503,11 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "reuse-a-checkpoint-id": Mutant(
         "an aborted checkpoint's number is given to the next",
-        Checkpoints, "_abort", _use_the_number_again,
+        Checkpoints, "_fail", _use_the_number_again,
+    ),
+    "complete-while-the-driver-commits": Mutant(
+        "a checkpoint completes while the driver still commits the epoch of the one before",
+        Checkpoints, "_store_next", _store_while_the_driver_commits,
     ),
     "finish-without-last-checkpoint": Mutant(
         "the job ends when its records have been processed",
@@ -384,6 +553,19 @@ MUTANTS: Mapping[str, Mutant] = {
         lambda original: lambda items, subtask, parallelism: tuple(items)
         if subtask == 0
         else original(items, subtask, parallelism),
+    ),
+    "lose-a-split-assigned-around-a-barrier": Mutant(
+        "a checkpoint keeps what the enumerator has found when it is stored, not when triggered",
+        Enumerators, "at_trigger", _found_by_now,
+    ),
+    "assign-a-split-twice": Mutant(
+        "an assignment that comes twice is not recognised",
+        Reading, "on_splits", _know_no_split,
+    ),
+    "forget-what-was-discovered": Mutant(
+        "a restored job opens its enumerators without their state",
+        enumerators, "restored_enumerator",
+        lambda original: lambda restored, uid: original(None, uid),
     ),
     "ignore-checksums": Mutant(
         "a damaged file is restored from",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
 from stillframe.api.sources import (
+    Discovered,
     EndOfData,
     NothingYet,
     Polled,
@@ -17,21 +21,43 @@ from stillframe.api.sources import (
     SourceContext,
     SourceReader,
     Split,
+    SplitEnumerator,
 )
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.json_values import JsonObject
 from stillframe.testing.simulation.world import World
 
 RECORD_SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
 IDS_PER_SPLIT = 1_000_000
+_SPLITS_KEPT_MAX = 512
+_DISCOVERY_SECONDS = 0.5
+_CALM_BATCH_ROWS_MAX = 60
 
 Row = tuple[int, ...]
 
 
-def record(split: int, index: int, keys: int) -> Row:
-    """Record `index` of a split: its id tells both, its key is scattered."""
-    number = split * IDS_PER_SPLIT + index
-    return number, (number * 2_654_435_761 >> 8) % keys
+Records = npt.NDArray[np.int64]
+"""Ids and keys, two columns."""
+NO_RECORDS: Records = np.empty((0, 2), dtype=np.int64)
+
+
+@lru_cache(_SPLITS_KEPT_MAX)
+def records_of(split: int, length: int, keys: int) -> Records:
+    """The records of a split: an id tells split and place, a key is scattered."""
+    ids = split * IDS_PER_SPLIT + np.arange(length, dtype=np.int64)
+    return np.stack([ids, (ids * 2_654_435_761 >> 8) % keys], axis=1)
+
+
+@lru_cache(_SPLITS_KEPT_MAX)
+def _batch_of(split: int, length: int, keys: int) -> pa.RecordBatch:
+    columns = records_of(split, length, keys).T
+    return pa.record_batch([pa.array(column.copy()) for column in columns], RECORD_SCHEMA)
+
+
+def place_of(record_id: int) -> tuple[int, int]:
+    """The split a record comes from, and its place there."""
+    return divmod(record_id, IDS_PER_SPLIT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +68,55 @@ class NumbersSource(Source):
     lengths: tuple[int, ...]
     keys: int
     batch_rows_max: int
+    pause_chance: float = 0.7
+    """How often there is nothing when it is asked."""
+    appear_at_seconds: tuple[float, ...] | None = None
+    """When each split can first be discovered; None: all are there and there is no enumerator."""
 
     @property
     def schema(self) -> pa.Schema:
         return RECORD_SCHEMA
 
+    @property
+    def discovery_interval_seconds(self) -> float | None:
+        return None if self.appear_at_seconds is None else _DISCOVERY_SECONDS
+
     def splits(self, parallelism: int) -> list[Split]:
-        return [Split(f"split-{index:03d}", {"next": 0}) for index in range(len(self.lengths))]
+        return self.splits_from(0) if self.appear_at_seconds is None else []
+
+    def splits_from(self, first: int) -> list[Split]:
+        return [Split(split_name(index), {"next": 0}) for index in range(first, len(self.lengths))]
+
+    def open_enumerator(self, state: JsonObject | None) -> SplitEnumerator:
+        return _NumbersEnumerator(self, state)
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
         return _NumbersReader(self, splits)
 
     def describe(self) -> str:
         return "numbers"
+
+    def records(self, split: int) -> Records:
+        return records_of(split, self.lengths[split], self.keys)
+
+    def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
+        return _batch_of(split, self.lengths[split], self.keys).slice(start, stop - start)
+
+
+class _NumbersEnumerator(SplitEnumerator):
+    """Its state is how many splits it has found; they appear in their order."""
+
+    def __init__(self, source: NumbersSource, state: JsonObject | None) -> None:
+        self._source = source
+        self._found = cast(int, state["found"]) if state else 0
+
+    def discover(self) -> Discovered:
+        source, before = self._source, self._found
+        moments = source.appear_at_seconds
+        assert moments is not None
+        self._found = sum(moment <= source.world.now for moment in moments)
+        splits = source.splits_from(before)[: self._found - before]
+        return Discovered(splits, {"found": self._found}, self._found == len(moments))
 
 
 class _NumbersReader(SourceReader):
@@ -64,31 +126,40 @@ class _NumbersReader(SourceReader):
 
     def poll(self) -> Polled:
         world, lengths = self._source.world, self._source.lengths
-        unread = [name for name, at in self._next.items() if at < lengths[_split_index(name)]]
+        unread = [name for name, at in self._next.items() if at < lengths[split_index(name)]]
         if not unread:
             return EndOfData()
-        if world.chance(0.7):
+        if not world.is_calm and world.chance(self._source.pause_chance):
             return NothingYet(world.random.random() * 0.6)
         name = world.random.choice(unread)
         start = self._next[name]
-        count = world.random.randint(1, self._source.batch_rows_max)
-        stop = min(start + count, lengths[_split_index(name)])
-        rows = [
-            record(_split_index(name), index, self._source.keys) for index in range(start, stop)
-        ]
+        count_max = _CALM_BATCH_ROWS_MAX if world.is_calm else self._source.batch_rows_max
+        stop = min(start + world.random.randint(1, count_max), lengths[split_index(name)])
         self._next[name] = stop
-        return pa.record_batch(
-            [pa.array(column) for column in zip(*rows, strict=True)], RECORD_SCHEMA
-        )
+        return self._source.batch(split_index(name), start, stop)
 
     def splits(self) -> list[Split]:
-        return [Split(name, {"next": at}) for name, at in self._next.items()]
+        """Ended ones too, unless an enumerator remembers them."""
+        lengths = self._source.lengths
+        keeps_ended = self._source.appear_at_seconds is None
+        return [
+            Split(name, {"next": at})
+            for name, at in self._next.items()
+            if keeps_ended or at < lengths[split_index(name)]
+        ]
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        self._next.update((split.id, cast(int, split.position["next"])) for split in splits)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-def _split_index(name: str) -> int:
+def split_name(split: int) -> str:
+    return f"split-{split:03d}"
+
+
+def split_index(name: str) -> int:
     return int(name.removeprefix("split-"))
 
 
@@ -99,7 +170,8 @@ class Outside:
     prepared: dict[str, tuple[Attempt, list[Row]]] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
     visible: list[Row] = field(default_factory=list)
-    on_visible: Callable[[list[Row]], None] = lambda rows: None
+    on_visible: Callable[[str, list[Row]], None] = lambda writer, rows: None
+    """Called with who wrote the rows, one subtask of one sink, and the rows."""
 
     def commit(self, transaction: str) -> None:
         if transaction in self.committed:
@@ -109,7 +181,7 @@ class Outside:
         _, rows = self.prepared.pop(transaction)
         self.committed.add(transaction)
         self.visible += rows
-        self.on_visible(rows)
+        self.on_visible(transaction.rsplit("-", 2)[0], rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +213,7 @@ class _TransactionalWriter(SinkWriter):
         self._rows: list[Row] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        columns = [column.to_pylist() for column in batch.columns]
+        columns = [column.to_numpy().tolist() for column in batch.columns]  # no nulls in any
         self._rows += zip(*columns, strict=True)
 
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
 from stillframe.errors import StorageError
-from stillframe.storage.paths import checkpoint_directory
+from stillframe.protocol.manifests import decode_manifest
+from stillframe.storage.paths import metadata_path
 from stillframe.testing.simulation.checkers import Checkers, Violation
 from stillframe.testing.simulation.driver import DriverNeeds, SimulatedDriver
 from stillframe.testing.simulation.jobs import SimulatedJob, random_job
+from stillframe.testing.simulation.limits import FAULTS, NO_LIMITS, Limits
 from stillframe.testing.simulation.mutants import MUTANTS
 from stillframe.testing.simulation.storage import Died, Disk, SimulatedStore
 from stillframe.testing.simulation.world import SimulationStuck, World
 
 _EVENTS_MAX = 60_000
+_MISFITS = ("crash: TypeError", "crash: AttributeError", "crash: NameError")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,18 @@ class Verdict:
     recoveries: int
     """Attempts that began from a checkpoint."""
     events: int
+    drawn: Mapping[str, float]
+    """How large the job was and how much went wrong in it, by the names of `Limits`."""
+
+    @property
+    def checker(self) -> str | None:
+        """The name of the checker that saw a promise broken."""
+        return self.violation.partition(":")[0] if self.violation else None
+
+    @property
+    def catches_mutant(self) -> bool:
+        """A mutant that no longer fits the code it changes fails too, but proves nothing."""
+        return self.violation is not None and not self.violation.startswith(_MISFITS)
 
     @property
     def is_vacuous(self) -> bool:
@@ -52,28 +67,40 @@ class Rates:
     """How often something is killed right after a checkpoint has completed."""
     rescales: bool
     rots: int
+    repeats: float
+    """The share of control messages that come twice."""
+    clock_jumps: int
 
 
-def run_seed(seed: int, mutant: str | None = None) -> Verdict:
-    """Play the seed's job under the seed's faults, with one deliberate mistake if asked for."""
+def run_seed(
+    seed: int, mutant: str | None = None, limits: Limits = NO_LIMITS, *, traced: bool = False
+) -> Verdict:
+    """Play the seed's job under the seed's faults, with one deliberate mistake if asked for.
+
+    A run that fails has its trace in any case; making one of every other would take a while.
+    """
     with MUTANTS[mutant].applied() if mutant else contextlib.nullcontext():
-        return _Run(seed).play()
+        return _Run(seed, limits, traced).play()
 
 
 class _Run:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, limits: Limits, traced: bool) -> None:
         self._seed = seed
+        self._limits = limits
+        self._traced = traced
         self._world = World(seed)
         self._disk = Disk()
-        self._job: SimulatedJob = random_job(self._world)
-        self._checkers = Checkers(self._job, self._disk)
-        self._rates = _random_rates(self._world)
-        self._slots = self._world.random.randint(1, 3)
+        self._job: SimulatedJob = random_job(self._world, limits)
+        self._rates = _random_rates(self._world, limits)
+        self._checkers = Checkers(self._job, self._disk, may_rescale=self._rates.rescales)
+        self._slots = self._random_slots()
+        self._first_slots = self._slots
         self._driver: SimulatedDriver | None = None
         self._drivers = 0
         self._is_over = False
         self._violation: Violation | None = None
         self._has_rotted = False
+        self._strikes_at_completion = False
         self._delete_refused_at = -1.0
         self._is_refused = False
 
@@ -102,26 +129,35 @@ class _Run:
         return Verdict(
             self._seed,
             violation,
-            tuple(world.trace),
+            world.trace() if violation or self._traced else (),
             len(self._checkers.completed),
             len(self._checkers.restored),
             world.events,
+            self._drawn(),
         )
 
+    def _drawn(self) -> dict[str, float]:
+        faults = {name: getattr(self._rates, name) for name in FAULTS}
+        return {"slots": self._first_slots, **self._job.sizes(), **faults}
+
     # --- drivers ---
+
+    def _random_slots(self) -> int:
+        return self._limits.cap("slots", self._world.random.choice([1, 1, 2, 2, 3]))
 
     def _start_driver(self) -> None:
         if self._is_over:
             return
         self._drivers += 1
         if self._rates.rescales and self._world.chance(0.5):
-            self._slots = self._world.random.randint(1, 3)
+            self._slots = self._random_slots()
         needs = DriverNeeds(
             world=self._world,
             plan=self._job.plan(self._slots),
             config=self._job.config,
             store=SimulatedStore(self._world, self._disk, self._driver_trouble),
             slot_store=lambda: SimulatedStore(self._world, self._disk, self._slot_trouble),
+            repeats=self._rates.repeats,
             on_event=self._on_event,
             on_finished=self._on_finished,
             on_refused=self._on_refused,
@@ -145,14 +181,14 @@ class _Run:
         self._world.after(1.0, look)
 
     def _on_event(self, driver: SimulatedDriver, event: Event) -> None:
-        self._world.note(f"driver {driver.number}: {event}")
+        self._world.note(f"driver {driver.number}:", event)
         try:
             self._checkers.on_event(event)
         except Violation as violation:
             # Whoever tells events forgives a listener that raises, so it is kept for the end.
             self._violation = self._violation or violation
             self._is_over = True
-        if isinstance(event, CheckpointCompleted) and not self._is_peace:
+        if isinstance(event, CheckpointCompleted) and not self._world.is_calm:
             self._perhaps_kill_after_completion()
 
     def _on_finished(self) -> None:
@@ -167,12 +203,19 @@ class _Run:
 
     # --- faults ---
 
-    @property
-    def _is_peace(self) -> bool:
-        return self._world.now >= self._rates.peace_from
+    def _make_peace(self) -> None:
+        """Unless somebody is killed in this run and none was restored yet: that is waited for."""
+        world, rates = self._world, self._rates
+        kills = rates.kills or rates.driver_deaths
+        if kills and not self._checkers.restored and world.now < 3 * rates.peace_from:
+            self._strikes_at_completion = True
+            world.after(0.5, self._make_peace)
+        else:
+            world.note("peace")
+            world.is_calm = True
 
     def _driver_trouble(self, operation: str, path: str) -> None:
-        if self._is_peace:
+        if self._world.is_calm:
             return
         if self._world.chance(self._rates.driver_dies_at_store):
             self._world.note(f"the driver dies at {operation} {path}")
@@ -184,11 +227,12 @@ class _Run:
             raise StorageError(f"the storage refused to {operation} {path}")
 
     def _slot_trouble(self, operation: str, path: str) -> None:
-        if not self._is_peace and self._world.chance(self._rates.store_fails):
+        if not self._world.is_calm and self._world.chance(self._rates.store_fails):
             raise StorageError(f"the storage refused to {operation} {path}")
 
     def _plan_faults(self) -> None:
         rates, random = self._rates, self._world.random
+        self._world.after(rates.peace_from, self._make_peace)
 
         def plan(count: int, fault: Callable[[], None]) -> None:
             for _ in range(count):
@@ -198,7 +242,7 @@ class _Run:
         plan(rates.driver_deaths, self._kill_the_driver)
         plan(rates.driver_stalls, self._stall_the_driver)
         plan(rates.rots, self._rot_a_file)
-        plan(random.randint(0, 1), lambda: self._world.jump_clock(random.randint(-9999, 9999)))
+        plan(rates.clock_jumps, lambda: self._world.jump_clock(random.randint(-9999, 9999)))
 
     def _kill_a_slot(self) -> None:
         if self._driver is None or self._driver.is_dead or not self._driver.slots:
@@ -211,7 +255,11 @@ class _Run:
 
     def _perhaps_kill_after_completion(self) -> None:
         """The moments around a completion are the delicate ones."""
-        if self._world.chance(self._rates.after_completion):
+        if self._strikes_at_completion:
+            self._strikes_at_completion = False
+            kill = self._kill_a_slot if self._rates.kills else self._kill_the_driver
+            self._world.soon(kill, 0.5)
+        elif self._world.chance(self._rates.after_completion):
             fault = self._world.random.choice([self._kill_a_slot, self._kill_the_driver])
             self._world.soon(fault, self._world.random.choice([0.05, 0.5]))
 
@@ -225,9 +273,9 @@ class _Run:
         newest = record.newest if record else None
         if newest is None:
             return
-        directory = checkpoint_directory(newest.checkpoint_id, newest.attempt)
-        files = [path for path in self._disk.files if path.startswith(directory)]
-        states = [path for path in files if path.endswith(".arrow")]
+        metadata = self._disk.files.get(metadata_path(newest.checkpoint_id, newest.attempt))
+        files = decode_manifest(metadata).files() if metadata is not None else ()
+        states = sorted(file.path for file in files if file.path in self._disk.files)
         if states:
             path = self._world.random.choice(states)
             self._world.note(f"{path} rots")
@@ -245,11 +293,11 @@ class _Run:
         self._world.soon(self._start_driver, 3.0)
 
 
-def _random_rates(world: World) -> Rates:
+def _random_rates(world: World, limits: Limits) -> Rates:
     random = world.random
-    return Rates(
+    drawn = Rates(
         peace_from=random.choice([4.0, 8.0, 15.0]),
-        kills=random.choice([0, 1, 2, 4]),
+        kills=random.choice([0, 1, 1, 2, 4]),
         driver_deaths=random.choice([0, 0, 1, 2]),
         driver_stalls=random.choice([0, 0, 1]),
         store_fails=random.choice([0.0, 0.0, 0.02, 0.1]),
@@ -257,4 +305,8 @@ def _random_rates(world: World) -> Rates:
         after_completion=random.choice([0.0, 0.3, 0.6]),
         rescales=random.random() < 0.4,
         rots=random.random() < 0.08,
+        repeats=random.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
+        clock_jumps=random.randint(0, 1),
     )
+    # Drawn first, so that a limit changes nothing else about the run.
+    return replace(drawn, **{name: limits.cap(name, getattr(drawn, name)) for name in FAULTS})

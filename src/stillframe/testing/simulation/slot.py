@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from stillframe.config import CheckpointMode
-from stillframe.errors import SnapshotDamaged, StillframeError
+from stillframe.errors import SnapshotDamaged, StillframeError, UserCodeError
 from stillframe.graph.plan import Plan, SubtaskRef
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.protocol.commits import Commit
-from stillframe.protocol.manifests import OperatorSnapshot, SubtaskTimings
+from stillframe.protocol.manifests import (
+    ChannelState,
+    FileHandle,
+    OperatorSnapshot,
+    SubtaskTimings,
+)
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
+    AssignSplits,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -30,21 +38,29 @@ from stillframe.protocol.messages import (
     Running,
     StartSlot,
     TriggerCheckpoint,
-    message_to_json,
     order_from_json,
     report_from_json,
 )
 from stillframe.runtime.assembly import Surroundings, assemble
-from stillframe.runtime.channels import InputChannel, OutputChannel
+from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
 from stillframe.runtime.elements import Barrier, Element
-from stillframe.runtime.operators import Writing
-from stillframe.runtime.task import SnapshotStarted, SourceSubtask, Subtask, TaskEvents
+from stillframe.runtime.operators import Background, Writing
+from stillframe.runtime.task import (
+    SnapshotStarted,
+    Subtask,
+    TaskEvents,
+    answer_or_error,
+    commit_restored,
+    obey,
+)
+from stillframe.testing.simulation.line import Line
 from stillframe.testing.simulation.storage import Died, SimulatedStore
 from stillframe.testing.simulation.world import World
 
 if TYPE_CHECKING:
     from stillframe.testing.simulation.driver import SimulatedDriver
 
+_CALM_STEPS_MAX = 20
 _ELEMENTS_MAX = 4
 """How many elements may be under way or waiting in one channel before its sender must pause."""
 
@@ -57,15 +73,16 @@ class SimulatedChannel(OutputChannel, InputChannel):
         self._receiver = receiver
         self._sender = sender
         self._under_way: deque[Element] = deque()
-        self._arrived: deque[Element] = deque()
-        self._slowness = world.random.choice([0.01, 0.05, 0.3])
+        self._arrived: deque[tuple[Element, int]] = deque()
+        self._barriers: deque[Barrier] = deque()
+        self._slowness = world.random.choice([0.01, 0.05, 0.3, 1.5])
 
     def has_room(self) -> bool:
         return len(self._under_way) + len(self._arrived) < _ELEMENTS_MAX
 
     def send(self, element: Element) -> None:
         self._under_way.append(element)
-        self._world.soon(self._deliver, self._slowness)
+        self._world.soon(self._deliver, 0.05 if self._world.is_calm else self._slowness)
 
     def is_flushed(self) -> bool:
         return not self._under_way
@@ -74,21 +91,61 @@ class SimulatedChannel(OutputChannel, InputChannel):
         return not self._arrived
 
     def take(self) -> Element:
-        element = self._arrived.popleft()
-        self._sender.wake()
+        if not self.has_room():
+            self._sender.wake()
+        element, _ = self._arrived.popleft()
+        if self._barriers and element is self._barriers[0]:
+            self._barriers.popleft()
         return element
+
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        """Some of what is under way has left the sender already: any share of it."""
+        place = self._world.random.randint(0, len(self._under_way))
+        return self._send_ahead(barrier, place, len(self._under_way))
+
+    def hasten(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch] | None:
+        for place, element in enumerate(self._under_way):
+            if isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id:
+                del self._under_way[place]
+                ahead = replace(element, alignment_timeout_ms=0)
+                return self._send_ahead(ahead, self._world.random.randint(0, place), place)
+        return None
+
+    def holds(self, checkpoint_id: CheckpointId) -> bool:
+        return any(
+            isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
+            for element in self._under_way
+        )
+
+    def waiting_barriers(self) -> Sequence[Barrier]:
+        return self._barriers
+
+    def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
+        return pull_barrier(self._arrived, self._barriers, checkpoint_id)
+
+    def _send_ahead(self, barrier: Barrier, place: int, stop: int) -> list[pa.RecordBatch]:
+        overtaken = list(self._under_way)[place:stop]
+        self._under_way.insert(place, barrier)
+        self._world.soon(self._deliver, 0.05 if self._world.is_calm else self._slowness)
+        return [element for element in overtaken if isinstance(element, pa.RecordBatch)]
 
     def _deliver(self) -> None:
         # The oldest, whichever delay has run out: a channel never reorders.
         if self._under_way and not self._sender.is_dead:
-            self._arrived.append(self._under_way.popleft())
+            element = self._under_way.popleft()
+            self._arrived.append((element, 0))
+            if isinstance(element, Barrier):
+                self._barriers.append(element)
+                self._sender.wake()  # whose snapshot may have waited for it to leave
             self._receiver.wake()
 
 
 class Exchange:
     """The channels between the slots of one attempt; both ends of a channel are one object."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, repeats: float) -> None:
+        self.repeats = repeats
+        """The share of control messages that come twice."""
         self._world = world
         self._channels: dict[int, SimulatedChannel] = {}
         self.slots: dict[SlotIndex, SimulatedSlot] = {}
@@ -143,10 +200,16 @@ class SimulatedSlot(TaskEvents):
         self._mode = mode
         self._subtasks: dict[SubtaskRef, Subtask] = {}
         self._mailbox: deque[Callable[[], None]] = deque()
-        self._orders: deque[str] = deque()
-        self._reports: deque[str] = deque()
+        self._orders = Line(world, exchange.repeats, order_from_json, self._take_order)
+        self._reports = Line(
+            world,
+            exchange.repeats,
+            report_from_json,
+            lambda report: self._driver.on_report(self, report),
+        )
         self._commits: deque[tuple[SubtaskRef, Writing, Epoch, Commit]] = deque()
         self._is_step_due = False
+        self._alarm_at = 0.0
         self._slowness = world.random.choice([0.02, 0.1, 0.4])
 
     # --- life ---
@@ -177,41 +240,26 @@ class SimulatedSlot(TaskEvents):
             if peer is not self and not peer.is_dead:
                 self._world.soon(partial(peer.lose_connection, "a peer"), 0.5)
 
-    # --- orders and reports: JSON on the way, in order, delayed ---
+    # --- orders and reports ---
 
     def order(self, order: Order) -> None:
-        self._orders.append(json.dumps(message_to_json(order)))
-        self._world.soon(self._take_order)
+        self._orders.send(order)
 
-    def _take_order(self) -> None:
-        if self._orders and not self.is_dead and not self.is_cut_off:
-            order = order_from_json(json.loads(self._orders.popleft()))
+    def _take_order(self, order: Order) -> None:
+        if not self.is_dead and not self.is_cut_off:
             self._mail(lambda: self._obey(order))
 
     def _report(self, report: Report) -> None:
         if not self.is_cut_off:
-            self._reports.append(json.dumps(message_to_json(report)))
-            self._world.soon(self._deliver_report)
-
-    def _deliver_report(self) -> None:
-        if self._reports:
-            report = report_from_json(json.loads(self._reports.popleft()))
-            self._driver.on_report(self, report)
+            self._reports.send(report)
 
     def _obey(self, order: Order) -> None:
         match order:
             case StartSlot():
-                self._start(order)
-            case TriggerCheckpoint(checkpoint_id, triggered_at_ms):
-                for subtask in self._subtasks.values():
-                    if isinstance(subtask, SourceSubtask):
-                        subtask.on_trigger(Barrier(checkpoint_id, triggered_at_ms))
-            case CompleteCheckpoint(checkpoint_id, epoch):
-                for subtask in self._subtasks.values():
-                    subtask.on_complete(checkpoint_id, epoch)
-            case AbortCheckpoint(checkpoint_id):
-                for subtask in self._subtasks.values():
-                    subtask.on_abort(checkpoint_id)
+                if not self._subtasks:  # it may come twice
+                    self._start(order)
+            case TriggerCheckpoint() | CompleteCheckpoint() | AbortCheckpoint() | AssignSplits():
+                obey(self._subtasks.values(), order)
             case EndSlot():
                 self.is_dead = True
 
@@ -229,13 +277,11 @@ class SimulatedSlot(TaskEvents):
             feed=None,
             events=self,
             mode=self._mode,
+            channels=order.channels,
         )
         self._subtasks = assemble(around)
         self._report(Running())
-        if order.restored_checkpoint is not None:
-            assert order.restored_epoch is not None
-            for subtask in self._subtasks.values():
-                subtask.on_complete(order.restored_checkpoint, order.restored_epoch)
+        commit_restored(self._subtasks.values(), order)
 
     # --- the loop ---
 
@@ -253,15 +299,17 @@ class SimulatedSlot(TaskEvents):
             self._step_subtasks()
         except Died:
             self.is_dead = True
+        except UserCodeError as error:
+            raise AssertionError(f"no function here is wrong, but {error}") from error
         except StillframeError as error:
             self._fail(error)
 
     def _step_subtasks(self) -> None:
         progressed = False
-        subtasks = list(self._subtasks.values())
-        self._world.random.shuffle(subtasks)
-        for subtask in subtasks:
-            for _ in range(self._world.random.randint(1, 4)):
+        subtasks, random = list(self._subtasks.values()), self._world.random.random
+        first = int(random() * len(subtasks))
+        for subtask in subtasks[first:] + subtasks[:first]:
+            for _ in range(1 + int(random() * (_CALM_STEPS_MAX if self._world.is_calm else 4))):
                 if self.is_dead or not subtask.step():
                     break
                 progressed = True
@@ -270,7 +318,15 @@ class SimulatedSlot(TaskEvents):
         elif subtasks:
             idle = min(subtask.idle_seconds_max() for subtask in subtasks)
             if idle < 1.0:
-                self._world.after(idle, self.wake)
+                self._set_alarm(idle)
+
+    def _set_alarm(self, seconds: float) -> None:
+        """One at a time: each that rings would set the next, and soon there would be hundreds."""
+        at = self._world.now + seconds
+        if self._world.now < self._alarm_at <= at:
+            return
+        self._alarm_at = at
+        self._world.after(seconds, lambda: self.wake() if at == self._alarm_at else None)
 
     def _fail(self, error: StillframeError, is_bystander: bool = False) -> None:
         self._world.note(f"slot {self.index} of attempt {self.attempt} fails: {error}")
@@ -291,17 +347,36 @@ class SimulatedSlot(TaskEvents):
             if self.is_dead and not outlives:
                 return
             try:
-                results = [_answer_or_error(background) for background in started.writes]
+                results = [answer_or_error(background) for background in started.writes]
             except Died:
                 return
             self._mail(lambda: self._subtasks[subtask].on_written(started.checkpoint_id, results))
 
-        self._world.soon(write, self._world.random.choice([0.05, 0.3, 2.0]))
+        self._world.soon(write, self._upload_seconds_max())
 
-    def snapshot_unwanted(self, operators: Sequence[OperatorSnapshot]) -> None:
-        for operator in operators:
-            for state in operator.keyed:
-                self._world.soon(partial(self._delete, state.file.path))
+    def _upload_seconds_max(self) -> float:
+        """Once faults stop, storage is quick: the job must finish within any timeout."""
+        return 0.05 if self._world.is_calm else self._world.random.choice([0.05, 0.3, 2.0])
+
+    def channels_recorded(
+        self, subtask: SubtaskRef, checkpoint_id: CheckpointId, write: Background
+    ) -> None:
+        outlives = self._world.chance(0.3)
+
+        def write_now() -> None:
+            if self.is_dead and not outlives:
+                return
+            try:
+                result = answer_or_error(write)
+            except Died:
+                return
+            self._mail(lambda: self._subtasks[subtask].on_channels_written(checkpoint_id, result))
+
+        self._world.soon(write_now, self._upload_seconds_max())
+
+    def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
+        for file in files:
+            self._world.soon(partial(self._delete, file.path))
 
     def _delete(self, path: str) -> None:
         if not self.is_dead:
@@ -314,9 +389,10 @@ class SimulatedSlot(TaskEvents):
         checkpoint_id: CheckpointId,
         operators: Sequence[OperatorSnapshot],
         timings: SubtaskTimings,
+        channels: Sequence[ChannelState],
     ) -> None:
         self._report(
-            Acknowledged(*subtask, checkpoint_id, operators=tuple(operators), timings=timings)
+            Acknowledged(*subtask, checkpoint_id, tuple(operators), timings, tuple(channels))
         )
 
     def declined(self, subtask: SubtaskRef, checkpoint_id: CheckpointId, reason: str) -> None:
@@ -344,10 +420,3 @@ class SimulatedSlot(TaskEvents):
 
     def drained(self, subtask: SubtaskRef) -> None:
         self._report(Drained(*subtask))
-
-
-def _answer_or_error(background: Callable[[], object]) -> object:
-    try:
-        return background()
-    except Exception as error:
-        return error

@@ -24,7 +24,9 @@ class World(Clock):
         self.random = Random(seed)
         self.now = 0.0
         self.events = 0
-        self.trace: deque[str] = deque(maxlen=_TRACE_MAX)
+        self.is_calm = False
+        """Once nothing goes wrong any more: then whoever dawdled hurries, to end the run soon."""
+        self._trace: deque[tuple[float, tuple[object, ...]]] = deque(maxlen=_TRACE_MAX)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
         self._wall_jump_ms = 0
@@ -50,8 +52,16 @@ class World(Clock):
     def chance(self, probability: float) -> bool:
         return self.random.random() < probability
 
-    def note(self, what: str) -> None:
-        self.trace.append(f"{self.now:8.3f}  {what}")
+    def note(self, *what: object) -> None:
+        """For the trace: made into text only if somebody reads it, so give what never changes."""
+        self._trace.append((self.now, what))
+
+    def trace(self) -> tuple[str, ...]:
+        """What was noted last, in words."""
+        return tuple(
+            f"{seconds:8.3f}  {' '.join(str(each) for each in what)}"
+            for seconds, what in self._trace
+        )
 
     def run(self, is_over: Callable[[], bool], events_max: int) -> None:
         """Until it is over; raises if that takes more events than any job could need."""

@@ -1,0 +1,239 @@
+"""The enumerators of a job's sources, seen from the driver: asked in the background, handed on.
+
+Theory of operation
+-------------------
+`protocol/enumeration` decides; `Enumerators` carries it out for all sources of one attempt, on the
+job's thread; `DiscoveryThreads` asks, one thread for each enumerator, because an answer may take
+long. An answer comes back as mail, is handed out to the slots at once, and only then is the next
+question due, so no more than one answer of each source ever waits.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stillframe.api.sources import Discovered, Source
+from stillframe.coordinator.ports import DiscoveriesPort, SlotsPort
+from stillframe.errors import BuildError, DataError, StillframeError, UserCodeError
+from stillframe.graph.logical import Read
+from stillframe.graph.plan import Plan
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
+from stillframe.json_values import JsonObject
+from stillframe.protocol.enumeration import (
+    Ask,
+    Assign,
+    Enumeration,
+    EnumeratorState,
+    Instruction,
+)
+from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.messages import AssignSplits
+from stillframe.protocol.restore import StartingState, SubtaskState
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsDiscovered:
+    """The enumerator of this source has answered."""
+
+    attempt: Attempt
+    uid: OperatorUid
+    discovered: Discovered
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryFailed:
+    """An enumerator raised."""
+
+    attempt: Attempt
+    reason: str
+    is_permanent: bool
+
+
+DiscoveryEvent = SplitsDiscovered | DiscoveryFailed
+
+
+def enumerated_sources(plan: Plan) -> Mapping[OperatorUid, Source]:
+    """The sources of the job that have an enumerator."""
+    return {
+        planned.uid: planned.operator.source
+        for _, planned in plan.operators()
+        if isinstance(planned.operator, Read)
+        and planned.operator.source.discovery_interval_seconds is not None
+    }
+
+
+def restored_enumerator(restored: Manifest | None, uid: OperatorUid) -> EnumeratorState:
+    """What the enumerator of this source goes on from."""
+    if restored is None or uid not in restored.enumerators:
+        return EnumeratorState()
+    return EnumeratorState.from_json(restored.enumerators[uid])
+
+
+class Enumerators:
+    """What one attempt knows about its sources' enumerators. Used by the job's thread alone."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        restored: Manifest | None,
+        state: StartingState,
+        slots: SlotsPort,
+        discoveries: DiscoveriesPort | None,
+    ) -> None:
+        self._slots = slots
+        self._discoveries = discoveries
+        self._enumerations = _enumerations(plan, restored, state)
+        self._triggered: dict[CheckpointId, Mapping[OperatorUid, JsonObject]] = {}
+
+    def wake_at_seconds(self) -> float | None:
+        moments = [each.wake_at_seconds() for each in self._enumerations.values()]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def on_running(self) -> None:
+        for uid, enumeration in self._enumerations.items():
+            self._carry_out(uid, enumeration.on_running())
+
+    def on_time(self, now_seconds: float) -> None:
+        for uid, enumeration in self._enumerations.items():
+            self._carry_out(uid, enumeration.on_time(now_seconds))
+
+    def on_discovered(self, uid: OperatorUid, found: Discovered, now_seconds: float) -> None:
+        """Hand the splits out."""
+        splits: list[JsonObject] = [
+            {"id": split.id, "position": split.position} for split in found.splits
+        ]
+        after = EnumeratorState(found.state, found.is_last)
+        self._carry_out(uid, self._enumerations[uid].on_discovered(splits, after, now_seconds))
+
+    def on_triggered(self, checkpoint_id: CheckpointId) -> None:
+        """Keep what this checkpoint will say of the enumerators; before its trigger is sent."""
+        self._triggered[checkpoint_id] = {
+            uid: enumeration.snapshot().to_json() for uid, enumeration in self._enumerations.items()
+        }
+
+    def at_trigger(self, checkpoint_id: CheckpointId) -> Mapping[OperatorUid, JsonObject]:
+        """What the enumerators had found when this checkpoint was triggered."""
+        return self._triggered[checkpoint_id]
+
+    def forget(self, decided: CheckpointId) -> None:
+        """This checkpoint is stored or aborted."""
+        self._triggered.pop(decided, None)
+
+    def _carry_out(self, uid: OperatorUid, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Ask():
+                    assert self._discoveries is not None, f"nobody can ask the enumerator of {uid}"
+                    self._discoveries.ask(uid)
+                case Assign(subtask, splits, is_last):
+                    # Subtask n of every task runs in slot n.
+                    order = AssignSplits(uid, subtask, splits, is_last)
+                    self._slots.send(SlotIndex(subtask), order)
+
+
+def _enumerations(
+    plan: Plan, restored: Manifest | None, state: StartingState
+) -> Mapping[OperatorUid, Enumeration]:
+    parallelism = {planned.uid: task.parallelism for task, planned in plan.operators()}
+    enumerations = {}
+    for uid, source in enumerated_sources(plan).items():
+        assert source.discovery_interval_seconds is not None
+        parts = [
+            state.get((uid, SubtaskIndex(index)), SubtaskState())
+            for index in range(parallelism[uid])
+        ]
+        held = [{str(item["id"]) for item in part.items} for part in parts]
+        enumerations[uid] = Enumeration(
+            source.discovery_interval_seconds, restored_enumerator(restored, uid), held
+        )
+    return enumerations
+
+
+class DiscoveryThreads(DiscoveriesPort):
+    """One thread for each enumerator of an attempt; `on_event` is called on them.
+
+    `close` does not wait for one that is being asked: what it answers then, nobody hears.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        restored: Manifest | None,
+        attempt: Attempt,
+        on_event: Callable[[DiscoveryEvent], None],
+    ) -> None:
+        self._asking = {
+            uid: _Asking(uid, source, restored_enumerator(restored, uid), attempt, on_event)
+            for uid, source in enumerated_sources(plan).items()
+        }
+
+    def ask(self, uid: OperatorUid) -> None:
+        self._asking[uid].questions.put_nowait(True)
+
+    def close(self) -> None:
+        for asking in self._asking.values():
+            asking.close()
+
+
+class _Asking(threading.Thread):
+    """Asks one enumerator, as often as it is told to."""
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        source: Source,
+        restored: EnumeratorState,
+        attempt: Attempt,
+        on_event: Callable[[DiscoveryEvent], None],
+    ) -> None:
+        super().__init__(name=f"stillframe-discovery-{uid}", daemon=True)
+        # One question and the end.
+        self.questions: queue.Queue[bool] = queue.Queue(2)
+        self._uid = uid
+        self._source = source
+        self._restored = restored
+        self._attempt = attempt
+        self._on_event = on_event
+        self._is_closed = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._answer_questions()
+        except Exception as error:
+            if not self._is_closed:
+                self._on_event(_failure(self._attempt, self._source, error))
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.questions.put_nowait(False)
+
+    def _answer_questions(self) -> None:
+        if not self.questions.get():
+            return
+        # Not before it is first asked, and here, because opening may take as long as asking.
+        enumerator = self._source.open_enumerator(self._restored.state)
+        try:
+            while True:
+                discovered = enumerator.discover()
+                if not self._is_closed:
+                    self._on_event(SplitsDiscovered(self._attempt, self._uid, discovered))
+                if not self.questions.get():
+                    return
+        finally:
+            enumerator.close()
+
+
+def _failure(attempt: Attempt, source: Source, error: Exception) -> DiscoveryFailed:
+    if isinstance(error, StillframeError):
+        permanent = isinstance(error, UserCodeError | DataError | BuildError)
+        return DiscoveryFailed(attempt, str(error), permanent)
+    return DiscoveryFailed(
+        attempt,
+        f"the enumerator of source {source.describe()} raised {type(error).__name__}: {error}",
+        is_permanent=True,
+    )

@@ -1,0 +1,171 @@
+"""The user's function over two streams, as an operator: fed batch by batch, its rows kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stillframe.api.functions import TwoInputFunction
+from stillframe.errors import StillframeError, UserCodeError
+from stillframe.graph.logical import Connect
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.key_groups import hash_columns, key_groups_of
+from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
+from stillframe.runtime.operators import Background, StatefulOperator, described_file
+from stillframe.state.snapshots import write_keyed_snapshot
+from stillframe.storage.paths import state_path
+from stillframe.storage.store import Store
+
+
+class TwoInputOperator(StatefulOperator):
+    """An operator that is fed by two inputs; it stands at the head of its task."""
+
+    @abstractmethod
+    def process_second(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Take one batch of the second input, answer what follows from it."""
+
+
+class Connecting(TwoInputOperator):
+    """Calls the user's function; what it raises names the function, not our insides."""
+
+    STATE = "function"
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        attempt: Attempt,
+        operator: Connect,
+        schema: pa.Schema,
+        store: Store | None,
+        max_parallelism: int,
+    ) -> None:
+        self._uid = uid
+        self._subtask = subtask
+        self._attempt = attempt
+        self._operator = operator
+        self._schema = schema
+        self._store = store
+        self._max_parallelism = max_parallelism
+        self._has_finished = False
+        self._function = self._made()
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return self._called(lambda: self._function.process_first(batch))
+
+    def process_second(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return self._called(lambda: self._function.process_second(batch))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        if self._operator.keys is not None and not self._has_finished:
+            yield from self._called(self._function.finish)
+        self._has_finished = True
+
+    def restore(self, batch: pa.RecordBatch) -> None:
+        self._answer_of(lambda: self._function.restore(batch))
+
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        rows = self._rows()
+        if rows is None or rows.num_rows == 0:
+            return lambda: ()
+        assert self._store is not None, "a snapshot was asked for without a place to keep it"
+        store, keys = self._store, self._operator.keys
+        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
+        frozen = _Rows(rows, keys, self._max_parallelism)
+        return lambda: (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
+
+    def described(
+        self, checkpoint_id: CheckpointId, written: tuple[KeyedState, ...]
+    ) -> OperatorSnapshot:
+        if self._operator.keys is None:
+            return OperatorSnapshot(self._uid, self._subtask, broadcast=written)
+        return OperatorSnapshot(self._uid, self._subtask, keyed=written)
+
+    def _rows(self) -> pa.Table | None:
+        """Nothing once it has finished by key: a restored job must not finish those keys again."""
+        if self._has_finished and self._operator.keys is not None:
+            return None
+        rows = self._answer_of(self._function.snapshot)
+        if rows is None:
+            return None
+        missing = set(self._operator.keys or ()) - set(rows.schema.names)
+        if missing:
+            raise UserCodeError(
+                f"the snapshot of function {self._operator.name} has no column"
+                f" {sorted(missing)[0]!r}: its rows must have the keys they are found by"
+            )
+        return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+
+    def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from map(self._checked, call())
+        except StillframeError:
+            raise
+        except Exception as error:
+            raise self._raised(error) from error
+
+    def _answer_of(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise self._raised(error) from error
+
+    def _made(self) -> TwoInputFunction:
+        function = self._answer_of(self._operator.make)
+        if not isinstance(function, TwoInputFunction):
+            raise UserCodeError(
+                f"{self._operator.name} made a {type(function).__name__}: connect wants what makes"
+                " a TwoInputFunction"
+            )
+        return function
+
+    def _raised(self, error: Exception) -> UserCodeError:
+        return UserCodeError(
+            f"function {self._operator.name} raised {type(error).__name__}: {error};"
+            " correct it and start the job again, it resumes from its last checkpoint"
+        )
+
+    def _checked(self, made: pa.RecordBatch) -> pa.RecordBatch:
+        if made.schema.equals(self._schema):
+            return made
+        if made.schema.names != self._schema.names:
+            raise UserCodeError(
+                f"function {self._operator.name} gave the columns {made.schema.names} but declared"
+                f" {self._schema.names}: make the two agree"
+            )
+        return made.cast(self._schema)
+
+
+class _Rows:
+    """Rows at rest, to be written by key group; all in one where there are no keys."""
+
+    def __init__(self, rows: pa.Table, keys: tuple[str, ...] | None, max_parallelism: int) -> None:
+        self._rows = rows.combine_chunks()
+        self._keys = keys
+        self._max_parallelism = max_parallelism
+
+    @property
+    def snapshot_schema(self) -> pa.Schema:
+        return self._rows.schema
+
+    def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if self._keys is None:
+            yield 0, _one_batch(self._rows)
+            return
+        columns = [_one_batch(self._rows).column(key) for key in self._keys]
+        groups = key_groups_of(hash_columns(columns), self._max_parallelism)
+        order = np.argsort(groups, kind="stable")
+        bounds = np.searchsorted(groups.take(order), np.arange(self._max_parallelism + 1))
+        for group in np.flatnonzero(np.diff(bounds)).tolist():
+            rows = order[bounds[group] : bounds[group + 1]]
+            yield group, _one_batch(self._rows.take(pa.array(rows)))
+
+
+def _one_batch(rows: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [column.combine_chunks() for column in rows.columns], schema=rows.schema
+    )

@@ -1,0 +1,380 @@
+"""A subtask fed by channels: it waits for their barriers, or records what they overtake.
+
+Theory of operation
+-------------------
+A step takes one element. Records go through the chain; barriers go to the aligner, whose
+instructions are carried out here: a channel is held or released, recorded or not, or the snapshot
+is taken. Before that, each step looks at barriers that still wait in the channels: one that
+overtakes is pulled out of its place, and the batches in front of it, which it has overtaken, become
+part of the checkpoint. Barriers in channels of a cycle are always pulled, and so is the barrier
+that ends a recording.
+
+At the head of a cycle, what comes back is taken out of the channel at once, even while there is no
+room to process it: the cycle could otherwise fill up and wait for itself. When the other inputs
+have ended, laps are sent round to find out when nothing circulates any more (see `protocol/laps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from stillframe.clock import Clock
+from stillframe.config import CheckpointMode
+from stillframe.errors import UserCodeError
+from stillframe.graph.plan import SubtaskRef
+from stillframe.ids import ChannelIndex, CheckpointId, SubtaskIndex
+from stillframe.protocol.alignment import (
+    BarrierAligner,
+    Hold,
+    Instruction,
+    Release,
+    TakeSnapshot,
+)
+from stillframe.protocol.laps import HeadLaps, PassingLaps, Returned, SendLap
+from stillframe.protocol.recording import Abandon, StopRecording
+from stillframe.protocol.tracking import BarrierTracker
+from stillframe.runtime.chain import Chain
+from stillframe.runtime.channels import InputChannel
+from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Lap, Marker
+from stillframe.runtime.spilling import FeedbackInput
+from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
+
+_LAP_PAUSE_SECONDS = 0.005
+"""Between two laps, so that an idle cycle does not keep a core busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPlace:
+    """What a channel is in the plan."""
+
+    name: ChannelName
+    input: int = 0
+    is_feedback: bool = False
+    loops: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Alignment:
+    """When the barriers of a checkpoint began to arrive."""
+
+    barrier: Barrier
+    start_delay_ms: float
+    began_at_seconds: float
+
+    def is_patience_over(self, now_seconds: float) -> bool:
+        timeout_ms = self.barrier.alignment_timeout_ms
+        return timeout_ms is not None and now_seconds >= self.began_at_seconds + timeout_ms / 1000
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The input channels of a subtask: which are held, and whose turn it is."""
+
+    channels: Sequence[InputChannel]
+    held: set[int] = field(default_factory=set)
+    turn: int = 0
+
+    def next_readable(self) -> int | None:
+        count = len(self.channels)
+        for offset in range(count):
+            index = (self.turn + offset) % count
+            if index not in self.held and not self.channels[index].is_empty():
+                self.turn = (index + 1) % count
+                return index
+        return None
+
+
+class InnerSubtask(Subtask):
+    """Takes elements from its channels and runs records through the chain."""
+
+    steps_per_turn = 16
+
+    def __init__(
+        self,
+        ref: SubtaskRef,
+        name: str,
+        chain: Chain,
+        clock: Clock,
+        events: TaskEvents,
+        channels: Sequence[InputChannel],
+        mode: CheckpointMode = "exactly-once",
+        channel_log: ChannelLog | None = None,
+        places: Sequence[ChannelPlace] | None = None,
+        has_finished: bool = False,
+    ) -> None:
+        super().__init__(ref, name, chain, clock, events, mode, channel_log)
+        self._inputs = Inputs(channels)
+        self._places = places or [
+            ChannelPlace(("", SubtaskIndex(index))) for index in range(len(channels))
+        ]
+        indices = [ChannelIndex(index) for index in range(len(channels))]
+        feedback = [index for index in indices if self._places[index].is_feedback]
+        kind = BarrierTracker if mode == "at-least-once" else BarrierAligner
+        self._aligner: BarrierAligner | BarrierTracker = kind(indices, feedback)
+        self._alignments: dict[CheckpointId, _Alignment] = {}
+        self._recorded: dict[CheckpointId, set[ChannelIndex]] = {}
+        self._unended = set(indices)
+        self._feedback = frozenset(feedback)
+        self._head_laps = HeadLaps(feedback) if feedback else None
+        self._next_lap_at_seconds = 0.0
+        self._passing_laps = self._lap_passages()
+        self._is_restored_finished = has_finished
+
+    # --- steps ---
+
+    def step(self) -> bool:
+        self._hasten_barriers()
+        progressed = self._take_back() if self._feedback else False
+        progressed = self._pull_barriers() or progressed
+        if not self._chain.has_room():
+            return progressed
+        index = self._inputs.next_readable()
+        if index is None:
+            return self._go_round() or progressed
+        element = self._inputs.channels[index].take()
+        if isinstance(element, pa.RecordBatch):
+            self._process(ChannelIndex(index), element)
+        else:
+            self._on_marker(ChannelIndex(index), element)
+        return True
+
+    def idle_seconds_max(self) -> float:
+        wait = super().idle_seconds_max()
+        now = self._clock.monotonic_seconds()
+        for alignment in self._alignments.values():
+            timeout_ms = alignment.barrier.alignment_timeout_ms
+            if timeout_ms is not None:
+                until = alignment.began_at_seconds + timeout_ms / 1000
+                wait = min(wait, until - now) if until > now else wait
+        if self._is_lap_due():
+            wait = min(wait, max(0.0, self._next_lap_at_seconds - now))
+        return wait
+
+    def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
+        place = self._places[index]
+        self.counters.records_in += batch.num_rows
+        for checkpoint_id, channels in self._recorded.items():
+            if index in channels:
+                self._record(checkpoint_id, place.name, [batch])
+        if self._head_laps is not None and place.is_feedback:
+            self._refuse_after_end()
+            self._head_laps.on_record()
+        if place.input == 0:
+            self._chain.process(batch)
+        else:
+            self._chain.process_second(batch)
+
+    def _refuse_after_end(self) -> None:
+        if self._has_finished:
+            raise UserCodeError(
+                f"{self.name} got records back after its cycle had run empty: a function within a"
+                " cycle must not answer records in finish()"
+            )
+
+    def _take_back(self) -> bool:
+        taken = [
+            channel.take_all()
+            for channel in self._inputs.channels
+            if isinstance(channel, FeedbackInput)
+        ]
+        return any(taken)
+
+    def _pull_barriers(self) -> bool:
+        """Barriers that are to overtake what waits in front of them; whether there were any."""
+        pulled = False
+        for index, channel in enumerate(self._inputs.channels):
+            if not channel.waiting_barriers():
+                continue
+            for barrier in tuple(channel.waiting_barriers()):
+                self._note_arrival(barrier)
+                if self._is_pulled(ChannelIndex(index), barrier):
+                    overtaken = channel.pull(barrier.checkpoint_id)
+                    self._on_barrier(ChannelIndex(index), barrier, overtaken)
+                    pulled = True
+        return self._lose_patience() or pulled
+
+    def _is_pulled(self, index: ChannelIndex, barrier: Barrier) -> bool:
+        checkpoint_id = barrier.checkpoint_id
+        if barrier.is_overtaking or self._places[index].is_feedback:
+            return True
+        if self._aligner.is_recorded(index, checkpoint_id):
+            return True
+        alignment = self._alignments.get(checkpoint_id)
+        return alignment is not None and alignment.is_patience_over(self._now())
+
+    def _lose_patience(self) -> bool:
+        if not self._alignments:  # as in nearly every step
+            return False
+        over = [
+            checkpoint_id
+            for checkpoint_id, alignment in self._alignments.items()
+            if alignment.is_patience_over(self._now())
+        ]
+        instructions = [
+            each for over_id in over for each in self._aligner.on_patience_over(over_id)
+        ]
+        self._carry_out(instructions)
+        return bool(instructions)
+
+    def _now(self) -> float:
+        return self._clock.monotonic_seconds()
+
+    # --- markers ---
+
+    def on_abort(self, checkpoint_id: CheckpointId) -> None:
+        super().on_abort(checkpoint_id)
+        self._carry_out(self._aligner.on_cancel(checkpoint_id))
+
+    def _on_marker(self, channel: ChannelIndex, marker: Marker) -> None:
+        match marker:
+            case Barrier():
+                self._note_arrival(marker)
+                self._on_barrier(channel, marker, [] if marker.is_overtaking else None)
+            case CancelBarrier(checkpoint_id):
+                self._carry_out(self._aligner.on_cancel(checkpoint_id))
+            case EndOfRecords():
+                self._unended.discard(channel)
+                if not self._unended:
+                    self._finish()
+            case Lap():
+                self._on_lap(channel, marker)
+            case _:
+                raise AssertionError(f"nobody sends {marker} yet")
+
+    def _finish(self) -> None:
+        if self._has_finished:
+            return
+        self._has_finished = True
+        if not self._is_restored_finished:
+            self._chain.finish()
+        self._chain.broadcast(EndOfRecords())
+        self._events.drained(self.ref)
+
+    # --- barriers ---
+
+    def _note_arrival(self, barrier: Barrier) -> None:
+        """Several checkpoints' barriers may be under way where no channel is held back."""
+        if barrier.checkpoint_id not in self._alignments:
+            delay_ms = max(0, self._clock.wall_ms() - barrier.triggered_at_ms)
+            self._alignments[barrier.checkpoint_id] = _Alignment(barrier, delay_ms, self._now())
+
+    def _on_barrier(
+        self, channel: ChannelIndex, barrier: Barrier, overtaken: list[pa.RecordBatch] | None
+    ) -> None:
+        """A barrier came, in its place, or ahead of these batches in its channel."""
+        checkpoint_id = barrier.checkpoint_id
+        instructions = self._aligner.on_barrier(channel, checkpoint_id, overtaken is not None)
+        self._carry_out(instructions, {self._places[channel].name: overtaken or []})
+
+    def _carry_out(
+        self,
+        instructions: Sequence[Instruction],
+        overtaken: dict[ChannelName, list[pa.RecordBatch]] | None = None,
+    ) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Hold(channel):
+                    self._inputs.held.add(channel)
+                case Release(channels):
+                    self._inputs.held.difference_update(channels)
+                case TakeSnapshot():
+                    self._snapshot(instruction, overtaken)
+                case StopRecording(checkpoint_id, channel, is_last):
+                    self._recorded.get(checkpoint_id, set()).discard(channel)
+                    for name, batches in (overtaken or {}).items():
+                        self._record(checkpoint_id, name, batches)
+                    if is_last:
+                        self._stop_recording(checkpoint_id)
+                case Abandon(checkpoint_id):
+                    self._abandon(checkpoint_id)
+
+    def _snapshot(
+        self, take: TakeSnapshot, overtaken: dict[ChannelName, list[pa.RecordBatch]] | None
+    ) -> None:
+        alignment = self._alignments[take.checkpoint_id]
+        self._forget_alignments(take.checkpoint_id)
+        if take.recorded:
+            self._recorded[take.checkpoint_id] = set(take.recorded)
+        barrier = alignment.barrier
+        if take.overtakes:
+            barrier = replace(barrier, alignment_timeout_ms=0)
+        self._take_snapshot(
+            barrier,
+            alignment.start_delay_ms,
+            (self._now() - alignment.began_at_seconds) * 1000,
+            is_recording=bool(take.recorded),
+            overtaken=overtaken,
+        )
+
+    def _forget_alignments(self, up_to: CheckpointId) -> None:
+        later = {number: each for number, each in self._alignments.items() if number > up_to}
+        self._alignments = later
+
+    def _record(
+        self, checkpoint_id: CheckpointId, name: ChannelName, batches: Sequence[pa.RecordBatch]
+    ) -> None:
+        snapshot = self._open.get(checkpoint_id)
+        if snapshot is not None and batches:
+            snapshot.received.setdefault(name, []).extend(batches)
+
+    def _stop_recording(self, checkpoint_id: CheckpointId) -> None:
+        self._recorded.pop(checkpoint_id, None)
+        snapshot = self._open.get(checkpoint_id)
+        if snapshot is not None:
+            snapshot.is_recording = False
+            self._write_channels_if_complete(checkpoint_id)
+
+    def _abandon(self, checkpoint_id: CheckpointId) -> None:
+        self._recorded.pop(checkpoint_id, None)
+        self._chain.broadcast(CancelBarrier(checkpoint_id))
+        self._decline(checkpoint_id, f"{self.name} gave up waiting for its barriers")
+
+    # --- cycles ---
+
+    def _lap_passages(self) -> dict[int, PassingLaps]:
+        """For each cycle this subtask is on the way of, the channels its laps come on."""
+        if self._feedback:
+            return {}
+        loops = {loop for place in self._places for loop in place.loops}
+        return {
+            loop: PassingLaps(
+                ChannelIndex(index)
+                for index, place in enumerate(self._places)
+                if loop in place.loops
+            )
+            for loop in loops
+        }
+
+    def _on_lap(self, channel: ChannelIndex, lap: Lap) -> None:
+        if self._head_laps is not None:
+            returned = self._head_laps.on_lap(channel, lap.number, lap.is_quiet)
+            if returned is Returned.QUIET:
+                self._finish()
+            return
+        outside = {i for i in self._unended if lap.loop not in self._places[i].loops}
+        onward = self._passing_laps[lap.loop].on_lap(channel, lap.number, lap.is_quiet, not outside)
+        if onward is not None:
+            self._send_lap(lap.loop, onward)
+
+    def _is_lap_due(self) -> bool:
+        return (
+            self._head_laps is not None
+            and not self._has_finished
+            and not self._head_laps.is_under_way
+            and self._unended <= self._feedback
+        )
+
+    def _go_round(self) -> bool:
+        """Send the next lap, if it is time for one."""
+        if not self._is_lap_due() or self._now() < self._next_lap_at_seconds:
+            return False
+        assert self._head_laps is not None
+        self._next_lap_at_seconds = self._now() + _LAP_PAUSE_SECONDS
+        self._send_lap(self.ref.task, self._head_laps.next_lap())
+        return True
+
+    def _send_lap(self, loop: int, lap: SendLap) -> None:
+        self._chain.send_lap(Lap(loop, lap.number, lap.is_quiet))

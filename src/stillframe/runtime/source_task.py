@@ -1,0 +1,175 @@
+"""A subtask that begins with a source: barriers come from the coordinator, not from inputs.
+
+Theory of operation
+-------------------
+Mostly a source is polled and what it answers runs through the chain. Two checkpoint modes change
+that. *Stop-the-world* does not poll between a checkpoint's trigger and its end, so that the job
+drains and stands still. *At-most-once* emits nothing that a restart could read again: what was
+polled waits until a checkpoint with the position behind it is complete. A restart begins at that
+position and skips whatever the job had not got to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pyarrow as pa
+
+from stillframe.api.sources import EndOfData, NothingYet
+from stillframe.clock import Clock
+from stillframe.config import CheckpointMode
+from stillframe.graph.plan import SubtaskRef
+from stillframe.ids import CheckpointId, Epoch
+from stillframe.protocol.messages import AssignSplits
+from stillframe.runtime.chain import Chain
+from stillframe.runtime.elements import Barrier, EndOfRecords
+from stillframe.runtime.operators import Reading
+from stillframe.runtime.reading import splits_of
+from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
+
+_RESERVED_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Reserved:
+    """Batches that were read and may not be emitted yet, because a restart could read them again.
+
+    A checkpoint that is triggered now has the position behind all of them; when it is complete,
+    or a later one, they may go.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[CheckpointId | None, pa.RecordBatch]] = deque()
+        self._free: deque[pa.RecordBatch] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._free)
+
+    def has_room(self) -> bool:
+        return self._bytes < _RESERVED_BYTES_MAX
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append((None, batch))
+        self._bytes += batch.nbytes
+
+    def on_trigger(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint takes the position behind all that was added until now."""
+        self._waiting = deque((since or checkpoint_id, batch) for since, batch in self._waiting)
+
+    def on_complete(self, checkpoint_id: CheckpointId) -> None:
+        while self._waiting:
+            since, batch = self._waiting[0]
+            if since is None or since > checkpoint_id:
+                return
+            self._waiting.popleft()
+            self._free.append(batch)
+
+    def next_free(self) -> pa.RecordBatch | None:
+        """A batch that may be emitted now."""
+        if not self._free:
+            return None
+        batch = self._free.popleft()
+        self._bytes -= batch.nbytes
+        return batch
+
+
+class SourceSubtask(Subtask):
+    """Polls a source and runs what it answers through the chain."""
+
+    steps_per_turn = 1  # what is in the job is worked off first: barriers wait behind it
+
+    def __init__(
+        self,
+        ref: SubtaskRef,
+        name: str,
+        chain: Chain,
+        clock: Clock,
+        events: TaskEvents,
+        source: Reading,
+        mode: CheckpointMode = "exactly-once",
+        channel_log: ChannelLog | None = None,
+    ) -> None:
+        super().__init__(ref, name, chain, clock, events, mode, channel_log)
+        self._source = source
+        self._has_ended = False
+        self._retry_seconds = 0.0
+        self._last_triggered = CheckpointId(0)
+        self._pauses = mode == "stop-the-world"
+        self._paused_for: CheckpointId | None = None
+        self._reserved = Reserved() if mode == "at-most-once" else None
+
+    def step(self) -> bool:
+        self._hasten_barriers()
+        self._retry_seconds = 1.0
+        if self._has_finished or self._paused_for is not None or not self._chain.has_room():
+            return False
+        if self._reserved is not None:
+            return self._step_reserved(self._reserved)
+        batch = self._poll()
+        if batch is not None:
+            self._chain.process(batch)
+        elif self._has_ended:
+            self._finish()
+        return batch is not None or self._has_finished
+
+    def _step_reserved(self, reserved: Reserved) -> bool:
+        free = reserved.next_free()
+        if free is not None:
+            self._chain.process(free)
+            return True
+        batch = None if self._has_ended or not reserved.has_room() else self._poll()
+        if batch is not None:
+            reserved.add(batch)
+        elif self._has_ended and not len(reserved):
+            self._finish()
+        return batch is not None or self._has_finished
+
+    def _poll(self) -> pa.RecordBatch | None:
+        polled = self._source.poll()
+        match polled:
+            case NothingYet(retry_seconds):
+                self._retry_seconds = retry_seconds
+            case EndOfData():
+                self._has_ended = True
+            case _:
+                self.counters.records_read += polled.num_rows
+                return polled
+        return None
+
+    def _finish(self) -> None:
+        self._has_finished = True
+        self._chain.finish()
+        self._chain.broadcast(EndOfRecords())
+        self._events.drained(self.ref)
+
+    def idle_seconds_max(self) -> float:
+        return min(self._retry_seconds, super().idle_seconds_max())
+
+    def on_splits(self, order: AssignSplits) -> None:
+        if (order.uid, order.subtask) == (self._source.uid, self.ref.subtask):
+            self._source.on_splits(splits_of(order.splits), order.is_last)
+
+    def on_trigger(self, barrier: Barrier) -> None:
+        if barrier.checkpoint_id <= self._last_triggered:
+            return  # the message came twice
+        self._last_triggered = barrier.checkpoint_id
+        if self._reserved is not None:
+            self._reserved.on_trigger(barrier.checkpoint_id)
+        if self._pauses:
+            self._paused_for = barrier.checkpoint_id
+        delay_ms = self._clock.wall_ms() - barrier.triggered_at_ms
+        self._take_snapshot(barrier, start_delay_ms=max(0, delay_ms), alignment_ms=0.0)
+
+    def on_complete(self, checkpoint_id: CheckpointId, epoch: Epoch) -> None:
+        super().on_complete(checkpoint_id, epoch)
+        if self._reserved is not None:
+            self._reserved.on_complete(checkpoint_id)
+        self._go_on_after(checkpoint_id)
+
+    def on_abort(self, checkpoint_id: CheckpointId) -> None:
+        super().on_abort(checkpoint_id)
+        self._go_on_after(checkpoint_id)
+
+    def _go_on_after(self, checkpoint_id: CheckpointId) -> None:
+        if self._paused_for is not None and self._paused_for <= checkpoint_id:
+            self._paused_for = None

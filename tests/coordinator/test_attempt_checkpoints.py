@@ -1,0 +1,189 @@
+"""How an attempt carries out what is decided about its checkpoints, several of them in flight."""
+
+from dataclasses import replace
+
+import pytest
+
+from stillframe.config import JobConfig
+from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.generate import ClickSource
+from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.control import SlotJoined, SlotReported
+from stillframe.coordinator.history import CheckpointFailed, History
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.mail import AttemptBroke, CheckpointWanted
+from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.sinks import DriverSinks, EpochCommitted
+from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.protocol.manifests import OperatorSnapshot, PendingCommit, SubtaskTimings
+from stillframe.protocol.messages import (
+    AbortCheckpoint,
+    Acknowledged,
+    CompleteCheckpoint,
+    Declined,
+    Running,
+    TriggerCheckpoint,
+)
+from stillframe.storage.store import open_store
+from stillframe.testing.clock import ManualClock
+
+CLICKS = ClickSource(records=10)
+CONFIG = JobConfig(checkpoint_interval_seconds=1.0, max_concurrent_checkpoints=2)
+
+
+class CommittingHere(DiscardSink):
+    commits_at_coordinator = True
+
+
+class Ports(SlotsPort, CommitsPort):
+    def __init__(self):
+        self.said, self.to_commit = [], []
+
+    def send(self, slot, order):
+        """What slots are told one by one is no matter here."""
+
+    def broadcast(self, order):
+        self.said.append(order)
+
+    def submit(self, manifest):
+        self.to_commit.append(manifest)
+
+    def told(self, kind):
+        return [order.checkpoint_id for order in self.said if isinstance(order, kind)]
+
+
+class Attempt:
+    """One slot that runs; its subtasks acknowledge when told to."""
+
+    def __init__(self, store, config=CONFIG, sink=None):
+        read = Node(Read(CLICKS), CLICKS.schema, given_uid="read")
+        sink = sink or DiscardSink()
+        self.plan = build_plan("views", [Node(Write(sink), CLICKS.schema, (read,), "write")], 1)
+        self.clock, self.ports, self.history = ManualClock(), Ports(), History()
+        self.ledger = Ledger(store, "views", 2, self.clock)
+        self.ledger.begin_attempt(None)
+        parts = JobParts(
+            self.plan, config, self.clock, self.history, DriverSinks(self.plan), self.ledger
+        )
+        self.running = RunningAttempt(parts, self.ports, self.ports, None, {})
+        self.tell(SlotJoined(0, 4710, ("host", 0)), SlotReported(0, Running()))
+
+    def tell(self, *mail):
+        for each in mail:
+            self.running.handle(each)
+
+    def after(self, seconds):
+        self.clock.advance(seconds)
+        self.running.on_time()
+
+    def acknowledge(self, checkpoint_id, *commits):
+        timings = SubtaskTimings("task", 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+        prepared = tuple(PendingCommit(number, {"of": number}) for number in commits)
+        written = OperatorSnapshot("write", 0, commits=prepared)
+        for ref in self.plan.subtasks():
+            report = Acknowledged(ref.task, ref.subtask, checkpoint_id, (written,), timings)
+            self.tell(SlotReported(0, report))
+
+    def ask(self):
+        numbers = []
+        self.tell(CheckpointWanted(numbers.append))
+        return numbers[-1]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path))
+
+
+def test_each_checkpoint_says_when_it_was_triggered(store):
+    attempt = Attempt(store)
+    attempt.after(1.0)
+    first_ms = attempt.clock.wall_ms()
+    attempt.after(1.0)
+    assert attempt.ports.told(TriggerCheckpoint) == [1, 2]
+
+    attempt.after(0.5)
+    attempt.acknowledge(1)
+    attempt.acknowledge(2)
+
+    assert attempt.ports.told(CompleteCheckpoint) == [1, 2]
+    told = attempt.history.completed()
+    assert [each.triggered_at_ms for each in told] == [first_ms, first_ms + 1000]
+    assert [each.duration_ms for each in told] == pytest.approx([1500.0, 500.0])
+
+
+def test_a_subsumed_checkpoint_is_aborted_everywhere_and_what_it_wrote_is_deleted(store):
+    attempt = Attempt(store)
+    attempt.after(1.0)
+    attempt.after(1.0)
+    attempt.acknowledge(2)
+
+    assert attempt.ports.told(CompleteCheckpoint) == [2]
+    assert attempt.ports.told(AbortCheckpoint) == [1]
+    events = attempt.history.events()
+    assert CheckpointFailed(1, "checkpoint 2 completed first") in events
+    assert [kept.checkpoint_id for kept in attempt.ledger.record.checkpoints] == [2]
+
+
+def test_a_newer_checkpoint_that_completes_answers_a_request_for_an_older_one(store):
+    attempt = Attempt(store)
+    assert (attempt.ask(), attempt.ask()) == (1, 2)
+
+    attempt.acknowledge(2)
+
+    assert attempt.running.unanswered_requests() == []
+
+
+def test_a_newer_checkpoint_that_fails_leaves_a_request_for_an_older_one_open(store):
+    attempt = Attempt(store)
+    attempt.ask()
+    [open_request] = attempt.running.unanswered_requests()
+    attempt.ask()
+
+    attempt.tell(SlotReported(0, Declined(2, "disk full")))
+
+    assert attempt.running.unanswered_requests() == [open_request]
+
+
+def test_a_request_for_which_there_is_no_room_is_told_the_number_it_will_have(store):
+    attempt = Attempt(store)
+    assert [attempt.ask() for _ in range(4)] == [1, 2, 3, 3]
+
+    attempt.tell(SlotReported(0, Declined(1, "disk full")))
+
+    assert attempt.ports.told(TriggerCheckpoint) == [1, 2, 3]
+    assert len(attempt.running.unanswered_requests()) == 3
+
+
+def test_each_epoch_committed_here_holds_what_the_one_before_did_not(store):
+    attempt = Attempt(store, sink=CommittingHere())
+    attempt.after(1.0)
+    attempt.after(1.0)
+    attempt.acknowledge(1, 1)
+    attempt.acknowledge(2, 1, 2)
+    assert attempt.ports.told(CompleteCheckpoint) == [1], "the first is not committed yet"
+
+    attempt.tell(EpochCommitted(0))
+
+    assert attempt.ports.told(CompleteCheckpoint) == [1, 2]
+    assert [
+        [commit.checkpoint_id for commit in made.snapshots_of("write")[0].commits]
+        for made in attempt.ports.to_commit
+    ] == [[1], [2]]
+
+
+def test_too_many_failed_checkpoints_break_the_attempt_and_another_one_may_follow(store):
+    attempt = Attempt(store, replace(CONFIG, tolerable_failed_checkpoints=1))
+    attempt.after(1.0)
+    attempt.after(1.0)
+
+    attempt.tell(SlotReported(0, Declined(1, "disk full")))
+    assert attempt.running.outcome is None
+    attempt.tell(SlotReported(0, Declined(2, "disk still full")))
+
+    assert attempt.running.outcome == AttemptBroke(
+        "checkpoint 2 failed: disk still full; this is failure 2 in a row, and"
+        " tolerableFailedCheckpoints is 1",
+        "other",
+    )

@@ -1,0 +1,304 @@
+"""Enumerators seen from the driver: asked in the background, cut off from orders at the trigger."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.sources import Discovered, Source, Split, SplitEnumerator
+from stillframe.config import JobConfig
+from stillframe.connectors.discard import DiscardSink
+from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.control import SlotJoined, SlotReported
+from stillframe.coordinator.enumerators import (
+    DiscoveryFailed,
+    DiscoveryThreads,
+    Enumerators,
+    SplitsDiscovered,
+)
+from stillframe.coordinator.history import History
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.mail import AttemptBroke
+from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.sinks import DriverSinks
+from stillframe.coordinator.starting import Starter
+from stillframe.errors import DataError, StartRefused, StorageError
+from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.messages import AssignSplits, Running
+from stillframe.protocol.restore import SubtaskState
+from stillframe.testing.clock import ManualClock
+
+SCHEMA = pa.schema([("id", pa.int64())])
+LIMIT_SECONDS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Source):
+    """Its enumerator answers, or raises, what it is told to, one after the other."""
+
+    answers: list[object] = field(default_factory=list)
+    opened_with: list[object] = field(default_factory=list)
+    closed: threading.Event = field(default_factory=threading.Event)
+    is_followed: bool = True
+
+    @property
+    def schema(self):
+        return SCHEMA
+
+    @property
+    def discovery_interval_seconds(self):
+        return 2.0 if self.is_followed else None
+
+    def splits(self, parallelism):
+        return []
+
+    def open(self, splits, context):
+        raise AssertionError("nothing is read here")
+
+    def open_enumerator(self, state):
+        self.opened_with.append(state)
+        return ListedEnumerator(self)
+
+    def describe(self):
+        return "listed"
+
+
+class ListedEnumerator(SplitEnumerator):
+    def __init__(self, source):
+        self._source = source
+
+    def discover(self):
+        answer = self._source.answers.pop(0)
+        if isinstance(answer, threading.Event):
+            answer.wait(LIMIT_SECONDS)
+            answer = self._source.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self):
+        self._source.closed.set()
+
+
+def discovered(*names, is_last=False):
+    splits = [Split(name, {"next": 0}) for name in names]
+    return Discovered(splits, {"found": list(names)}, is_last)
+
+
+def items(*names):
+    return tuple({"id": name, "position": {"next": 0}} for name in names)
+
+
+def plan_of(source, slots=2):
+    read = Node(Read(source), SCHEMA, given_uid="files")
+    return build_plan("views", [Node(Write(DiscardSink()), SCHEMA, (read,))], slots)
+
+
+def manifest(enumerators):
+    return Manifest("views", 1, 7, 1, "checkpoint", 0, 0, 128, (), (), enumerators=enumerators)
+
+
+class Ports(SlotsPort, CommitsPort, DiscoveriesPort):
+    def __init__(self):
+        self.sent = []
+        self.asked = []
+
+    def send(self, slot, order):
+        self.sent.append((slot, order))
+
+    def broadcast(self, order):
+        self.sent.append((None, order))
+
+    def submit(self, manifest):
+        raise AssertionError("no sink commits at the coordinator")
+
+    def ask(self, uid):
+        self.asked.append(uid)
+
+
+# --- what an attempt makes of what is found ---
+
+
+def parts_of(plan):
+    clock = ManualClock()
+    ledger = Ledger(None, "views", 2, clock)
+    ledger.begin_attempt(None)
+    return JobParts(plan, JobConfig(), clock, History(), DriverSinks(plan), ledger)
+
+
+class Attempt:
+    """Two slots that run, without checkpoints."""
+
+    def __init__(self):
+        self.ports = Ports()
+        self.parts = parts_of(plan_of(Listed()))
+        ports = self.ports
+        self.running = RunningAttempt(self.parts, ports, ports, None, {}, ports)
+        self.number = self.parts.ledger.attempt
+
+    def start(self):
+        for slot in (0, 1):
+            self.running.handle(SlotJoined(slot, 4710 + slot, ("host", slot)))
+        for slot in (0, 1):
+            assert self.ports.asked == [], "a slot that does not run yet would lose its splits"
+            self.running.handle(SlotReported(slot, Running()))
+
+    def assigned(self):
+        return [
+            (slot, order.splits, order.is_last)
+            for slot, order in self.ports.sent
+            if isinstance(order, AssignSplits)
+        ]
+
+
+def test_what_is_discovered_goes_to_the_slots_one_by_one():
+    attempt = Attempt()
+    attempt.start()
+    assert attempt.ports.asked == ["files"]
+    attempt.running.handle(SplitsDiscovered(attempt.number, "files", discovered("a", "b", "c")))
+
+    assert attempt.assigned() == [(0, items("a", "c"), False), (1, items("b"), False)]
+
+
+def test_the_enumerator_is_asked_again_when_its_interval_has_passed():
+    attempt = Attempt()
+    attempt.start()
+    attempt.running.handle(SplitsDiscovered(attempt.number, "files", discovered()))
+    assert attempt.running.wake_at_seconds() <= attempt.parts.clock.monotonic_seconds() + 2.0
+    attempt.parts.clock.advance(2.0)
+    attempt.running.on_time()
+
+    assert attempt.ports.asked == ["files", "files"]
+
+
+def test_what_an_enumerator_of_an_older_attempt_says_is_not_heard():
+    attempt = Attempt()
+    attempt.start()
+    attempt.running.handle(SplitsDiscovered(attempt.number - 1, "files", discovered("a")))
+    attempt.running.handle(DiscoveryFailed(attempt.number - 1, "it was long ago", True))
+
+    assert attempt.assigned() == []
+    assert attempt.running.outcome is None
+
+
+@pytest.mark.parametrize(("is_permanent", "cause"), [(True, "permanent"), (False, "other")])
+def test_an_enumerator_that_fails_breaks_the_attempt(is_permanent, cause):
+    attempt = Attempt()
+    attempt.start()
+    attempt.running.handle(DiscoveryFailed(attempt.number, "no such directory", is_permanent))
+
+    assert attempt.running.outcome == AttemptBroke("no such directory", cause)
+
+
+def test_a_checkpoint_keeps_what_was_found_when_it_was_triggered():
+    ports = Ports()
+    enumerators = Enumerators(plan_of(Listed()), None, {}, ports, ports)
+    enumerators.on_running()
+    enumerators.on_triggered(1)
+    enumerators.on_discovered("files", discovered("a"), 0.0)
+    enumerators.on_triggered(2)
+
+    assert enumerators.at_trigger(1) == {"files": {"state": None, "is_last": False}}
+    assert enumerators.at_trigger(2) == {"files": {"state": {"found": ["a"]}, "is_last": False}}
+
+
+def test_what_readers_were_restored_with_is_not_assigned_again():
+    ports = Ports()
+    state = {("files", 0): SubtaskState(items=items("a")), ("files", 1): SubtaskState()}
+    enumerators = Enumerators(plan_of(Listed()), None, state, ports, ports)
+    enumerators.on_running()
+    enumerators.on_discovered("files", discovered("a", "b"), 0.0)
+
+    assert ports.sent == [(1, AssignSplits("files", 1, items("b"), False))]
+
+
+def test_a_job_that_no_longer_looks_for_splits_is_not_started_from_one_that_did():
+    parts = parts_of(plan_of(Listed(is_followed=False)))
+    restored = manifest({"files": {"state": {"found": ["a"]}, "is_last": False}})
+
+    with pytest.raises(StartRefused, match=r"of source files.*followInterval"):
+        Starter(parts)._starting_state(restored)
+
+
+# --- the threads that ask ---
+
+
+class Asked:
+    def __init__(self, *answers, restored=None):
+        self.source = Listed(list(answers))
+        self.events = []
+        self.news = threading.Condition()
+        self.threads = DiscoveryThreads(plan_of(self.source), restored, 3, self.hear)
+
+    def hear(self, event):
+        with self.news:
+            self.events.append(event)
+            self.news.notify_all()
+
+    def ask(self):
+        heard = len(self.events)
+        self.threads.ask("files")
+        with self.news:
+            assert self.news.wait_for(lambda: len(self.events) > heard, LIMIT_SECONDS)
+        return self.events[-1]
+
+
+@pytest.fixture
+def asked():
+    made = []
+
+    def make(*answers, restored=None):
+        made.append(Asked(*answers, restored=restored))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.threads.close()
+
+
+def test_answers_come_as_mail_one_for_each_question(asked):
+    files = asked(discovered("a"), discovered("b", is_last=True))
+
+    assert files.ask() == SplitsDiscovered(3, "files", discovered("a"))
+    assert files.ask() == SplitsDiscovered(3, "files", discovered("b", is_last=True))
+    assert files.source.opened_with == [None]
+
+
+def test_an_enumerator_goes_on_from_what_the_restored_checkpoint_kept(asked):
+    restored = manifest({"files": {"state": {"found": ["a"]}, "is_last": False}})
+    files = asked(discovered("b"), restored=restored)
+    files.ask()
+
+    assert files.source.opened_with == [{"found": ["a"]}]
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (StorageError("the disk is away"), DiscoveryFailed(3, "the disk is away", False)),
+        (DataError("no such column"), DiscoveryFailed(3, "no such column", True)),
+        (
+            KeyError("x"),
+            DiscoveryFailed(3, "the enumerator of source listed raised KeyError: 'x'", True),
+        ),
+    ],
+)
+def test_what_an_enumerator_raises_is_told_with_whether_it_would_happen_again(asked, error, failed):
+    files = asked(error)
+
+    assert files.ask() == failed
+    assert files.source.closed.wait(LIMIT_SECONDS)
+
+
+def test_one_that_is_being_asked_does_not_delay_the_end_and_is_not_heard_any_more(asked):
+    gate = threading.Event()
+    files = asked(gate, discovered("a"))
+    files.threads.ask("files")
+    files.threads.close()
+    gate.set()
+
+    assert files.source.closed.wait(LIMIT_SECONDS)
+    assert files.events == []
