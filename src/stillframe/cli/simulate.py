@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from stillframe.testing.simulation.run import Verdict
 
 _CHUNK_SEEDS = 10
+_MUTANT_CHUNK_SEEDS = 2
+"""Few, because what was begun is ended, and a run that a mutant keeps from ending takes long."""
 _MUTANT_SEEDS_MAX = 400
 """How many seeds a mutant gets to be caught in."""
 
@@ -112,7 +114,7 @@ def _hunt_mutants(lines: Lines) -> int:
     survivors = []
     for name, mutant in MUTANTS.items():
         caught = next(
-            (each for each in _verdicts(range(_MUTANT_SEEDS_MAX), name) if each.catches_mutant),
+            (each for each in _mutant_verdicts(name) if each.catches_mutant),
             None,
         )
         if caught is None:
@@ -135,16 +137,22 @@ def _hunt_mutants(lines: Lines) -> int:
     return 1 if survivors else 0
 
 
-def _verdicts(seeds: Sequence[int], mutant: str | None) -> Iterator[Verdict]:
+def _mutant_verdicts(mutant: str) -> Iterator[Verdict]:
+    return _verdicts(range(_MUTANT_SEEDS_MAX), mutant, _MUTANT_CHUNK_SEEDS)
+
+
+def _verdicts(
+    seeds: Sequence[int], mutant: str | None, chunk_seeds: int = _CHUNK_SEEDS
+) -> Iterator[Verdict]:
     """In the order of the seeds, from all cores; stops working when nobody asks for more."""
     cores = os.cpu_count() or 1
     with ProcessPoolExecutor(cores, get_context("forkserver")) as pool:
         try:
             # In portions, so that a search that ends early leaves little undone behind it.
-            portion = cores * _CHUNK_SEEDS * 4
+            portion = cores * chunk_seeds * 4
             for start in range(0, len(seeds), portion):
                 work = [(seed, mutant) for seed in seeds[start : start + portion]]
-                yield from pool.map(run_one, work, chunksize=_CHUNK_SEEDS)
+                yield from pool.map(run_one, work, chunksize=chunk_seeds)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

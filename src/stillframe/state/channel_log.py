@@ -82,7 +82,7 @@ def read_run(buffer: pa.Buffer, offset_bytes: int, length_bytes: int) -> list[pa
     try:
         with pa.ipc.open_stream(buffer.slice(offset_bytes, length_bytes)) as stream:
             return list(stream)
-    except (pa.ArrowInvalid, IndexError) as error:
+    except (pa.ArrowException, OSError) as error:  # Arrow raises either
         raise SnapshotDamaged(
             f"records under way cannot be read from a file of {buffer.size} bytes ({error}):"
             " restore an older checkpoint"

@@ -56,7 +56,7 @@ class Checkers:
         self._early: dict[str, Counts] = {}
         self.completed: list[CheckpointId] = []
         self.restored: list[CheckpointId] = []
-        self._announced: Counter[tuple[int, CheckpointId]] = Counter()
+        self._announced: set[tuple[Attempt, CheckpointId]] = set()
         self._last_place: dict[tuple[str, int, int, int], int] = {}
         self._ordered = {branch.uid for branch in job.branches if self._keeps_order(branch)}
         self._seen = {branch.uid: Counter[Row]() for branch in job.branches}
@@ -90,6 +90,15 @@ class Checkers:
             case AttemptStarted(restored_from=checkpoint_id) if checkpoint_id is not None:
                 self.restored.append(checkpoint_id)
                 self._note_early(checkpoint_id)
+
+    def on_announced(self, attempt: Attempt, checkpoint_id: CheckpointId) -> None:
+        """Slots are told of a checkpoint's completion once, and only if the log says so."""
+        record = self._record()
+        is_complete = record is not None and record.checkpoint(checkpoint_id) is not None
+        _require(is_complete, "announced", f"checkpoint {checkpoint_id}, which is not complete")
+        is_new = (attempt, checkpoint_id) not in self._announced
+        _require(is_new, "announced", f"checkpoint {checkpoint_id} for the second time")
+        self._announced.add((attempt, checkpoint_id))
 
     def _watcher(self, uid: str, counts: bool) -> Callable[[str, list[Row]], None]:
         def watch(writer: str, rows: list[Row]) -> None:

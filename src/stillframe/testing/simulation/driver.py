@@ -24,9 +24,9 @@ from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitt
 from stillframe.coordinator.starting import Starter
 from stillframe.errors import Fenced, StartRefused, StillframeError, StorageError
 from stillframe.graph.plan import Plan
-from stillframe.ids import OperatorUid, SlotIndex
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex
 from stillframe.protocol.manifests import Manifest
-from stillframe.protocol.messages import EndSlot, Order, Report
+from stillframe.protocol.messages import CompleteCheckpoint, EndSlot, Order, Report
 from stillframe.testing.simulation.slot import Exchange, SimulatedSlot
 from stillframe.testing.simulation.storage import Died, SimulatedStore
 from stillframe.testing.simulation.world import World
@@ -45,6 +45,7 @@ class DriverNeeds:
     repeats: float
     """The share of control messages that come twice."""
     on_event: Callable[[SimulatedDriver, Event], None]
+    on_announced: Callable[[Attempt, CheckpointId], None]
     on_finished: Callable[[], None]
     on_refused: Callable[[str], None]
 
@@ -231,6 +232,8 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         self.slots[slot].order(order)
 
     def broadcast(self, order: Order) -> None:
+        if isinstance(order, CompleteCheckpoint):
+            self._needs.on_announced(self.ledger.attempt, order.checkpoint_id)
         for slot in self.slots.values():
             slot.order(order)
 

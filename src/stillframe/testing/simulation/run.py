@@ -18,7 +18,8 @@ from stillframe.testing.simulation.mutants import MUTANTS
 from stillframe.testing.simulation.storage import Died, Disk, SimulatedStore
 from stillframe.testing.simulation.world import SimulationStuck, World
 
-_EVENTS_MAX = 60_000
+_EVENTS_MAX = 20_000
+"""Some hundreds are usual, and a few thousand the most that was ever seen."""
 _MISFITS = ("crash: TypeError", "crash: AttributeError", "crash: NameError")
 
 
@@ -159,6 +160,7 @@ class _Run:
             slot_store=lambda: SimulatedStore(self._world, self._disk, self._slot_trouble),
             repeats=self._rates.repeats,
             on_event=self._on_event,
+            on_announced=self._checkers.on_announced,
             on_finished=self._on_finished,
             on_refused=self._on_refused,
         )
