@@ -279,3 +279,68 @@ def test_tolerable_failures_are_counted_from_nothing_or_infinite(text):
 def test_at_least_one_checkpoint_may_be_in_flight():
     with pytest.raises(BuildError, match="maxConcurrentCheckpoints is a whole number of at least"):
         job_config({"maxConcurrentCheckpoints": "0"})
+
+
+# --- modes ---------------------------------------------------------------------------------------
+
+CHECKPOINTS = {"checkpointLocation": "/chk", "checkpointInterval": "1 s"}
+
+
+def test_at_most_once_without_checkpoints_would_emit_nothing_and_is_refused():
+    with pytest.raises(BuildError, match="there are no checkpoints: set checkpointInterval"):
+        job_config({"checkpointMode": "at-most-once"})
+
+    assert job_config({"checkpointMode": "at-most-once", **CHECKPOINTS})
+
+
+@pytest.mark.parametrize("mode", ["at-least-once", "at-most-once", "stop-the-world"])
+def test_barriers_overtake_in_exactly_once_only(mode):
+    options = {"unalignedCheckpoints": "true", "checkpointMode": mode, **CHECKPOINTS}
+
+    with pytest.raises(BuildError, match=f"exactly-once only, not with {mode}: leave one"):
+        job_config(options)
+
+
+def test_barriers_that_overtake_do_so_for_one_checkpoint_at_a_time():
+    options = {"unalignedCheckpoints": "true", "maxConcurrentCheckpoints": "3"}
+
+    with pytest.raises(BuildError, match=r"unalignedCheckpoints takes one .* is 3: leave one"):
+        job_config(options)
+
+
+def test_the_world_stops_for_one_checkpoint_at_a_time():
+    options = {"checkpointMode": "stop-the-world", "maxConcurrentCheckpoints": "2"}
+
+    with pytest.raises(BuildError, match=r"stop-the-world takes one .* is 2: leave it out"):
+        job_config(options)
+
+
+def test_a_patience_without_anything_to_be_done_when_it_is_over_is_refused():
+    with pytest.raises(BuildError, match="set unalignedCheckpoints to true, or leave it out"):
+        job_config({"alignedCheckpointTimeout": "200 ms"})
+
+
+@pytest.mark.parametrize(
+    ("options", "timeout_ms"),
+    [
+        ({}, None),
+        ({"unalignedCheckpoints": "true"}, 0),
+        ({"unalignedCheckpoints": "true", "alignedCheckpointTimeout": "1.5 s"}, 1500),
+        ({"unalignedCheckpoints": "false"}, None),
+    ],
+)
+def test_how_long_barriers_wait_for_each_other(options, timeout_ms):
+    assert job_config(options).alignment_timeout_ms == timeout_ms
+
+
+@pytest.mark.parametrize("text", ["0.4 ms", "0.1 ms"])
+def test_a_patience_too_short_to_count_is_none_at_all(text):
+    options = {"unalignedCheckpoints": "true", "alignedCheckpointTimeout": text}
+
+    assert job_config(options).alignment_timeout_ms == 0
+
+
+@pytest.mark.parametrize("text", ["yes", "1", ""])
+def test_a_flag_is_true_or_false(text):
+    with pytest.raises(BuildError, match="option unalignedCheckpoints is true or false, not"):
+        job_config({"unalignedCheckpoints": text})

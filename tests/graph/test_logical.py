@@ -11,7 +11,17 @@ from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Literal
-from stillframe.graph.logical import Aggregate, Filter, Node, Read, Write, walk
+from stillframe.graph.logical import (
+    Aggregate,
+    CloseLoop,
+    Filter,
+    LoopHead,
+    Node,
+    Read,
+    Write,
+    replaced,
+    walk,
+)
 
 CLICKS = ClickSource(records=10)
 COUNT = AggregateCall("count", None, "count", pa.int64())
@@ -73,6 +83,18 @@ def test_walking_visits_every_node_once_and_inputs_first():
     sinks = [Node(Write(DiscardSink()), CLICKS.schema, (each,)) for each in (left, right)]
 
     assert walk(sinks) == [source, left, sinks[0], right, sinks[1]]
+
+
+def test_a_node_that_is_replaced_is_replaced_for_all_that_know_it():
+    head = Node(LoopHead(), CLICKS.schema, (read(),))
+    closed = Node(CloseLoop(head), CLICKS.schema, (head, kept(head)))
+    new = head.with_uid("rounds")
+
+    last = replaced(kept(closed), head, new)
+
+    assert [node.uid for node in walk([last]) if node.kind == "loophead"] == ["rounds"]
+    assert last.inputs[0].operator == CloseLoop(new)
+    assert new.inputs[0] is head.inputs[0]
 
 
 def test_a_node_can_be_pickled_and_keeps_its_uid():

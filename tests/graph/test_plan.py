@@ -273,6 +273,18 @@ def test_a_stream_in_a_union_with_itself_comes_twice_over_edges_of_different_nam
     assert plan.tasks[0].operators[0].edges == (0, 1, 2)
 
 
+def test_edges_have_different_names_whatever_the_uids_look_like():
+    """Records under way are kept by the name of their edge: two of one name would be mixed up."""
+    source = read(given_uid="a#1")
+    twice = kept(union(source, source), given_uid="f")
+    first = connected(read(given_uid="b"), read(given_uid="b2"), given_uid="c")
+    second = kept(union(read(given_uid="b3"), first), given_uid="c/1")
+    sinks = [written(twice, given_uid="w1"), written(second, given_uid="w2")]
+    plan = build_plan("views", sinks, 2)
+
+    assert len({edge.name for edge in plan.edges}) == len(plan.edges)
+
+
 def test_a_union_with_a_part_of_itself_keeps_the_two_apart():
     source = read(given_uid="clicks")
     plan = build_plan("views", [written(union(source, kept(source, given_uid="f")))], 2)

@@ -7,7 +7,18 @@ from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
 from stillframe.graph.expressions import Call, Column, Literal, Named, RowFunction
-from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Project, Read, Write
+from stillframe.graph.logical import (
+    Aggregate,
+    CloseLoop,
+    Filter,
+    LoopHead,
+    MapInArrow,
+    Node,
+    Project,
+    Read,
+    Union,
+    Write,
+)
 from stillframe.graph.plan import build_plan
 
 CLICKS = ClickSource(records=10)
@@ -84,3 +95,20 @@ def test_what_any_of_several_readers_looks_at_is_asked_for():
         "app_id",
         "user_id",
     )
+
+
+def test_what_is_asked_for_behind_a_union_is_asked_of_the_streams_in_it():
+    clicks = read()
+    both = Node(Union(), CLICKS.schema, (kept(clicks, USER, USER), clicks))
+
+    assert columns_of(counted(Node(Union(), CLICKS.schema, (both, clicks)), ("app_id",))) == (
+        "app_id",
+        "user_id",
+    )
+
+
+def test_a_cycle_gets_every_column_because_what_comes_back_has_them_all():
+    head = Node(LoopHead(), CLICKS.schema, (read(),))
+    closed = Node(CloseLoop(head), CLICKS.schema, (head, kept(head, USER, USER)))
+
+    assert columns_of(projected(closed, APP)) == ALL

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from stillframe.protocol.alignment import Abandon, BarrierAligner, Hold, Release, TakeSnapshot
+from stillframe.protocol.recording import StopRecording
 
 
 def test_snapshot_waits_for_the_slowest_channel():
@@ -47,6 +48,28 @@ def test_a_cancellation_that_overtakes_its_barrier_leaves_the_open_checkpoint_al
     assert aligner.on_cancel(2) == []
     assert aligner.on_barrier(1, 1)[1:] == [TakeSnapshot(1), Release(frozenset({0, 1}))]
     assert aligner.on_barrier(0, 2) == []
+
+
+def test_the_head_of_a_cycle_records_what_comes_back_until_its_barrier_is_round():
+    head = BarrierAligner([0, 1], feedback=[1])
+
+    assert head.on_barrier(0, 1) == [
+        Hold(0),
+        TakeSnapshot(1, recorded=frozenset({1})),
+        Release(frozenset({0})),
+    ]
+    assert head.on_barrier(1, 1, overtakes=True) == [StopRecording(1, 1, is_last=True)]
+
+
+def test_a_barrier_that_comes_round_before_it_has_come_in_overtakes_at_once():
+    head = BarrierAligner([0, 1, 2], feedback=[1, 2])
+
+    assert head.on_barrier(1, 1, overtakes=True) == [
+        TakeSnapshot(1, recorded=frozenset({0, 2}), overtakes=True),
+        Release(frozenset({1})),
+    ]
+    assert head.on_barrier(0, 1, overtakes=True) == [StopRecording(1, 0, is_last=False)]
+    assert head.on_barrier(2, 1, overtakes=True) == [StopRecording(1, 2, is_last=True)]
 
 
 END = object()

@@ -6,6 +6,7 @@ import pytest
 
 from stillframe.errors import StillframeError
 from stillframe.protocol.manifests import (
+    ChannelState,
     FileHandle,
     KeyedState,
     OperatorSnapshot,
@@ -39,12 +40,17 @@ STATE = SubtaskState(
     keyed=(KEYED,), items=({"id": "a", "position": {"next": 1}},), commits=(COMMIT,)
 )
 SNAPSHOT = OperatorSnapshot("count", 1, keyed=(KEYED,), items=({"id": "a"},), commits=(COMMIT,))
+COPY = SubtaskState(broadcast=(KEYED,), finished=True)
+RULES = OperatorSnapshot("rules", 0, broadcast=(KEYED,), finished=True)
+UNDER_WAY = ChannelState("a>b", 0, 1, "output", FileHandle("shared/1/c", 30, 5), 10, 20, 3)
 TIMINGS = SubtaskTimings("read -> count", 1, 1.5, 0.0, 2.0, 30.25, 10, 10, 0)
 
 ORDERS = [
     StartSlot({0: ("host-a", 1), 1: ("host-b", 2)}, {("count", 1): STATE}, 3, 2),
     StartSlot({}, {}, None, None),
+    StartSlot({}, {("rules", 0): COPY}, 3, 2, {("a>b", 0): (UNDER_WAY,), ("a>b", 1): ()}),
     TriggerCheckpoint(4, 1_700_000_000_000),
+    TriggerCheckpoint(4, 1_700_000_000_000, alignment_timeout_ms=0),
     CompleteCheckpoint(4, 3),
     AbortCheckpoint(4),
     AssignSplits("clicks", 1, ({"id": "a", "position": {"next": 0}},), False),
@@ -55,6 +61,7 @@ ORDERS = [
 REPORTS = [
     Running(),
     Acknowledged(0, 1, 4, (SNAPSHOT,), TIMINGS),
+    Acknowledged(0, 1, 4, (SNAPSHOT, RULES), TIMINGS, (UNDER_WAY,)),
     Declined(4, "no space left"),
     Committed(1, 0, 4),
     Drained(1, 0),
@@ -92,3 +99,9 @@ def test_an_order_is_no_report():
 def test_a_failure_has_one_of_the_known_causes():
     with pytest.raises(StillframeError, match="bad luck"):
         report_from_json({"type": "Failed", "reason": "x", "cause": "bad luck"})
+
+
+def test_an_acknowledgement_knows_every_file_it_needs_once():
+    part = Acknowledged(0, 1, 4, (SNAPSHOT, RULES), TIMINGS, (UNDER_WAY, UNDER_WAY))
+
+    assert part.files() == (KEYED.file, UNDER_WAY.file)

@@ -8,6 +8,7 @@ from stillframe.errors import StartRefused
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
 from stillframe.protocol.manifests import (
+    ChannelState,
     FileHandle,
     KeyedState,
     Manifest,
@@ -16,11 +17,13 @@ from stillframe.protocol.manifests import (
     PendingCommit,
 )
 from stillframe.protocol.restore import (
+    EdgeDescription,
     Refuse,
     RestoreFrom,
     StartFromBeginning,
     SubtaskState,
     choose_restore,
+    starting_channels,
     starting_state,
 )
 
@@ -87,7 +90,7 @@ def operator(uid, parallelism):
     return OperatorDescription(uid, "aggregate", uid, parallelism)
 
 
-def manifest(snapshots, max_parallelism=16, operators=()):
+def manifest(snapshots, max_parallelism=16, operators=(), channels=()):
     return Manifest(
         job="views",
         attempt=1,
@@ -100,6 +103,7 @@ def manifest(snapshots, max_parallelism=16, operators=()):
         operators=tuple(operators),
         snapshots=tuple(snapshots),
         timings=(),
+        channels=tuple(channels),
     )
 
 
@@ -217,3 +221,116 @@ def test_a_subtasks_state_survives_the_way_to_its_slot():
     state = SubtaskState((keyed("p", [1, 2]),), (split("a"),), (PendingCommit(6, {"f": 1}),))
 
     assert SubtaskState.from_json(state.to_json()) == state
+
+
+def test_a_whole_copy_goes_to_every_subtask_at_any_parallelism():
+    old = [OperatorSnapshot("rules", s, broadcast=(keyed(f"copy-{s}", [0]),)) for s in range(2)]
+
+    state = starting_state([operator("rules", 5)], 16, manifest(old), {})
+
+    paths = [state["rules", s].broadcast[0].file.path for s in range(5)]
+    assert paths == ["copy-0", "copy-1", "copy-0", "copy-1", "copy-0"]
+
+
+def test_an_operator_has_finished_only_if_all_its_former_subtasks_had():
+    old = [
+        OperatorSnapshot("some", 0, finished=True),
+        OperatorSnapshot("some", 1),
+        OperatorSnapshot("all", 0, finished=True),
+        OperatorSnapshot("all", 1, finished=True),
+    ]
+    state = starting_state([operator("some", 2), operator("all", 3)], 16, manifest(old), {})
+
+    assert [state["some", s].finished for s in range(2)] == [False, False]
+    assert [state["all", s].finished for s in range(3)] == [True] * 3
+
+
+# --- records under way -----------------------------------------------------------------------
+
+
+def under_way(source, target, side="input", edge="a>b"):
+    file = FileHandle(f"{edge}-{source}-{target}-{side}", 10, 1)
+    return ChannelState(edge, source, target, side, file, 0, 10, 1)
+
+
+def placed(kind, former, now, channels):
+    """Which channel states each subtask gets, where `former` subtasks were and `now` are."""
+    described = manifest([], operators=[operator("b", former)], channels=channels)
+    starting = starting_channels([EdgeDescription("a>b", kind, "b", now)], described)
+    return [[*starting.get(("a>b", target), ())] for target in range(now)]
+
+
+def all_pairs(sources, targets):
+    return [under_way(s, t) for s in range(sources) for t in range(targets)]
+
+
+@pytest.mark.parametrize("kind", ["forward", "rebalance", "broadcast", "hash"])
+def test_at_the_same_parallelism_records_stay_with_their_receiver(kind):
+    got = placed(kind, 3, 3, all_pairs(2, 3))
+
+    assert got == [[under_way(0, target), under_way(1, target)] for target in range(3)]
+
+
+@pytest.mark.parametrize("now", [1, 2, 3, 5])
+@pytest.mark.parametrize("kind", ["forward", "rebalance"])
+def test_records_that_anyone_may_get_go_to_exactly_one_subtask(kind, now):
+    channels = all_pairs(2, 3)
+    got = placed(kind, 3, now, channels)
+
+    assert Counter(state for part in got for state in part) == Counter(channels)
+
+
+@pytest.mark.parametrize("now", [1, 2, 5])
+def test_hashed_records_are_offered_to_all_when_the_parallelism_changes(now):
+    channels = all_pairs(2, 3)
+
+    assert placed("hash", 3, now, channels) == [channels] * now
+
+
+@pytest.mark.parametrize("now", [1, 2, 3, 4, 7])
+def test_a_subtask_gets_what_was_under_way_to_the_copy_that_it_starts_with(now):
+    channels = all_pairs(2, 3)
+    got = placed("broadcast", 3, now, channels)
+
+    for subtask in range(now):
+        assert got[subtask] == [under_way(0, subtask % 3), under_way(1, subtask % 3)]
+
+
+def test_what_had_reached_the_receiver_comes_before_what_had_not():
+    """The two parts are told by different subtasks, in any order."""
+    channels = [
+        under_way(1, 0, "output"),
+        under_way(0, 0, "output"),
+        under_way(1, 0, "input"),
+        under_way(0, 0, "input"),
+    ]
+
+    assert placed("rebalance", 1, 1, channels) == [
+        [
+            under_way(0, 0, "input"),
+            under_way(0, 0, "output"),
+            under_way(1, 0, "input"),
+            under_way(1, 0, "output"),
+        ]
+    ]
+
+
+def test_several_runs_of_one_channel_keep_their_order():
+    def run(offset_bytes):
+        return ChannelState("a>b", 0, 0, "input", FileHandle("f", 99, 1), offset_bytes, 10, 1)
+
+    runs = [run(0), run(10), run(5)]
+
+    assert placed("rebalance", 1, 1, runs) == [runs]
+
+
+def test_an_edge_that_the_job_does_not_have_any_more_is_refused_and_named():
+    described = manifest([], channels=[under_way(0, 0), under_way(0, 0, edge="x>y")])
+
+    with pytest.raises(StartRefused, match=r"checkpoint 6 of job 'views' .* \(x>y\)"):
+        starting_channels([EdgeDescription("a>b", "hash", "b", 1)], described)
+
+
+def test_without_a_checkpoint_or_records_under_way_there_is_nothing_to_place():
+    assert starting_channels([], None) == {}
+    assert starting_channels([], manifest([])) == {}

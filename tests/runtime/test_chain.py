@@ -20,6 +20,12 @@ class Noting(RunningOperator):
         self.got = []
         self.makes = makes
         self.is_closed = False
+        self.last_words = ()
+        self.had_before_finish = None
+
+    def finish(self):
+        self.had_before_finish = len(self.got)
+        return self.last_words
 
     def process(self, batch):
         self.got.append(batch["id"].to_pylist())
@@ -91,6 +97,23 @@ def test_a_marker_goes_out_on_every_edge_of_every_operator():
     tree.broadcast(EndOfRecords())
 
     assert [channel.take() for channel in channels] == [EndOfRecords()] * 2
+
+
+def test_an_operators_last_words_reach_its_followers_before_they_finish():
+    head, middle, leaf = Noting(), Noting(), Noting()
+    head.last_words = [batch(1), batch(2)]
+    middle.last_words = [batch(3)]
+    channel = LocalChannel(1 << 20)
+    tree = chain([head, middle, leaf], [(1,), (2,), ()], {2: (0,)}, [channel])
+
+    tree.finish()
+
+    assert (head.had_before_finish, middle.had_before_finish, leaf.had_before_finish) == (0, 2, 3)
+    assert leaf.got == [[1], [2], [3]]
+    sent = []
+    while not channel.is_empty():
+        sent.append(channel.take()["id"].to_pylist())
+    assert sent == [[1], [2], [3]]
 
 
 def test_every_operator_is_closed_even_if_one_cannot():

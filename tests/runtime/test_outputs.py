@@ -8,10 +8,10 @@ import pytest
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.graph.logical import Aggregate
-from stillframe.graph.plan import Edge, HashBy, Rebalance
+from stillframe.graph.plan import Broadcast, Edge, Forward, HashBy, Rebalance
 from stillframe.key_groups import hash_columns, key_group_range, key_groups_of
 from stillframe.runtime.channels import LocalChannel
-from stillframe.runtime.elements import EndOfRecords
+from stillframe.runtime.elements import Barrier, EndOfRecords
 from stillframe.runtime.frames import HEADER, Decoder, Encoder, FrameType
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.state.partials import PartialAggregates, is_partial
@@ -61,6 +61,37 @@ def test_a_record_goes_to_the_subtask_that_owns_its_key_group(targets):
         owned = key_group_range(subtask, targets, 128)
         assert np.isin(groups[part], list(owned)).all()
         assert part == sorted(part), "the order within a channel is kept"
+
+
+def test_every_subtask_gets_all_of_a_broadcast():
+    edge, channels = output(Broadcast(), 3)
+    edge.send(records(5))
+
+    assert received(channels) == [list(range(5))] * 3
+
+
+def test_what_is_forwarded_goes_to_the_subtask_of_the_same_number(new_wire):
+    edge = Edge(0, "in>out", 0, 1, Forward(), SCHEMA, 4, 4, 0)
+    channel = new_wire()
+    forward = EdgeOutput(edge, 2, [channel], 128)
+    forward.send(records(5))
+    forward.send(records(3))
+
+    assert [*forward.overtake(Barrier(1, 0, 0))] == [(2, [records(5), records(3)])]
+    assert channel.leave() == [Barrier(1, 0, 0), [*range(5)], [*range(3)]]
+
+
+def test_what_a_barrier_overtakes_is_told_by_receiver(new_wire):
+    wires = [new_wire() for _ in range(3)]
+    edge = Edge(0, "in>out", 0, 1, Rebalance(), SCHEMA, 1, 3, 0)
+    spread = EdgeOutput(edge, 0, wires, 128)
+    for count in (1, 2, 3, 4):
+        spread.send(records(count))
+    spread.broadcast(Barrier(1, 0, 200))
+    wires[1].leave()
+
+    assert spread.holds(1)
+    assert [*spread.hasten(1)] == [(0, [records(1), records(4)]), (1, []), (2, [records(3)])]
 
 
 def test_with_one_subtask_every_record_goes_to_it_as_it_is():

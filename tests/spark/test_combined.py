@@ -378,6 +378,15 @@ def test_both_streams_of_a_body_come_from_the_one_it_is_given(clicks: Stream) ->
         clicks.iterate(lambda stream: (stream, clicks))
 
 
+def test_a_cycle_within_a_cycle_is_refused_by_both_their_names(clicks: Stream) -> None:
+    def body(stream: Stream) -> tuple[Stream, Stream]:
+        inner = stream.iterate(lambda within: (within, within.filter("id > 5"))).uid("inner")
+        return inner, inner.filter("id > 7")
+
+    with pytest.raises(BuildError, match=r"two cycles \(outer and inner\)"):
+        clicks.iterate(body).uid("outer").explain()
+
+
 def test_an_aggregated_stream_does_not_go_round(clicks: Stream) -> None:
     with pytest.raises(BuildError, match="call iterate before groupBy"):
         clicks.groupBy("app_id").count().iterate(lambda stream: (stream, stream))

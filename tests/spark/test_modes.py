@@ -23,10 +23,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 import stillframe
+from stillframe.config import job_config
+from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource, clicks_table
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.coordinator.query import Query
+from stillframe.errors import StartRefused
+from stillframe.graph.logical import Node, Write
 from stillframe.protocol.manifests import Manifest, decode_manifest
+from stillframe.spark import launch
 from stillframe.spark.stream import Stream
 from stillframe.storage.paths import metadata_path
 
@@ -121,14 +126,10 @@ class Story:
         }
         writer = stream.writeStream.option("path", str(self._directory / "out"))
 
-        t0 = time.monotonic()
-
         def listen(event: Event) -> None:
-            print(f"{time.monotonic() - t0:.2f}", event, getattr(event, "timings", "") and "")
             self.events.append(event)
             if isinstance(event, CheckpointCompleted):
                 self.manifests.append(self._manifest(event))
-                print("   under way", rows_under_way(self.manifests[-1]))
                 if not self._has_killed and kill_after(self.manifests[-1]):
                     self._has_killed = True
                     os.kill(self.query.slot_pids[1], signal.SIGKILL)
@@ -185,6 +186,17 @@ def assert_numbered_exactly_once(rows: Rows) -> None:
         numbers.setdefault(row["app_id"], []).append(row["n"])
     for app, count in Counter(truth.values()).items():
         assert sorted(numbers[app]) == list(range(1, count + 1)), app
+
+
+def test_a_sink_that_commits_in_two_phases_is_refused_where_nothing_would_commit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    clicks = stillframe.on(spark).readStream.format("clicks").option("records", 10).load()
+    sink = FileSink(str(tmp_path / "out"), "parquet", clicks.node.schema)
+    write = Node(Write(sink), clicks.node.schema, (clicks.node,))
+    for options in ({}, {"checkpointLocation": str(tmp_path / "chk")}):
+        with pytest.raises(StartRefused, match=r"commits in two phases.* checkpoints are off"):
+            launch.start(spark, "job", [write], job_config(options))
 
 
 # --- Exactly once, in every way -----------------------------------------------------------------

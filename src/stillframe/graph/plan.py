@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -359,8 +360,11 @@ class _Planner:
 
     def _edge_name(self, source: Node, target: Node, place: int) -> str:
         name = f"{source.uid}>{target.uid}" + (f"/{place}" if place else "")
-        again = sum(edge.name.split("#")[0] == name for edge in self._edges)
-        return f"{name}#{again}" if again else name  # a stream in a union with itself
+        taken = {edge.name for edge in self._edges}
+        if name not in taken:
+            return name
+        # A stream in a union with itself.
+        return next(again for n in count(1) if (again := f"{name}#{n}") not in taken)
 
     def _partitioning(self, source: Node, target: Node, place: int) -> Partitioning:
         match target.operator:

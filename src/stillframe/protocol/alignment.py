@@ -11,8 +11,9 @@ have delivered theirs; then the task snapshots and every channel is released.
 A barrier may overtake: then nothing is held. The task takes its snapshot at the
 first one, and what the other channels deliver before theirs is recorded as part
 of the checkpoint (see `recording`). An alignment that takes too long is turned
-into that. Channels that close a cycle are never waited for: their barrier comes
-only after the task has sent it, so they are always recorded.
+into that. Channels that close a cycle are never waited for, but recorded: their
+barrier comes only after the task has sent it, unless it overtakes and another
+head of the cycle had it earlier.
 
 Rules of this file
 ------------------
@@ -84,11 +85,10 @@ class BarrierAligner:
         """A channel delivered its barrier, in its place or ahead of it."""
         assert overtakes or channel not in self._held_channels, "a held channel was read"
         instructions: list[Instruction] = [*self._recordings.on_barrier(channel, checkpoint_id)]
-        if channel in self._feedback:
-            return instructions
-        assert channel in self._open_channels
         if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
             return instructions
+        # One that overtakes may have come round by another head before our own inputs deliver it.
+        assert channel in self._open_channels or (overtakes and channel in self._feedback)
         if self._aligning is not None and self._aligning < checkpoint_id:
             instructions += self._abandon(self._aligning)
         self._aligning = checkpoint_id
@@ -125,7 +125,7 @@ class BarrierAligner:
     def _snapshot(self, overtakes: bool) -> list[Instruction]:
         assert self._aligning is not None
         checkpoint_id = self._aligning
-        recorded = frozenset(self._feedback | (self._open_channels - self._held_channels))
+        recorded = frozenset((self._feedback | self._open_channels) - self._held_channels)
         self._recordings.begin(checkpoint_id, recorded)
         return [TakeSnapshot(checkpoint_id, recorded, overtakes), *self._close(checkpoint_id)]
 

@@ -33,7 +33,7 @@ def restored_batches(
         if file not in files:
             files[file] = _read(store, file)
         batches = read_run(files[file], state.offset_bytes, state.length_bytes)
-        if isinstance(edge.partitioning, HashBy):
+        if isinstance(edge.partitioning, HashBy) and edge.target_parallelism > 1:
             batches = list(_own(batches, edge.partitioning, target, edge, plan.max_parallelism))
         # As many senders as there are now; each former one's records stay together.
         source = sources[state.source % len(sources)]

@@ -40,6 +40,7 @@ def observe_starts(observer: Callable[[Query], None]) -> None:
 def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
     """Start the job and return at once; what cannot work is refused here."""
     checks.refuse_without_spark(spark)
+    _refuse_without_checkpoints(sinks, config)
     _use_this_python(spark)
     checks.refuse_unfit_settings(spark.sparkContext.getConf())
     available = checks.slots_max(spark)
@@ -98,6 +99,19 @@ def _stop_what_runs() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS_MAX
     for job in jobs:
         job.join(max(0.0, deadline - time.monotonic()))
+
+
+def _refuse_without_checkpoints(sinks: Sequence[Node], config: JobConfig) -> None:
+    """Whatever a sink prepares is committed by a checkpoint, the last one of a bounded job too."""
+    if config.checkpoint_interval_seconds is not None:
+        return
+    for node in sinks:
+        if isinstance(node.operator, Write) and node.operator.sink.makes_visible:
+            raise StartRefused(
+                f"the sink {node.operator.sink.describe()} commits in two phases, the second when"
+                " a checkpoint is complete, and checkpoints are off: set checkpointInterval and"
+                " checkpointLocation"
+            )
 
 
 def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:

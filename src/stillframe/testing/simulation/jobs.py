@@ -32,7 +32,7 @@ from stillframe.testing.simulation.world import World
 SOURCE = OperatorUid("source")
 COUNT_SCHEMA = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("total", pa.int64())])
 _SHAPES: tuple[ShapeName, ...] = (
-    "plain", "plain", "plain", "union", "connect", "broadcast", "loop",
+    "plain", "plain", "plain", "union", "connect", "broadcast", "loop", "joined-loop",
 )  # fmt: skip
 _MODES = (
     "exactly-once", "exactly-once", "exactly-once", "unaligned", "unaligned", "unaligned",
@@ -64,7 +64,7 @@ class Branch:
         """Whether records of a split can reach a writer in one way only, so that order is kept."""
         if self.shape == "connect":  # by key: what was dealt out before meets again there
             return self.parallelism is None and self.shape_parallelism is None
-        return self.shape != "loop"  # in which some take longer than others
+        return not self.shape.endswith("loop")  # in which some take longer than others
 
     def entering(self, records: Records) -> Records:
         """Those that are not dropped at once."""
@@ -177,16 +177,22 @@ def _random_mode(random: Random) -> dict[str, Any]:
             "unaligned_checkpoints": True,
             "aligned_checkpoint_timeout_seconds": timeout_seconds,
         }
-    concurrent = 1 if mode == "stop-the-world" else random.randint(1, 3)
+    concurrent = 1 if mode == "stop-the-world" else random.choice([1, 2, 3, 3])
     return {"checkpoint_mode": mode, "max_concurrent_checkpoints": concurrent}
 
 
 def random_job(world: World, limits: Limits) -> SimulatedJob:
     """Small on purpose: what goes wrong in a large job goes wrong in a small one, sooner."""
     random = world.random
+    mode = _random_mode(random)
+    # Barriers that overtake need something to overtake.
+    hurries = "unaligned_checkpoints" in mode
     batch_rows_max = random.choice([2, 6, 16])
     # In batches, of which each takes about a second: enough to be there when things go wrong.
-    batches = [random.choice([0, 4, 10, 10, 14]) for _ in range(random.randint(1, 4))]
+    batches = [
+        random.choice([0, 4, 10, 10, 14]) * (2 if hurries else 1)
+        for _ in range(random.randint(1, 4))
+    ]
     lengths = [count * (batch_rows_max + 1) // 2 for count in batches]
     source = NumbersSource(
         world,
@@ -195,7 +201,7 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         ),
         keys=limits.cap("keys", random.randint(1, 12)),
         batch_rows_max=batch_rows_max,
-        pause_chance=random.choice([0.7, 0.7, 0.2]),
+        pause_chance=random.choice([0.2, 0.0] if hurries else [0.7, 0.7, 0.2]),
         appear_at_seconds=_random_appearance(random, limits.cap("splits", len(lengths))),
     )
     branches = tuple(
@@ -204,7 +210,7 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
             divisor=random.choice([0, 0, 2, 3]),
             counts=random.random() < 0.6,
             parallelism=random.choice([None, None, 1, 2]),
-            at_coordinator=random.random() < 0.4,
+            at_coordinator=random.random() < 0.5,
             shape=random.choice(_SHAPES),
             shape_parallelism=random.choice([None, 1, 2]),
         )
@@ -217,6 +223,6 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         checkpoint_min_pause_seconds=random.choice([0.0, 0.5]),
         tolerable_failed_checkpoints=random.choice([math.inf, math.inf, math.inf, 3]),
         checkpoints_retained=random.choice([1, 2, 3]),
-        **_random_mode(random),
+        **mode,
     )
     return SimulatedJob(source, branches, {branch.uid: Outside() for branch in branches}, config)

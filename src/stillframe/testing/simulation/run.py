@@ -150,8 +150,9 @@ class _Run:
         if self._is_over:
             return
         self._drivers += 1
-        if self._rates.rescales and self._world.chance(0.5):
-            self._slots = self._random_slots()
+        if self._rates.rescales and self._world.chance(0.7):
+            others = [slots for slots in (1, 2, 3) if slots != self._slots]
+            self._slots = self._limits.cap("slots", self._world.random.choice(others))
         needs = DriverNeeds(
             world=self._world,
             plan=self._job.plan(self._slots),
@@ -259,7 +260,9 @@ class _Run:
         """The moments around a completion are the delicate ones."""
         if self._strikes_at_completion:
             self._strikes_at_completion = False
-            kill = self._kill_a_slot if self._rates.kills else self._kill_the_driver
+            # Only a new driver has another parallelism.
+            is_slot = self._rates.kills and not self._rates.rescales
+            kill = self._kill_a_slot if is_slot else self._kill_the_driver
             self._world.soon(kill, 0.5)
         elif self._world.chance(self._rates.after_completion):
             fault = self._world.random.choice([self._kill_a_slot, self._kill_the_driver])
@@ -300,7 +303,7 @@ def _random_rates(world: World, limits: Limits) -> Rates:
     drawn = Rates(
         peace_from=random.choice([4.0, 8.0, 15.0]),
         kills=random.choice([0, 1, 1, 2, 4]),
-        driver_deaths=random.choice([0, 0, 1, 2]),
+        driver_deaths=random.choice([0, 1, 1, 2]),
         driver_stalls=random.choice([0, 0, 1]),
         store_fails=random.choice([0.0, 0.0, 0.02, 0.1]),
         driver_dies_at_store=random.choice([0.0, 0.0, 0.02, 0.05]),

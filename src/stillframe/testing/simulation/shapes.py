@@ -2,7 +2,8 @@
 
 Every shape answers the records it gets, each once, whatever way they take: two ways that are
 joined again, a function that holds one record of each key back, one that listens to a broadcast
-stream, or a cycle that records go round a few times. So one checker does for all of them.
+stream, or a cycle that records go round a few times, some of which join it on the way. So one
+checker does for all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stillframe.api.functions import TwoInputFunction
 from stillframe.graph.logical import CloseLoop, Connect, LoopHead, MapInArrow, Node, Union
 from stillframe.testing.simulation.outside import RECORD_SCHEMA
 
-ShapeName = Literal["plain", "union", "connect", "broadcast", "loop"]
+ShapeName = Literal["plain", "union", "connect", "broadcast", "loop", "joined-loop"]
 Ids = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.bool_]
 
@@ -70,7 +71,13 @@ def shaped(shape: ShapeName, node: Node, uid: str, parallelism: int | None) -> N
             return Node(Connect(Listen, "listen", None), RECORD_SCHEMA, (node, control),
                         f"listen-{uid}")  # fmt: skip
         case "loop":
-            return _loop(node, uid, parallelism)
+            head = Node(LoopHead(), RECORD_SCHEMA, (node,), f"head-{uid}")
+            return _loop(head, head, uid, parallelism)
+        case "joined-loop":
+            even = _kept(node, f"even-{uid}", _even, None)
+            head = Node(LoopHead(), RECORD_SCHEMA, (even,), f"head-{uid}")
+            odd = _kept(node, f"odd-{uid}", _odd, None)
+            return _loop(head, Node(Union(), RECORD_SCHEMA, (head, odd)), uid, parallelism)
 
 
 def _kept(node: Node, uid: str, keeps: Callable[[Ids], Chosen], parallelism: int | None) -> Node:
@@ -105,9 +112,9 @@ def _control(ids: Ids) -> Chosen:
 # --- a cycle ---------------------------------------------------------------------------------
 
 
-def _loop(node: Node, uid: str, parallelism: int | None) -> Node:
-    head = Node(LoopHead(), RECORD_SCHEMA, (node,), f"head-{uid}")
-    turned = Node(MapInArrow(_turned, "turn"), RECORD_SCHEMA, (head,), f"turn-{uid}", parallelism)
+def _loop(head: Node, entering: Node, uid: str, parallelism: int | None) -> Node:
+    turn = MapInArrow(_turned, "turn")
+    turned = Node(turn, RECORD_SCHEMA, (entering,), f"turn-{uid}", parallelism)
     back = _kept(turned, f"back-{uid}", _goes_back, None)
     left = Node(MapInArrow(_left, "leave"), RECORD_SCHEMA, (turned,), f"leave-{uid}")
     return Node(CloseLoop(head), RECORD_SCHEMA, (left, back))
