@@ -11,7 +11,12 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
+from stillframe.coordinator.history import (
+    AttemptStarted,
+    CheckpointCompleted,
+    CheckpointFailed,
+    Event,
+)
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonValue
 from stillframe.protocol.joblog import JobRecord, decode_record
@@ -25,6 +30,8 @@ from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
 from stillframe.testing.simulation.storage import Disk
 
 _DECODED_MAX = 32
+_NO_TIMEOUT_SECONDS = 600
+"""Nothing here takes so long: a checkpoint that does would never have ended."""
 
 Counts = dict[int, tuple[int, int]]
 """Per key: how many records, and the sum of their ids."""
@@ -87,6 +94,9 @@ class Checkers:
                 )
                 self.completed.append(checkpoint_id)
                 self._check_cut(checkpoint_id)
+            case CheckpointFailed(checkpoint_id, reason) if "it took longer than" in reason:
+                is_long = self._job.config.checkpoint_timeout_seconds >= _NO_TIMEOUT_SECONDS
+                _require(not is_long, "liveness", f"checkpoint {checkpoint_id} hangs: {reason}")
             case AttemptStarted(restored_from=checkpoint_id) if checkpoint_id is not None:
                 self.restored.append(checkpoint_id)
                 self._note_early(checkpoint_id)

@@ -121,6 +121,15 @@ def _without_recording_feedback(original: Any) -> Any:
     return snapshot
 
 
+def _deaf_to_other_heads(original: Any) -> Any:
+    def on_barrier(self: Any, channel: Any, checkpoint_id: Any, overtakes: bool = False) -> Any:
+        if channel in self._feedback:
+            return self._recordings.on_barrier(channel, checkpoint_id)
+        return original(self, channel, checkpoint_id, overtakes)
+
+    return on_barrier
+
+
 def _end_at_the_first(original: Any) -> Any:
     def on_marker(self: Any, channel: Any, marker: Any) -> None:
         if isinstance(marker, EndOfRecords):
@@ -424,6 +433,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "forget-the-feedback-log": Mutant(
         "what comes back in a cycle before its barrier is not written down",
         InnerSubtask, "_snapshot", _without_recording_feedback,
+    ),
+    "wait-for-a-barrier-that-has-been": Mutant(
+        "a barrier that comes round by another head, before the own inputs have it, is ignored",
+        BarrierAligner, "on_barrier", _deaf_to_other_heads,
     ),
     "end-a-cycle-too-early": Mutant(
         "the first lap round a cycle ends it",
