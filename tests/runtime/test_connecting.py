@@ -62,7 +62,7 @@ class LastSeen(TwoInputFunction):
 
 def connecting(make=LastSeen, keys=("app",), store=None, schema=SCHEMA, subtask=0):
     operator = Connect(make, "last seen", keys)
-    return Connecting("uid", subtask, 1, operator, schema, store, 128)
+    return Connecting("uid", subtask, 1, operator, schema, schema, store, 128)
 
 
 def snapshot_of(operator, checkpoint_id=1):
@@ -269,6 +269,32 @@ def test_an_answer_of_a_narrower_type_is_widened():
     assert made.schema == SCHEMA
 
 
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (None, "answered None: yield record batches, or answer a list"),
+        (batch(("a", 1)), "answered a RecordBatch: yield record batches, or answer a list"),
+        ([{"app": "a"}], "yielded a dict: connect wants pyarrow.RecordBatch objects"),
+    ],
+)
+def test_an_answer_that_is_no_batches_is_told_from_an_error_of_the_function(answer, sentence):
+    class Answering(LastSeen):
+        def process_first(self, records):
+            return answer
+
+    with pytest.raises(UserCodeError, match=f"function last seen {sentence}"):
+        list(connecting(Answering).process(batch(("a", 1))))
+
+
+def test_a_snapshot_that_is_no_table_is_refused_by_its_kind(store):
+    class Plain(LastSeen):
+        def snapshot(self):
+            return {"app": "a"}
+
+    with pytest.raises(UserCodeError, match="the snapshot of function last seen is a dict"):
+        connecting(Plain, store=store).snapshot(1)
+
+
 def test_keys_of_another_type_than_the_streams_are_found_all_the_same(store):
     """A function that makes its rows from plain Python values has not chosen their types."""
     numbers = pa.schema([("number", pa.int32()), ("id", pa.int64())])
@@ -283,3 +309,35 @@ def test_keys_of_another_type_than_the_streams_are_found_all_the_same(store):
     stream = pa.array([1, 2, 3, 400], pa.int32())
     expected = set(key_groups_of(hash_columns([stream]), 128).tolist())
     assert set(state.key_groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("of_stream", "of_snapshot"),
+    [
+        (pa.array([10**15, 10**15 + 7], pa.timestamp("us", "UTC")), pa.timestamp("ns")),
+        (pa.array([20_000, None], pa.date32()), pa.timestamp("ms")),
+        (pa.array([1, None, 400], pa.int64()), pa.float64()),
+    ],
+    ids=["times in other units", "dates as times", "numbers as floats"],
+)
+def test_keys_that_went_through_pandas_are_found_by_the_type_of_the_streams(
+    store, of_stream, of_snapshot
+):
+    class ByPandas(LastSeen):
+        def snapshot(self):
+            return pa.record_batch({"key": of_stream.cast(of_snapshot)})
+
+    schema = pa.schema([("key", of_stream.type)])
+    operator = connecting(ByPandas, keys=("key",), store=store, schema=schema)
+    [state] = snapshot_of(operator).keyed
+
+    assert set(state.key_groups) == set(key_groups_of(hash_columns([of_stream]), 128).tolist())
+
+
+def test_keys_that_are_none_of_the_streams_are_refused_with_both_types(store):
+    class Lettered(LastSeen):
+        def snapshot(self):
+            return pa.record_batch({"id": ["x"]})
+
+    with pytest.raises(UserCodeError, match=r"last seen has keys .*\(id string, not id int64\)"):
+        connecting(Lettered, keys=("id",), store=store).snapshot(1)

@@ -417,6 +417,38 @@ def test_at_least_once_holds_no_channel_and_overtakes_nothing(new_inner):
     assert written(inner, 1) == (10, {}), "perhaps twice, never lost"
 
 
+def test_at_least_once_does_not_finish_before_a_snapshot_that_replays_what_came_before_the_end(
+    new_inner,
+):
+    inner = new_inner(mode="at-least-once")
+    inner.summing.last_words = [batch(99)]
+    early, late = inner.inputs
+    for element in (inner.barrier(1), batch(10), EndOfRecords()):
+        early.send(element)
+    late.send(EndOfRecords())
+    inner.run()
+    assert inner.sent() == [[10]], "10 is behind the barrier and comes again after a restore"
+    late.send(inner.barrier(1))
+    inner.run()
+
+    assert inner.sent() == [inner.barrier(1), [99], EndOfRecords()]
+    inner.events.write(inner.subtask, 1)
+    assert not inner.events.acknowledgement()[1][0].finished
+
+
+def test_at_least_once_finishes_when_the_barrier_it_waited_for_was_cancelled(new_inner):
+    inner = new_inner(mode="at-least-once")
+    early, late = inner.inputs
+    early.send(inner.barrier(1))
+    for channel in (early, late):
+        channel.send(EndOfRecords())
+    inner.run()
+    assert inner.sent() == []
+    inner.subtask.on_abort(1)
+
+    assert EndOfRecords() in inner.sent()
+
+
 # --- what a checkpoint says was under way ----------------------------------------------------
 
 

@@ -75,6 +75,11 @@ class BarrierAligner:
         self._cancelled: set[CheckpointId] = set()
         assert self._open_channels, "a task without inputs does not align"
 
+    @property
+    def is_between_barriers(self) -> bool:
+        """Never: nothing behind a barrier is read before the snapshot."""
+        return False
+
     def is_recorded(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> bool:
         """Whether the snapshot is taken and this channel's barrier is awaited."""
         return self._recordings.is_awaited(channel, checkpoint_id)

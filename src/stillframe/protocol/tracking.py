@@ -40,6 +40,11 @@ class BarrierTracker:
         self._cancelled: set[CheckpointId] = set()
         assert self._open_channels, "a task without inputs does not wait for barriers"
 
+    @property
+    def is_between_barriers(self) -> bool:
+        """Whether a barrier has come on some channels, of which more may have been read since."""
+        return bool(self._arrived)
+
     def is_recorded(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> bool:
         """Whether the snapshot is taken and this channel's barrier is awaited."""
         return self._recordings.is_awaited(channel, checkpoint_id)

@@ -272,6 +272,7 @@ def _connecting(
         index,
         around.attempt,
         operator,
+        planned.input_schema,
         planned.schema,
         around.store,
         around.plan.max_parallelism,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,7 @@ class Connecting(TwoInputOperator):
         subtask: SubtaskIndex,
         attempt: Attempt,
         operator: Connect,
+        input_schema: pa.Schema,
         schema: pa.Schema,
         store: Store | None,
         max_parallelism: int,
@@ -48,6 +49,8 @@ class Connecting(TwoInputOperator):
         self._subtask = subtask
         self._attempt = attempt
         self._operator = operator
+        keys = operator.keys
+        self._key_schema = None if keys is None else pa.schema(map(input_schema.field, keys))
         self._schema = schema
         self._store = store
         self._max_parallelism = max_parallelism
@@ -73,9 +76,9 @@ class Connecting(TwoInputOperator):
         if rows is None or rows.num_rows == 0:
             return lambda: ()
         assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        store, keys = self._store, self._operator.keys
+        store = self._store
         path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
-        frozen = _Rows(rows, keys, self._max_parallelism)
+        frozen = _Rows(rows, self._keys_of(rows), self._max_parallelism)
         return lambda: (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
 
     def described(
@@ -92,6 +95,11 @@ class Connecting(TwoInputOperator):
         rows = self._answer_of(self._function.snapshot)
         if rows is None:
             return None
+        if not isinstance(rows, pa.RecordBatch | pa.Table):
+            raise UserCodeError(
+                f"the snapshot of function {self._operator.name} is a {type(rows).__name__}: answer"
+                " a pyarrow RecordBatch or Table, or None"
+            )
         missing = set(self._operator.keys or ()) - set(rows.schema.names)
         if missing:
             raise UserCodeError(
@@ -100,9 +108,29 @@ class Connecting(TwoInputOperator):
             )
         return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
 
+    def _keys_of(self, rows: pa.Table) -> pa.Table | None:
+        """The keys with the types they have in the streams: by others they would not be found.
+
+        Whoever goes by way of pandas gets times in other units, and numbers as floats.
+        """
+        if self._key_schema is None:
+            return None
+        keys = rows.select(self._key_schema.names)
+        if keys.schema.types == self._key_schema.types:
+            return keys
+        nullable = pa.schema([field.with_nullable(True) for field in self._key_schema])
+        try:
+            return keys.cast(nullable)
+        except pa.ArrowException as error:
+            raise UserCodeError(
+                f"the snapshot of function {self._operator.name} has keys of other types than the"
+                f" streams ({_in_words(keys.schema)}, not {_in_words(nullable)}), and they cannot"
+                f" be cast ({error}): answer keys as they came"
+            ) from error
+
     def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         try:
-            yield from map(self._checked, call())
+            yield from map(self._checked, self._iterable(call()))
         except StillframeError:
             raise
         except Exception as error:
@@ -129,7 +157,21 @@ class Connecting(TwoInputOperator):
             " correct it and start the job again, it resumes from its last checkpoint"
         )
 
-    def _checked(self, made: pa.RecordBatch) -> pa.RecordBatch:
+    def _iterable(self, answer: Any) -> Iterable[Any]:
+        if answer is None or isinstance(answer, pa.RecordBatch | pa.Table):
+            raise UserCodeError(
+                f"function {self._operator.name} answered"
+                f" {'None' if answer is None else 'a ' + type(answer).__name__}: yield record"
+                " batches, or answer a list of them, which may be empty"
+            )
+        return cast(Iterable[Any], answer)
+
+    def _checked(self, made: Any) -> pa.RecordBatch:
+        if not isinstance(made, pa.RecordBatch):
+            raise UserCodeError(
+                f"function {self._operator.name} yielded a {type(made).__name__}: connect wants"
+                " pyarrow.RecordBatch objects"
+            )
         if made.schema.equals(self._schema):
             return made
         if made.schema.names != self._schema.names:
@@ -143,7 +185,7 @@ class Connecting(TwoInputOperator):
 class _Rows:
     """Rows at rest, to be written by key group; all in one where there are no keys."""
 
-    def __init__(self, rows: pa.Table, keys: tuple[str, ...] | None, max_parallelism: int) -> None:
+    def __init__(self, rows: pa.Table, keys: pa.Table | None, max_parallelism: int) -> None:
         self._rows = rows.combine_chunks()
         self._keys = keys
         self._max_parallelism = max_parallelism
@@ -156,7 +198,7 @@ class _Rows:
         if self._keys is None:
             yield 0, _one_batch(self._rows)
             return
-        columns = [_one_batch(self._rows).column(key) for key in self._keys]
+        columns = _one_batch(self._keys).columns
         groups = key_groups_of(hash_columns(columns), self._max_parallelism)
         order = np.argsort(groups, kind="stable")
         bounds = np.searchsorted(groups.take(order), np.arange(self._max_parallelism + 1))
@@ -169,3 +211,7 @@ def _one_batch(rows: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [column.combine_chunks() for column in rows.columns], schema=rows.schema
     )
+
+
+def _in_words(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

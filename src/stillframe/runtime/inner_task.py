@@ -237,12 +237,17 @@ class InnerSubtask(Subtask):
                 self._carry_out(self._aligner.on_cancel(checkpoint_id))
             case EndOfRecords():
                 self._unended.discard(channel)
-                if not self._unended:
-                    self._finish()
+                self._finish_if_ended()
             case Lap():
                 self._on_lap(channel, marker)
             case _:
                 raise AssertionError(f"nobody sends {marker} yet")
+
+    def _finish_if_ended(self) -> None:
+        """Not while a barrier has come on some channels only: what followed it there is replayed
+        after a restore, and must then find operators that have not finished."""
+        if not self._unended and not self._aligner.is_between_barriers:
+            self._finish()
 
     def _finish(self) -> None:
         if self._has_finished:
@@ -290,6 +295,7 @@ class InnerSubtask(Subtask):
                         self._stop_recording(checkpoint_id)
                 case Abandon(checkpoint_id):
                     self._abandon(checkpoint_id)
+        self._finish_if_ended()
 
     def _snapshot(
         self, take: TakeSnapshot, overtaken: dict[ChannelName, list[pa.RecordBatch]] | None
@@ -364,6 +370,7 @@ class InnerSubtask(Subtask):
             self._head_laps is not None
             and not self._has_finished
             and not self._head_laps.is_under_way
+            and not self._aligner.is_between_barriers
             and self._unended <= self._feedback
         )
 
