@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.api.functions import TwoInputFunction
-from stillframe.errors import UserCodeError
+from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.logical import Connect
 from stillframe.graph.plan import Edge, PlannedOperator, Rebalance
 from stillframe.key_groups import hash_columns, key_group_range, key_groups_of
@@ -258,7 +258,7 @@ def answering(answer):
 def test_an_answer_with_other_columns_is_refused_with_both():
     operator = answering(pa.record_batch({"x": [1]}))
 
-    with pytest.raises(UserCodeError, match=r"gave the columns \['x'\] but declared \['app', 'id'"):
+    with pytest.raises(DataError, match="declared app string, id int64 but gave back x int64"):
         list(operator.process(batch(("a", 1))))
 
 
@@ -293,6 +293,22 @@ def test_a_snapshot_that_is_no_table_is_refused_by_its_kind(store):
 
     with pytest.raises(UserCodeError, match="the snapshot of function last seen is a dict"):
         connecting(Plain, store=store).snapshot(1)
+
+
+def test_a_number_is_not_made_a_text_nor_a_text_a_number():
+    swapped = pa.record_batch([[1], ["1"]], names=["app", "id"])
+
+    with pytest.raises(DataError, match="gave back app int64, id string"):
+        list(answering(swapped).process(batch(("a", 1))))
+
+
+def test_a_snapshot_with_two_columns_of_one_name_is_refused(store):
+    class Twice(LastSeen):
+        def snapshot(self):
+            return pa.record_batch([["a"], ["b"]], names=["app", "app"])
+
+    with pytest.raises(UserCodeError, match=r"two columns of one name \(app, app\)"):
+        connecting(Twice, store=store).snapshot(1)
 
 
 def test_keys_of_another_type_than_the_streams_are_found_all_the_same(store):

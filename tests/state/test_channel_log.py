@@ -52,6 +52,29 @@ def test_every_channels_batches_come_back_equal_and_in_order(store):
         assert batches == list(channel.batches)
 
 
+class MeteredStore(LocalStore):
+    """Notes how many bytes it is given at a time."""
+
+    def write(self, path, chunks):
+        self.chunk_bytes = []
+
+        def metered():
+            for chunk in chunks:
+                self.chunk_bytes.append(len(chunk))
+                yield chunk
+
+        return super().write(path, metered())
+
+
+def test_a_long_channel_is_never_in_memory_a_second_time_as_a_whole(tmp_path):
+    store = MeteredStore(tmp_path)
+    batches = [batch(*range(1_000 * place, 1_000 * (place + 1))) for place in range(50)]
+    log = write_channel_log(store, "log", [overtaken(*batches)])
+
+    assert max(store.chunk_bytes) < 2 * max(each.nbytes for each in batches)
+    assert runs_of(store, log) == [batches]
+
+
 def test_batches_that_look_different_are_runs_of_their_own_in_their_order(store):
     combined = partials()
     bare = batch(1).select(["app"])

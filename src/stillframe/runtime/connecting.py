@@ -16,6 +16,7 @@ from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.key_groups import hash_columns, key_groups_of
 from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
 from stillframe.runtime.operators import Background, StatefulOperator, described_file
+from stillframe.runtime.row_functions import fitted
 from stillframe.state.snapshots import write_keyed_snapshot
 from stillframe.storage.paths import state_path
 from stillframe.storage.store import Store
@@ -100,6 +101,7 @@ class Connecting(TwoInputOperator):
                 f"the snapshot of function {self._operator.name} is a {type(rows).__name__}: answer"
                 " a pyarrow RecordBatch or Table, or None"
             )
+        self._refuse_repeated(rows.schema.names)
         missing = set(self._operator.keys or ()) - set(rows.schema.names)
         if missing:
             raise UserCodeError(
@@ -107,6 +109,13 @@ class Connecting(TwoInputOperator):
                 f" {sorted(missing)[0]!r}: its rows must have the keys they are found by"
             )
         return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+
+    def _refuse_repeated(self, names: list[str]) -> None:
+        if len(set(names)) < len(names):
+            raise UserCodeError(
+                f"the snapshot of function {self._operator.name} has two columns of one name"
+                f" ({', '.join(names)}): give each its own"
+            )
 
     def _keys_of(self, rows: pa.Table) -> pa.Table | None:
         """The keys with the types they have in the streams: by others they would not be found.
@@ -172,14 +181,7 @@ class Connecting(TwoInputOperator):
                 f"function {self._operator.name} yielded a {type(made).__name__}: connect wants"
                 " pyarrow.RecordBatch objects"
             )
-        if made.schema.equals(self._schema):
-            return made
-        if made.schema.names != self._schema.names:
-            raise UserCodeError(
-                f"function {self._operator.name} gave the columns {made.schema.names} but declared"
-                f" {self._schema.names}: make the two agree"
-            )
-        return made.cast(self._schema)
+        return fitted(made, self._schema, self._operator.name)
 
 
 class _Rows:

@@ -44,7 +44,7 @@ class ArrowFunction:
                     f"function {name_of(self.function)} yielded a {type(made).__name__}:"
                     " mapInArrow wants pyarrow.RecordBatch objects"
                 )
-            yield _fitted(made, self.schema, name_of(self.function))
+            yield fitted(made, self.schema, name_of(self.function))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +203,17 @@ def _column(function: str, field: pa.Field, values: Any) -> pa.Array:
     return array
 
 
-def _fitted(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
+def fitted(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
     """This batch with exactly the declared schema, if the difference is none of meaning."""
     if made.schema.names != schema.names:
         raise _mismatch(function, schema, _described(made.schema))
     for found, declared in zip(made.schema, schema, strict=True):
         if not _same_meaning(found.type, declared.type):
             raise _mismatch(function, schema, _described(made.schema))
-    fitted = made if made.schema.equals(schema) else _cast(made, schema, function)
-    for field, column in zip(schema, fitted.columns, strict=True):
+    cast = made if made.schema.equals(schema) else _cast(made, schema, function)
+    for field, column in zip(schema, cast.columns, strict=True):
         _refuse_null(function, field, column)
-    return fitted
+    return cast
 
 
 def _cast(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ batches of one channel need not look alike, because some hold partial aggregates
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,28 +54,39 @@ def write_channel_log(store: Store, path: str, channels: Sequence[Overtaken]) ->
     """Write what was under way in these channels; runs on a background thread."""
     runs: list[WrittenRun] = []
 
-    def chunks() -> Iterator[pa.Buffer]:
+    def chunks() -> Iterator[bytes]:
         offset_bytes = 0
         for channel in channels:
             # With the metadata, in which partial aggregates say that they are such.
             for _, run in itertools.groupby(channel.batches, lambda batch: str(batch.schema)):
                 batches = list(run)
-                stream = _stream(batches)
+                length_bytes = 0
+                for chunk in _stream(batches):
+                    length_bytes += len(chunk)
+                    yield chunk
                 rows = sum(batch.num_rows for batch in batches)
-                runs.append(WrittenRun(channel, offset_bytes, stream.size, rows))
-                offset_bytes += stream.size
-                yield stream
+                runs.append(WrittenRun(channel, offset_bytes, length_bytes, rows))
+                offset_bytes += length_bytes
 
     written = store.write(path, chunks())
     return WrittenLog(path, written.length_bytes, written.crc32, tuple(runs))
 
 
-def _stream(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+def _stream(batches: Sequence[pa.RecordBatch]) -> Iterator[bytes]:
+    """An Arrow stream piece by piece: what waits in a cycle, on disk, may not fit into memory."""
+    piece = io.BytesIO()
+    with pa.ipc.new_stream(piece, batches[0].schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
-    return sink.getvalue()
+            yield _taken_from(piece)
+    yield _taken_from(piece)
+
+
+def _taken_from(piece: io.BytesIO) -> bytes:
+    written = piece.getvalue()
+    piece.seek(0)
+    piece.truncate()
+    return written
 
 
 def read_run(buffer: pa.Buffer, offset_bytes: int, length_bytes: int) -> list[pa.RecordBatch]:
