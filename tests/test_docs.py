@@ -23,6 +23,7 @@ WITHOUT_DEFAULT = {
     "parallelism": "by the cores",
     "restartStrategy": "by the checkpoints",
     "restoreFrom": "the newest",
+    "watermarkIdleTimeout": "never",
 }
 """What the table says where the code has None."""
 

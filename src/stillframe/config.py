@@ -173,6 +173,8 @@ class JobConfig:
     restart_attempts_before_reset_backoff: float = math.inf
     restore_from: int | None = None
     """A checkpoint's number, to begin with that one instead of the newest."""
+    watermark_idle_timeout_seconds: float | None = None
+    """After how long without a record event time no longer waits for a source; None: never."""
     channel_buffer_bytes: int = 4 * 1024 * 1024
     """How many bytes may wait in one channel before its sender must pause."""
 
@@ -222,6 +224,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
         _parse_count_or_infinite,
     ),
     "restoreFrom": ("restore_from", parse_count),
+    "watermarkIdleTimeout": ("watermark_idle_timeout_seconds", _parse_time_span_seconds),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
 }
 # Which strategies have an option. Where none is named, the first that has all given ones is meant.

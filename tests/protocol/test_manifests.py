@@ -55,6 +55,7 @@ RULES = OperatorSnapshot(
     subtask=SubtaskIndex(1),
     broadcast=(KeyedState("function", FileHandle("shared/2/rules-1-7.arrow", 10, 1), (0,), 3, ""),),
 )
+WINDOWS = OperatorSnapshot(OperatorUid("windows"), SubtaskIndex(0), watermark_us=-17)
 CHANNEL = ChannelState(
     edge="clicks>count",
     source=SubtaskIndex(0),
@@ -92,7 +93,9 @@ def test_a_manifest_survives_its_own_encoding() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [COUNT, SOURCE, SINK, RULES, TIMINGS, CHANNEL], ids=lambda part: type(part).__name__
+    "part",
+    [COUNT, SOURCE, SINK, RULES, WINDOWS, TIMINGS, CHANNEL],
+    ids=lambda part: type(part).__name__,
 )
 def test_a_part_travels_in_an_acknowledgement(
     part: OperatorSnapshot | SubtaskTimings | ChannelState,

@@ -18,6 +18,7 @@ from stillframe.protocol.manifests import (
 )
 from stillframe.protocol.restore import (
     EdgeDescription,
+    GroupsReached,
     Refuse,
     RestoreFrom,
     StartFromBeginning,
@@ -122,6 +123,23 @@ def test_from_the_beginning_splits_are_dealt_out_and_nothing_else_is_there():
 
     assert [item["id"] for item in state["read", 0].items] == ["a", "c", "e"]
     assert [item["id"] for item in state["read", 1].items] == ["b", "d"]
+    assert state["count", 0] == SubtaskState()
+
+
+def test_event_time_is_that_of_the_subtask_that_was_furthest_behind():
+    times = [30, 10, None, 20]
+    old = [OperatorSnapshot("count", s, watermark_us=time) for s, time in enumerate(times)]
+
+    state = starting_state([operator("count", 2)], 16, manifest(old), {})
+
+    assert [state["count", subtask].watermark_us for subtask in range(2)] == [10, 10]
+    assert state["count", 0].reached == (GroupsReached(0, 4, 30),)
+    assert state["count", 1].reached == (GroupsReached(12, 16, 20),)
+
+
+def test_where_no_subtask_knew_the_time_nobody_does():
+    state = starting_state([operator("count", 1)], 16, manifest([OperatorSnapshot("count", 0)]), {})
+
     assert state["count", 0] == SubtaskState()
 
 

@@ -10,7 +10,7 @@ from stillframe.testing.simulation.run import run_seed
 from stillframe.testing.simulation.shrinking import shrink
 
 SEEDS = range(300)
-MUTANT_SEEDS_MAX = 400
+MUTANT_SEEDS_MAX = 800
 FIRST_SEED = {"ignore-checksums": 100}
 """Where a rare fault is needed the search starts near a seed that has it."""
 

@@ -254,7 +254,6 @@ def test_what_a_stream_cannot_do_is_refused_in_one_sentence(clicks: Stream, oper
         ("orderBy", "no last row"),
         ("join", "cannot be joined yet"),
         ("dropDuplicates", "cannot be dropped yet"),
-        ("withWatermark", "watermarks are not there yet"),
         ("write", "writeStream"),
         ("repartition", "before still.stream"),
     ],

@@ -728,7 +728,6 @@ def test_an_aggregate_outside_the_five_is_refused_by_name(
         lambda frame: frame.rollup("b").count(),
         lambda frame: frame.groupBy("b").pivot("t", [1, 2]).count(),
         lambda frame: frame.groupBy("b").count().filter("count > 1"),
-        lambda frame: frame.groupBy(F.window("ts", "1 hour")).count(),
     ],
 )
 def test_other_groupings_are_refused(spark: SparkSession, operation: Any) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CHUNK_SEEDS = 10
 _MUTANT_CHUNK_SEEDS = 2
 """Few, because what was begun is ended, and a run that a mutant keeps from ending takes long."""
-_MUTANT_SEEDS_MAX = 400
+_MUTANT_SEEDS_MAX = 800
 """How many seeds a mutant gets to be caught in."""
 
 

@@ -68,6 +68,7 @@ def run_attempt(
         store_address=parts.ledger.store_address,
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
         checkpoint_mode=parts.config.checkpoint_mode,
+        idle_timeout_seconds=parts.config.watermark_idle_timeout_seconds,
     )
     slots: RunningSlots | None = None
     try:

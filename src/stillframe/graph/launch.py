@@ -24,6 +24,7 @@ class SlotLaunch:
     """Of the job's own directory; None where checkpointing is off."""
     channel_buffer_bytes: int
     checkpoint_mode: CheckpointMode = "exactly-once"
+    idle_timeout_seconds: float | None = None
 
 
 class RunningSlots(ABC):

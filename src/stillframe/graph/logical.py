@@ -16,6 +16,8 @@ from stillframe.api.aggregates import AggregateCall
 from stillframe.api.functions import TwoInputFunction
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
+from stillframe.api.windows import WINDOW as WINDOW
+from stillframe.api.windows import Window as Window
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.ids import OperatorUid
@@ -53,11 +55,24 @@ class MapInArrow:
 
 
 @dataclass(frozen=True, slots=True)
+class WithWatermark:
+    """Say how far event time has come: as far as the newest record, less a delay."""
+
+    time: str
+    """The column with the event time, a timestamp in microseconds."""
+    delay_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate:
     """Keep running aggregates per key; emit, per batch, the new values of each key it touched."""
 
     keys: tuple[str, ...]
     calls: tuple[AggregateCall, ...]
+    window: Window | None = None
+    """Per window as well as per key; a window that event time has passed is dropped."""
+    emits_closed: bool = False
+    """Emit the values of a window once, when event time has passed it (output mode append)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,7 @@ Operator = (
     | Filter
     | MapInArrow
     | Aggregate
+    | WithWatermark
     | Connect
     | Union
     | LoopHead

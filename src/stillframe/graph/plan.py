@@ -32,6 +32,7 @@ from stillframe.graph.logical import (
     Operator,
     Read,
     Union,
+    WithWatermark,
     Write,
     walk,
 )
@@ -242,7 +243,8 @@ def _refuse_wrong_cycles(tasks: Sequence[Task], edges: Sequence[Edge]) -> None:
 
 
 def _is_stateful(node: Node) -> bool:
-    return isinstance(node.operator, Read | Aggregate | Connect | LoopHead | Write)
+    stateful = Read | Aggregate | WithWatermark | Connect | LoopHead | Write
+    return isinstance(node.operator, stateful)
 
 
 _IN_PASSING = (Union, CloseLoop)
@@ -463,6 +465,8 @@ def describe(operator: Operator) -> str:
             return f"map {name}"
         case Connect(name=name, keys=keys):
             return f"connect {name}" + (f" by {', '.join(keys)}" if keys else "")
+        case WithWatermark(time, delay_us):
+            return f"watermark {time} - {delay_us / 1e6:g} s"
         case LoopHead():
             return "head of a cycle"
         case Aggregate(keys, calls):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stillframe.graph.expressions import Call, Column, Expression, RowFunction
-from stillframe.graph.logical import Aggregate, Filter, Node, Project, Union
+from stillframe.graph.logical import Aggregate, Filter, Node, Project, Union, WithWatermark
 
 
 def columns_read(source: Node, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -34,10 +34,13 @@ def _wanted_by(reader: Node, node: Node, nodes: Sequence[Node]) -> set[str]:
             return {name for column in columns for name in _names_in(column.expression)}
         case Filter(condition):
             return {*_names_in(condition), *_wanted_of(reader, nodes)}
+        case WithWatermark(time):
+            return {time, *_wanted_of(reader, nodes)}
         case Union():
             return _wanted_of(reader, nodes)
-        case Aggregate(keys, calls):
-            return {*keys, *(call.input for call in calls if call.input is not None)}
+        case Aggregate(keys, calls, window):
+            times = {window.time} if window is not None else set()
+            return {*keys, *times, *(call.input for call in calls if call.input is not None)}
         case _:  # a user's function or a sink gets every column
             return set(node.schema.names)
 

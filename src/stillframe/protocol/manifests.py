@@ -159,8 +159,11 @@ class OperatorSnapshot:
     """Whether the subtask has seen the end of its data; a restore does not run it again."""
     broadcast: tuple[KeyedState, ...] = ()
     """What every subtask has a whole copy of; its key groups mean nothing."""
+    watermark_us: int | None = None
+    """How far event time had come here; None where nobody remembers it."""
 
     def to_json(self) -> JsonObject:
+        time: JsonObject = {} if self.watermark_us is None else {"watermark_us": self.watermark_us}
         return {
             "uid": self.uid,
             "subtask": self.subtask,
@@ -169,6 +172,7 @@ class OperatorSnapshot:
             "items": list(self.items),
             "commits": [commit.to_json() for commit in self.commits],
             "finished": self.finished,
+            **time,
         }
 
     @classmethod
@@ -182,6 +186,7 @@ class OperatorSnapshot:
             commits=fields.parts("commits", PendingCommit.from_json),
             finished=fields.flag("finished"),
             broadcast=fields.parts_if_any("broadcast", KeyedState.from_json),
+            watermark_us=fields.integer_if_any("watermark_us"),
         )
 
 
@@ -415,6 +420,10 @@ class JsonFields:
 
     def parts(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
         return tuple(from_json(value) for value in self.objects(name))
+
+    def integer_if_any(self, name: str) -> int | None:
+        """For fields that are left out where there is nothing to say."""
+        return self.integer(name) if name in self._value else None
 
     def parts_if_any(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
         """For fields that an older format does not have."""

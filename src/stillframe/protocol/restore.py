@@ -6,7 +6,7 @@ sink still has to commit are dealt out one by one. Nothing is read here: only ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +21,27 @@ from stillframe.protocol.manifests import (
     KeyedState,
     Manifest,
     OperatorDescription,
+    OperatorSnapshot,
     PendingCommit,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsReached:
+    """How far event time had come for the key groups of one former subtask."""
+
+    first: int
+    stop: int
+    """The first key group after them."""
+    watermark_us: int
+
+    def to_json(self) -> JsonObject:
+        return {"first": self.first, "stop": self.stop, "watermark_us": self.watermark_us}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> GroupsReached:
+        fields = JsonFields(value)
+        return cls(fields.integer("first"), fields.integer("stop"), fields.integer("watermark_us"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +54,16 @@ class SubtaskState:
     broadcast: tuple[KeyedState, ...] = ()
     finished: bool = False
     """Whether its records had ended."""
+    watermark_us: int | None = None
+    """How far event time had come everywhere: for the former subtask that was furthest behind."""
+    reached: tuple[GroupsReached, ...] = ()
+    """Key groups for which it had come further: a barrier that overtakes sees subtasks differ."""
 
     def to_json(self) -> JsonObject:
+        time: JsonObject = {} if self.watermark_us is None else {"watermark_us": self.watermark_us}
         return {
+            **time,
+            "reached": [reached.to_json() for reached in self.reached],
             "keyed": [state.to_json() for state in self.keyed],
             "items": list(self.items),
             "commits": [commit.to_json() for commit in self.commits],
@@ -54,6 +80,8 @@ class SubtaskState:
             commits=fields.parts("commits", PendingCommit.from_json),
             broadcast=fields.parts("broadcast", KeyedState.from_json),
             finished=fields.flag("finished"),
+            watermark_us=fields.integer_if_any("watermark_us"),
+            reached=fields.parts_if_any("reached", GroupsReached.from_json),
         )
 
 
@@ -170,6 +198,9 @@ def _state_of(
             items=_dealt(first_splits.get(operator.uid, ()), subtask, operator.parallelism)
         )
     owned = key_group_range(subtask, operator.parallelism, max_parallelism)
+    watermark_us = min(
+        (each.watermark_us for each in snapshots if each.watermark_us is not None), default=None
+    )
     keyed = (state for snapshot in snapshots for state in snapshot.keyed)
     items = [item for snapshot in snapshots for item in snapshot.items]
     # All of a former subtask's together and in their order: a reader of the output must see an
@@ -188,7 +219,24 @@ def _state_of(
         commits=tuple(commits),
         broadcast=snapshots[subtask % len(snapshots)].broadcast,
         finished=all(snapshot.finished for snapshot in snapshots),
+        watermark_us=watermark_us,
+        reached=tuple(_further(snapshots, watermark_us, owned, max_parallelism)),
     )
+
+
+def _further(
+    snapshots: Sequence[OperatorSnapshot],
+    watermark_us: int | None,
+    owned: range,
+    max_parallelism: int,
+) -> Iterator[GroupsReached]:
+    """Those of the owned key groups whose former subtask had come further in event time."""
+    for snapshot in snapshots:
+        former = key_group_range(snapshot.subtask, len(snapshots), max_parallelism)
+        first, stop = max(former.start, owned.start), min(former.stop, owned.stop)
+        if first < stop and snapshot.watermark_us not in (None, watermark_us):
+            assert snapshot.watermark_us is not None
+            yield GroupsReached(first, stop, snapshot.watermark_us)
 
 
 ChannelKind = Literal["forward", "rebalance", "broadcast", "hash"]

@@ -23,6 +23,7 @@ from stillframe.graph.logical import (
     Project,
     Read,
     Union,
+    WithWatermark,
     Write,
 )
 from stillframe.graph.plan import Edge, Plan, PlannedOperator, SubtaskRef, Task
@@ -51,12 +52,14 @@ from stillframe.runtime.operators import (
     RunningOperator,
     Writing,
 )
-from stillframe.runtime.outputs import EdgeOutput
+from stillframe.runtime.outputs import Combiner, EdgeOutput
 from stillframe.runtime.reading import SplitAfterSplitReader, ThreadedReader, splits_of
 from stillframe.runtime.restoring import read_copy, restored_batches
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
+from stillframe.runtime.watermarking import Watermarking
+from stillframe.runtime.windowing import Windowing, window_tables, windowed_partials
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.channel_log import Overtaken, write_channel_log
 from stillframe.state.partials import PartialAggregates
@@ -82,6 +85,8 @@ class Surroundings:
     events: TaskEvents
     mode: CheckpointMode
     channels: StartingChannels = field(default_factory=dict)
+    idle_timeout_seconds: float | None = None
+    """When a source that has nothing stops holding event time back; None: never."""
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
@@ -146,7 +151,9 @@ def _subtask(
     about = (ref, task.name, chain, around.clock, around.events)
     channel_log = _channel_log(around, task.operators[0].uid, index)
     if isinstance(operators[0], Reading):
-        return SourceSubtask(*about, operators[0], around.mode, channel_log)
+        return SourceSubtask(
+            *about, operators[0], around.mode, channel_log, around.idle_timeout_seconds
+        )
     edges = [plan.edges[edge] for edge in task.input_edges]
     return InnerSubtask(
         *about,
@@ -155,6 +162,7 @@ def _subtask(
         channel_log,
         [place for edge in edges for place in _places(edge, index)],
         _had_finished(around, task, index),
+        _restored_time_us(around, task, index),
     )
 
 
@@ -179,6 +187,16 @@ def _had_finished(around: Surroundings, task: Task, index: SubtaskIndex) -> bool
     return any(state.finished for state in states if state is not None)
 
 
+def _restored_time_us(around: Surroundings, task: Task, index: SubtaskIndex) -> int | None:
+    """How far the task's inputs had come, as far as its operators remember it."""
+    states = [
+        around.state.get((planned.uid, index), SubtaskState())
+        for planned in task.operators
+        if not isinstance(planned.operator, WithWatermark)
+    ]
+    return min((s.watermark_us for s in states if s.watermark_us is not None), default=None)
+
+
 def _channel_log(around: Surroundings, uid: OperatorUid, index: SubtaskIndex) -> ChannelLog | None:
     store = around.store
     if store is None:
@@ -191,9 +209,11 @@ def _channel_log(around: Surroundings, uid: OperatorUid, index: SubtaskIndex) ->
     return write
 
 
-def _combiner(edge: Edge) -> PartialAggregates | None:
+def _combiner(edge: Edge) -> Combiner | None:
     if edge.combines is None:
         return None
+    if edge.combines.window is not None:
+        return windowed_partials(edge.schema, edge.combines)
     return PartialAggregates(edge.schema, edge.combines.keys, edge.combines.calls)
 
 
@@ -212,11 +232,21 @@ def _operator(
             return Filtering(condition)
         case MapInArrow():
             return Mapping(planned.operator, planned.schema)
+        case Aggregate(window=window) if window is not None:
+            rows = _restored_rows(around, state.keyed, task, index)
+            tables = window_tables(
+                planned.input_schema, planned.operator, around.plan.max_parallelism, state, rows
+            )
+            place = (planned.uid, index, around.attempt)
+            return Windowing(*place, tables, around.store, state.watermark_us)
         case Aggregate(keys, calls):
             table = AggregateTable(planned.input_schema, keys, calls, around.plan.max_parallelism)
             for batch in _restored_rows(around, state.keyed, task, index):
                 table.restore(batch)
             return Aggregating(planned.uid, index, around.attempt, table, around.store)
+        case WithWatermark():
+            restored_us = state.watermark_us
+            return Watermarking(planned.uid, index, planned.operator, restored_us)
         case Connect():
             return _connecting(around, planned, planned.operator, state, task, index)
         case LoopHead():

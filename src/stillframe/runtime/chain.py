@@ -9,10 +9,12 @@ import pyarrow as pa
 
 from stillframe.graph.plan import PlannedOperator
 from stillframe.ids import CheckpointId, SubtaskIndex
+from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.runtime.connecting import TwoInputOperator
-from stillframe.runtime.elements import Barrier, Lap, Marker
+from stillframe.runtime.elements import Barrier, Idle, Lap, Marker, Watermark
 from stillframe.runtime.operators import RunningOperator, StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
+from stillframe.runtime.watermarking import Watermarking
 
 OutputLog = dict[tuple[str, SubtaskIndex], list[pa.RecordBatch]]
 """Batches that a barrier overtook on their way out, by the edge's name and the receiver."""
@@ -54,6 +56,27 @@ class Chain:
         for position in range(len(self._operators)):  # an operator stands before what it feeds
             self._pass_on(position, self._operators[position].finish())
 
+    def advance(self, time_us: int) -> None:
+        """Event time has come this far on the chain's input."""
+        self._advance_at(0, time_us)
+
+    def end_time(self) -> None:
+        """The records have ended: so does event time, also where the chain itself tells it."""
+        self._advance_at(0, END_OF_TIME_US)
+        for position, operator in enumerate(self._operators):
+            if isinstance(operator, Watermarking):
+                self._advance_after(position, END_OF_TIME_US)
+
+    def resume_time(self) -> None:
+        """After a restore: say again how far event time had come."""
+        for position, operator in enumerate(self._operators):
+            if isinstance(operator, StatefulOperator) and operator.watermark_us is not None:
+                self._advance_after(position, operator.watermark_us)
+
+    def become_idle(self) -> None:
+        """Nothing comes for a while; what is behind the outputs does not wait for it."""
+        self.broadcast(Idle())
+
     def broadcast(self, marker: Marker) -> None:
         for output in self._outputs:
             output.broadcast(marker)
@@ -91,7 +114,28 @@ class Chain:
                 closing.callback(operator.close)
 
     def _process_at(self, position: int, batch: pa.RecordBatch) -> None:
-        self._pass_on(position, self._operators[position].process(batch))
+        operator = self._operators[position]
+        if not isinstance(operator, Watermarking):
+            self._pass_on(position, operator.process(batch))
+            return
+        before_us = operator.watermark_us
+        self._pass_on(position, operator.process(batch))
+        if operator.watermark_us is not None and operator.watermark_us != before_us:
+            self._advance_after(position, operator.watermark_us)
+
+    def _advance_at(self, position: int, time_us: int) -> None:
+        operator = self._operators[position]
+        if isinstance(operator, Watermarking):
+            return  # it tells the time itself
+        self._pass_on(position, operator.on_watermark(time_us))
+        self._advance_after(position, time_us)
+
+    def _advance_after(self, position: int, time_us: int) -> None:
+        if time_us != END_OF_TIME_US:  # the end of records says that too
+            for output in self._outputs_of[position]:
+                output.broadcast(Watermark(time_us))
+        for follower in self._chained[position]:
+            self._advance_at(follower, time_us)
 
     def _pass_on(self, position: int, batches: Iterable[pa.RecordBatch]) -> None:
         for made in batches:

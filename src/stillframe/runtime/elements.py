@@ -57,5 +57,17 @@ class Lap:
     """Whether nothing can have entered the cycle since the lap before, as far as it has come."""
 
 
-Marker = Barrier | CancelBarrier | EndOfRecords | EndOfChannel | Lap
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Event time has come this far here; what is older is late."""
+
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing comes here for a while: this channel does not hold event time back."""
+
+
+Marker = Barrier | CancelBarrier | EndOfRecords | EndOfChannel | Lap | Watermark | Idle
 Element: TypeAlias = pa.RecordBatch | Marker

@@ -31,8 +31,10 @@ from stillframe.runtime.elements import (
     Element,
     EndOfChannel,
     EndOfRecords,
+    Idle,
     Lap,
     Marker,
+    Watermark,
 )
 
 FORMAT_VERSION = 2
@@ -45,6 +47,7 @@ _BARRIER = struct.Struct("<qqq")
 _NO_ALIGNMENT_TIMEOUT = -1
 _CANCEL = struct.Struct("<q")
 _LAP = struct.Struct("<qq?")
+_WATERMARK = struct.Struct("<q")
 _CREDIT = struct.Struct("<q")
 _SMALL_PIECE_BYTES_MAX = 1024
 # Below this a copy is cheaper than the calls that avoid it (measured: 001-transport).
@@ -60,6 +63,8 @@ class FrameType(IntEnum):
     END_OF_RECORDS = 18
     END_OF_CHANNEL = 19
     LAP = 20
+    WATERMARK = 21
+    IDLE = 22
     CREDIT = 64
     GOODBYE = 65
 
@@ -155,6 +160,10 @@ def _encode_marker(channel_id: int, marker: Marker) -> Frame:
             return _frame(FrameType.END_OF_RECORDS, channel_id)
         case EndOfChannel():
             return _frame(FrameType.END_OF_CHANNEL, channel_id)
+        case Watermark(time_us):
+            return _frame(FrameType.WATERMARK, channel_id, _WATERMARK.pack(time_us))
+        case Idle():
+            return _frame(FrameType.IDLE, channel_id)
         case Lap(loop, number, is_quiet):
             return _frame(FrameType.LAP, channel_id, _LAP.pack(loop, number, is_quiet))
 
@@ -327,6 +336,10 @@ def _decode_marker(kind: FrameType, payload: pa.Buffer) -> Marker:
             return EndOfChannel()
         case FrameType.LAP:
             return Lap(*_LAP.unpack(payload))
+        case FrameType.WATERMARK:
+            return Watermark(*_WATERMARK.unpack(payload))
+        case FrameType.IDLE:
+            return Idle()
         case _:
             raise StillframeError(f"a {kind.name} frame is not a marker of a channel")
 

@@ -33,12 +33,26 @@ from stillframe.protocol.alignment import (
     Release,
     TakeSnapshot,
 )
+from stillframe.protocol.event_time import (
+    END_OF_TIME_US,
+    AdvanceTime,
+    BecomeIdle,
+    EventTime,
+)
 from stillframe.protocol.laps import HeadLaps, PassingLaps, Returned, SendLap
 from stillframe.protocol.recording import Abandon, StopRecording
 from stillframe.protocol.tracking import BarrierTracker
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import InputChannel
-from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Lap, Marker
+from stillframe.runtime.elements import (
+    Barrier,
+    CancelBarrier,
+    EndOfRecords,
+    Idle,
+    Lap,
+    Marker,
+    Watermark,
+)
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
 
@@ -104,6 +118,7 @@ class InnerSubtask(Subtask):
         channel_log: ChannelLog | None = None,
         places: Sequence[ChannelPlace] | None = None,
         has_finished: bool = False,
+        restored_time_us: int | None = None,
     ) -> None:
         super().__init__(ref, name, chain, clock, events, mode, channel_log)
         self._inputs = Inputs(channels)
@@ -122,10 +137,14 @@ class InnerSubtask(Subtask):
         self._next_lap_at_seconds = 0.0
         self._passing_laps = self._lap_passages()
         self._is_restored_finished = has_finished
+        self._event_time = EventTime(
+            (index for index in indices if index not in self._feedback), restored_time_us
+        )
 
     # --- steps ---
 
     def step(self) -> bool:
+        self._resume_time()
         self._hasten_barriers()
         progressed = self._take_back() if self._feedback else False
         progressed = self._pull_barriers() or progressed
@@ -156,6 +175,7 @@ class InnerSubtask(Subtask):
     def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
         place = self._places[index]
         self.counters.records_in += batch.num_rows
+        self._event_time.on_active(index)
         for checkpoint_id, channels in self._recorded.items():
             if index in channels:
                 self._record(checkpoint_id, place.name, [batch])
@@ -237,11 +257,30 @@ class InnerSubtask(Subtask):
                 self._carry_out(self._aligner.on_cancel(checkpoint_id))
             case EndOfRecords():
                 self._unended.discard(channel)
+                # In a cycle time ends when nothing circulates any more; the last end is finishing.
+                if self._unended and not self._feedback:
+                    self._on_time(channel, Watermark(END_OF_TIME_US))
                 self._finish_if_ended()
             case Lap():
                 self._on_lap(channel, marker)
+            case Watermark() | Idle():
+                if channel not in self._feedback:
+                    self._on_time(channel, marker)
             case _:
                 raise AssertionError(f"nobody sends {marker} yet")
+
+    def _on_time(self, channel: ChannelIndex, marker: Watermark | Idle) -> None:
+        """What goes round a cycle does not hold its own time back."""
+        for instruction in (
+            self._event_time.on_watermark(channel, marker.time_us)
+            if isinstance(marker, Watermark)
+            else self._event_time.on_idle(channel)
+        ):
+            match instruction:
+                case AdvanceTime(time_us):
+                    self._chain.advance(time_us)
+                case BecomeIdle():
+                    self._chain.become_idle()
 
     def _finish_if_ended(self) -> None:
         """Not while a barrier has come on some channels only: what followed it there is replayed
@@ -253,6 +292,7 @@ class InnerSubtask(Subtask):
         if self._has_finished:
             return
         self._has_finished = True
+        self._chain.end_time()
         if not self._is_restored_finished:
             self._chain.finish()
         self._chain.broadcast(EndOfRecords())

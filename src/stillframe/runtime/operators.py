@@ -48,6 +48,10 @@ class RunningOperator(ABC):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one batch, answer what follows from it."""
 
+    def on_watermark(self, time_us: int) -> Iterable[pa.RecordBatch]:
+        """Event time has come this far; answer what follows from that."""
+        return ()
+
     def finish(self) -> Iterable[pa.RecordBatch]:
         """The records have ended; answer what is left to say. Called once in the job's life."""
         return ()
@@ -58,6 +62,9 @@ class RunningOperator(ABC):
 
 class StatefulOperator(RunningOperator):
     """An operator with something to remember."""
+
+    watermark_us: int | None = None
+    """How far event time has come here, of those that remember it."""
 
     @abstractmethod
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:

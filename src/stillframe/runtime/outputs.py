@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,13 @@ from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import hash_columns, key_groups_of, subtask_of_key_group
 from stillframe.runtime.channels import OutputChannel
 from stillframe.runtime.elements import Barrier, Marker
-from stillframe.state.partials import PartialAggregates, is_partial
+from stillframe.state.partials import is_partial
+
+
+class Combiner(Protocol):
+    """Makes of a batch what the receiver needs of it, with the keys as its first columns."""
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
 
 
 class EdgeOutput:
@@ -24,7 +31,7 @@ class EdgeOutput:
         source: SubtaskIndex,
         channels: Sequence[OutputChannel],
         max_parallelism: int,
-        combiner: PartialAggregates | None = None,
+        combiner: Combiner | None = None,
     ) -> None:
         self.edge = edge
         self._targets = edge.targets_of(source)

@@ -181,6 +181,7 @@ class _Slot(TaskEvents):
                 events=self,
                 mode=self._launch.checkpoint_mode,
                 channels=self._start.channels,
+                idle_timeout_seconds=self._launch.idle_timeout_seconds,
             )
         )
         peers = {

@@ -88,9 +88,13 @@ class SourceSubtask(Subtask):
         source: Reading,
         mode: CheckpointMode = "exactly-once",
         channel_log: ChannelLog | None = None,
+        idle_timeout_seconds: float | None = None,
     ) -> None:
         super().__init__(ref, name, chain, clock, events, mode, channel_log)
         self._source = source
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._nothing_since_seconds: float | None = None
+        self._is_idle = False
         self._has_ended = False
         self._retry_seconds = 0.0
         self._last_triggered = CheckpointId(0)
@@ -99,6 +103,7 @@ class SourceSubtask(Subtask):
         self._reserved = Reserved() if mode == "at-most-once" else None
 
     def step(self) -> bool:
+        self._resume_time()
         self._hasten_barriers()
         self._retry_seconds = 1.0
         if self._has_finished or self._paused_for is not None or not self._chain.has_room():
@@ -128,16 +133,33 @@ class SourceSubtask(Subtask):
         polled = self._source.poll()
         match polled:
             case NothingYet(retry_seconds):
-                self._retry_seconds = retry_seconds
+                self._retry_seconds = min(retry_seconds, self._until_idle_seconds())
             case EndOfData():
                 self._has_ended = True
             case _:
                 self.counters.records_read += polled.num_rows
+                self._nothing_since_seconds = None
+                self._is_idle = False
                 return polled
         return None
 
+    def _until_idle_seconds(self) -> float:
+        """How long until a source with nothing to say stops holding event time back."""
+        if self._idle_timeout_seconds is None or self._is_idle:
+            return 1.0
+        now = self._clock.monotonic_seconds()
+        if self._nothing_since_seconds is None:
+            self._nothing_since_seconds = now
+        left = self._nothing_since_seconds + self._idle_timeout_seconds - now
+        if left > 0:
+            return left
+        self._is_idle = True
+        self._chain.become_idle()
+        return 1.0
+
     def _finish(self) -> None:
         self._has_finished = True
+        self._chain.end_time()
         self._chain.finish()
         self._chain.broadcast(EndOfRecords())
         self._events.drained(self.ref)

@@ -169,6 +169,7 @@ class Subtask(ABC):
         self._writes_in_loop = mode == "stop-the-world"
         self._channel_log = channel_log
         self._has_finished = False
+        self._has_told_time = False
         self._stateful = chain.stateful
         self._sinks = [op for op in self._stateful if isinstance(op, Writing)]
         self._uncommitted: dict[CheckpointId, int] = {}
@@ -193,6 +194,13 @@ class Subtask(ABC):
     def records_written(self) -> int:
         """How many records were handed to sinks here."""
         return sum(sink.records_written for sink in self._sinks)
+
+    def _resume_time(self) -> None:
+        """Once, at the start: the watermark that was sent last may have been overtaken, or the
+        task it was sent to does not remember it."""
+        if not self._has_told_time:
+            self._has_told_time = True
+            self._chain.resume_time()
 
     def on_trigger(self, barrier: Barrier) -> None:  # noqa: B027 - for sources
         """The coordinator begins a checkpoint; sources send its barrier."""

@@ -41,11 +41,12 @@ from pyspark.util import PythonEvalType
 from stillframe.api.aggregates import AggregateCall, AggregateFunction
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
+from stillframe.graph.logical import WINDOW, Window
 from stillframe.runtime import casts
 from stillframe.spark.patterns import UnknownPattern, like_to_re2, rlike_to_re2
+from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 from stillframe.spark.types import TIMESTAMP, TIMESTAMP_NTZ, to_arrow_type
-
-ExprId = int
+from stillframe.spark.windows import WINDOW_TYPE, FoundWindow, is_for_window, window_below
 
 
 @dataclass(frozen=True)
@@ -58,23 +59,26 @@ class Aggregation:
     calls: tuple[AggregateCall, ...]
     after: tuple[Named, ...]
     """Spark's result columns, computed from the keys and the aggregates."""
+    window: Window | None = None
+    is_watermarked: bool = False
+    """Whether the event time of the window is the one that the stream's watermark is about."""
 
 
 def projection_of(frame: DataFrame) -> tuple[Named, ...]:
     """The columns of `select`, `withColumn`, `drop`, … over the columns of the empty frame."""
     plan = _analyzed(frame)
     columns = _columns_of(plan)
-    outputs = _sequence(plan.output())
-    return tuple(Named(output.name(), columns[_id_of(output)]) for output in outputs)
+    outputs = sequence(plan.output())
+    return tuple(Named(output.name(), columns[id_of(output)]) for output in outputs)
 
 
 def condition_of(frame: DataFrame) -> Expression:
     """The condition of `filter` or `where`; several are joined by AND."""
     conditions = []
-    plan = _below_aliases(_analyzed(frame))
-    while _class_name(plan) == "Filter":
+    plan = below_aliases(_analyzed(frame))
+    while class_name(plan) == "Filter":
         conditions.append(plan.condition())
-        plan = _below_aliases(plan.child())
+        plan = below_aliases(plan.child())
     if not conditions or not _is_leaf(plan):
         raise _refused_plan(plan)
     translator = _Translator(_leaf_columns(plan))
@@ -87,16 +91,27 @@ def condition_of(frame: DataFrame) -> Expression:
 
 def aggregation_of(frame: DataFrame) -> Aggregation:
     """The grouping of `groupBy(...).agg(...)`, `count()`, `sum(...)`, …"""
-    plan = _below_aliases(_analyzed(frame))
-    if _class_name(plan) != "Aggregate":
+    plan = below_aliases(_analyzed(frame))
+    if class_name(plan) != "Aggregate":
         raise _refused_plan(plan)
-    grouping = _Grouping(_columns_of(plan.child()))
-    outputs = _sequence(plan.aggregateExpressions())
-    for key in _sequence(plan.groupingExpressions()):
-        grouping.add_key(_without_alias(key), outputs)
+    found = window_below(frame.sparkSession, plan.child())
+    grouping = _Grouping(_columns_of(plan.child() if found is None else found.below))
+    outputs = sequence(plan.aggregateExpressions())
+    keys = [_without_alias(key) for key in sequence(plan.groupingExpressions())]
+    if found is not None:
+        grouping.add_window(found, keys)
+    for key in keys:
+        grouping.add_key(key, outputs)
     after = tuple(Named(output.name(), grouping.translate(output)) for output in outputs)
     before = tuple(Named(name, expression) for name, expression in grouping.before.items())
-    return Aggregation(before, tuple(grouping.keys), tuple(grouping.calls), after)
+    return Aggregation(
+        before,
+        tuple(grouping.keys),
+        tuple(grouping.calls),
+        after,
+        grouping.window,
+        found is not None and found.is_watermarked,
+    )
 
 
 # The plan
@@ -106,31 +121,30 @@ def _analyzed(frame: DataFrame) -> JavaObject:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _below_aliases(plan: JavaObject) -> JavaObject:
-    while _class_name(plan) == "SubqueryAlias":
-        plan = plan.child()
-    return plan
-
-
 def _is_leaf(plan: JavaObject) -> bool:
     return bool(plan.children().isEmpty())
 
 
 def _columns_of(plan: JavaObject) -> dict[ExprId, Expression]:
     """What each column that comes out of the plan is, over the columns of the empty frame."""
-    plan = _below_aliases(plan)
+    plan = below_aliases(plan)
     if _is_leaf(plan):
         return _leaf_columns(plan)
-    if _class_name(plan) != "Project":
+    if is_for_window(plan):
+        raise BuildError(
+            f"a stream computes window(...) only where it groups by it: {_GROUP_BY_WINDOW}"
+        )
+    if class_name(plan) != "Project":
         raise _refused_plan(plan)
     translator = _Translator(_columns_of(plan.child()))
-    return {
-        _id_of(output): translator.translate(output) for output in _sequence(plan.projectList())
-    }
+    return {id_of(output): translator.translate(output) for output in sequence(plan.projectList())}
+
+
+_GROUP_BY_WINDOW = "say groupBy(window(...)) and take window.start and window.end of what comes out"
 
 
 def _leaf_columns(plan: JavaObject) -> dict[ExprId, Expression]:
-    outputs = _sequence(plan.output())
+    outputs = sequence(plan.output())
     names = [output.name() for output in outputs]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
@@ -138,7 +152,7 @@ def _leaf_columns(plan: JavaObject) -> dict[ExprId, Expression]:
             f"the stream has more than one column named {min(repeated)}: "
             "rename one of them where it is made, with alias(...)"
         )
-    return {_id_of(output): Column(output.name(), _type_of(output)) for output in outputs}
+    return {id_of(output): Column(output.name(), _type_of(output)) for output in outputs}
 
 
 def _refused_plan(plan: JavaObject) -> BuildError:
@@ -152,24 +166,8 @@ def _refused_plan(plan: JavaObject) -> BuildError:
 # Nodes
 
 
-def _class_name(node: JavaObject) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _sequence(scala_seq: JavaObject) -> list[JavaObject]:
-    return [scala_seq.apply(index) for index in range(scala_seq.size())]
-
-
-def _children(node: JavaObject) -> list[JavaObject]:
-    return _sequence(node.children())
-
-
-def _id_of(node: JavaObject) -> ExprId:
-    return int(node.exprId().id())
-
-
 def _without_alias(node: JavaObject) -> JavaObject:
-    return node.child() if _class_name(node) == "Alias" else node
+    return node.child() if class_name(node) == "Alias" else node
 
 
 def _spark_type_of(node: JavaObject) -> DataType:
@@ -229,18 +227,18 @@ _CHANGING = ("Current", "Now", "LocalTime", "Rand", "Uuid", "Input")
 
 def _subtree(node: JavaObject) -> Iterator[JavaObject]:
     yield node
-    for child in _children(node):
+    for child in children(node):
         yield from _subtree(child)
 
 
 def _constant(node: JavaObject) -> JavaObject | None:
     """The node's value in Spark's internal form, if it is the same for every row, in a list."""
-    if _class_name(node) == "Literal":
+    if class_name(node) == "Literal":
         return [node.value()]
     if not node.foldable() or not node.deterministic():
         return None
     # Spark folds current_timestamp() to the start of a query; a stream has no such moment.
-    if any(_class_name(part).startswith(_CHANGING) for part in _subtree(node)):
+    if any(class_name(part).startswith(_CHANGING) for part in _subtree(node)):
         return None
     try:
         return [node.eval(None)]
@@ -279,17 +277,23 @@ class _Translator:
         self._shared: dict[int, Expression] = {}
 
     def translate(self, node: JavaObject) -> Expression:
-        name = _class_name(node)
+        name = class_name(node)
         if name == "Alias":
             return self.translate(node.child())
         if name == "AttributeReference":
-            return self._columns[_id_of(node)]
+            return self._column(node)
         if not isinstance(_spark_type_of(node), CalendarIntervalType | YearMonthIntervalType):
             folded = self._folded(node)
             if folded is not None:
                 return folded
         rule = _RULES.get(name)
         return rule(self, node) if rule is not None else self._replaced(node)
+
+    def _column(self, node: JavaObject) -> Expression:
+        column = self._columns.get(id_of(node))
+        if column is None:  # no other column appears between the stream and its grouping
+            raise _refused(node, f"is a window, and not grouped by as such ({_GROUP_BY_WINDOW})")
+        return column
 
     def _folded(self, node: JavaObject) -> Literal | None:
         constant = _constant(node)
@@ -309,11 +313,11 @@ class _Translator:
         return self.translate(replacement)
 
     def children(self, node: JavaObject) -> tuple[Expression, ...]:
-        return tuple(self.translate(child) for child in _children(node))
+        return tuple(self.translate(child) for child in children(node))
 
     def share(self, node: JavaObject) -> Expression:
         """A `With`: common expressions, computed once, and the expression that uses them."""
-        for definition in _sequence(node.defs()):
+        for definition in sequence(node.defs()):
             self._shared[definition.id().id()] = self.translate(definition.child())
         return self.translate(node.child())
 
@@ -604,7 +608,7 @@ def _truncate_date(translator: _Translator, node: JavaObject) -> Expression:
 
 
 def _unix_timestamp(translator: _Translator, node: JavaObject) -> Expression:
-    moments = translator.translate(_children(node)[0])
+    moments = translator.translate(children(node)[0])
     if types.is_date32(moments.type):
         moments = Call("cast", (moments, _zone_of(node)), TIMESTAMP)
     if moments.type != TIMESTAMP:
@@ -623,7 +627,7 @@ def _from_unix(function: str) -> _Rule:
 
 
 def _add_interval(translator: _Translator, node: JavaObject) -> Expression:
-    moments, interval = _children(node)
+    moments, interval = children(node)
     parts = [Literal(pa.scalar(part, pa.int64())) for part in _interval_parts(node, interval)]
     type_ = _type_of(node)
     zone = _text("UTC") if type_ == TIMESTAMP_NTZ else _zone_of(node)
@@ -652,7 +656,7 @@ def _interval_parts(node: JavaObject, interval: JavaObject) -> tuple[int, int, i
 
 
 def _add_months(translator: _Translator, node: JavaObject) -> Expression:
-    dates, interval = _children(node)
+    dates, interval = children(node)
     constant = _constant(interval)
     if constant is None or constant[0] is None:
         raise _refused(node, "needs a constant number of months to be evaluated in a stream")
@@ -674,7 +678,7 @@ _ROW_FUNCTIONS = (PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCH
 def _python_udf(translator: _Translator, node: JavaObject) -> Expression:
     if node.evalType() not in _ROW_FUNCTIONS:
         raise _refused(node, "is a pandas function, which a stream does not call")
-    if any(_class_name(child) == "NamedArgumentExpression" for child in _children(node)):
+    if any(class_name(child) == "NamedArgumentExpression" for child in children(node)):
         raise _refused(node, "has named arguments, which a stream does not pass on")
     return RowFunction(
         _function_of(node), translator.children(node), _type_of(node), str(node.name())
@@ -800,6 +804,21 @@ class _Grouping(_Translator):
         self.before: dict[str, Expression] = {}
         self.keys: list[str] = []
         self.calls: list[AggregateCall] = []
+        self.window: Window | None = None
+        self._taken: tuple[str, ...] = ()
+        """Names that what comes out of the aggregation has besides its keys and aggregates."""
+
+    def add_window(self, found: FoundWindow, keys: list[JavaObject]) -> None:
+        if not any(found.is_at(key) for key in keys):
+            raise _refused(
+                found.column, f"is a window, and not grouped by as such ({_GROUP_BY_WINDOW})"
+            )
+        name = str(_name_or_sql(found.time))
+        self.before[name] = self._source.translate(found.time)
+        self._input_nodes.append((found.time, name))
+        self._key_nodes.append((found.column, Column(WINDOW, WINDOW_TYPE)))
+        self.window = Window(name, found.size_us, found.slide_us, found.start_us)
+        self._taken = (WINDOW,)
 
     def add_key(self, node: JavaObject, outputs: list[JavaObject]) -> None:
         if any(known.semanticEquals(node) for known, _ in self._key_nodes):
@@ -807,7 +826,7 @@ class _Grouping(_Translator):
         expression = self._source.translate(node)
         if types.is_floating(expression.type):
             expression = Call("normalize_float", (expression,), expression.type)
-        name = self._new_name(self._key_name(node, outputs), self.before)
+        name = self._new_name(self._key_name(node, outputs), [*self.before, *self._taken])
         self.before[name] = expression
         self.keys.append(name)
         self._key_nodes.append((node, Column(name, expression.type)))
@@ -832,7 +851,7 @@ class _Grouping(_Translator):
         for known, column in self._key_nodes:
             if known.semanticEquals(node):
                 return column
-        if _class_name(node) == "AggregateExpression":
+        if class_name(node) == "AggregateExpression":
             return self._aggregate(node)
         return super().translate(node)
 
@@ -842,7 +861,8 @@ class _Grouping(_Translator):
                 return column
         function = node.aggregateFunction()
         kind = self._kind(node, function)
-        name = self._new_name(str(node.sql()), [*self.keys, *(call.name for call in self.calls)])
+        taken = [*self._taken, *self.keys, *(call.name for call in self.calls)]
+        name = self._new_name(str(node.sql()), taken)
         call = AggregateCall(kind, self._input(node, function), name, _type_of(node))
         self.calls.append(call)
         column = Column(name, call.type)
@@ -851,7 +871,7 @@ class _Grouping(_Translator):
 
     @staticmethod
     def _kind(node: JavaObject, function: JavaObject) -> AggregateFunction:
-        kind = _AGGREGATES.get(_class_name(function))
+        kind = _AGGREGATES.get(class_name(function))
         if kind is None or node.isDistinct() or node.filter().isDefined():
             raise BuildError(
                 f"the aggregate {node.sql()} is not among those a stream keeps: use count, sum, "
@@ -865,8 +885,8 @@ class _Grouping(_Translator):
         return kind
 
     def _input(self, node: JavaObject, function: JavaObject) -> str | None:
-        arguments = _children(function)
-        if _class_name(function) == "Count" and not any(a.nullable() for a in arguments):
+        arguments = children(function)
+        if class_name(function) == "Count" and not any(a.nullable() for a in arguments):
             return None
         if len(arguments) != 1:
             raise _refused(node, "counts several columns, which a stream does not")
@@ -881,4 +901,4 @@ class _Grouping(_Translator):
 
 
 def _name_or_sql(node: JavaObject) -> Any:
-    return node.name() if _class_name(node) == "AttributeReference" else node.sql()
+    return node.name() if class_name(node) == "AttributeReference" else node.sql()

@@ -12,6 +12,7 @@ from stillframe.errors import BuildError, StartRefused
 from stillframe.spark import formats
 from stillframe.spark.frames import frame_node
 from stillframe.spark.reader import StreamReader
+from stillframe.spark.writer import with_output_modes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,7 +65,8 @@ class Still:
         given = [{key: formats.option_text(value) for key, value in options.items()}]
         given += [writer.job_options() for writer in writers]
         config = self.job_config(_merged(given))
-        return [writer.sink_node(name, config) for writer in writers], config
+        sinks = [writer.sink_node(name, config) for writer in writers]
+        return with_output_modes(writers, sinks), config
 
     def job_config(self, options: Mapping[str, str]) -> JobConfig:
         """These options, and below them the session's `spark.stillframe.*`."""

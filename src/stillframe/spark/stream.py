@@ -18,6 +18,7 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.errors import BuildError
 from stillframe.graph import expressions as graph
 from stillframe.graph.logical import (
+    WINDOW,
     Aggregate,
     Filter,
     MapInArrow,
@@ -44,6 +45,7 @@ from stillframe.spark.expressions import (
     projection_of,
 )
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
+from stillframe.spark.windows import WINDOW_TYPE, refuse_untimely, watermark_of
 from stillframe.state.accumulators import unsupported
 
 if TYPE_CHECKING:
@@ -74,7 +76,6 @@ _REFUSED: Mapping[str, str] = {
         ("distinct", "dropDuplicates", "drop_duplicates", "dropDuplicatesWithinWatermark"),
         f"duplicates cannot be dropped yet; {_BEFORE}",
     ),
-    "withWatermark": f"watermarks are not there yet; {_BEFORE}",
     "write": "a stream is written with writeStream",
     "agg": "say groupBy().agg(...)",
 }  # fmt: skip
@@ -259,6 +260,17 @@ class Stream:
         declared = parse_schema(self._still.spark, schema)
         return self._mapped(function, RowFlatMap(function, to_arrow_schema(declared)), declared)
 
+    def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
+        """Say which column is the event time, and by how much records may come out of order."""
+        if self._is_updates:
+            raise BuildError(
+                "this stream is already aggregated, and the windows it is about are closed by the"
+                " event time of what comes in: call withWatermark before groupBy"
+            )
+        operator, columns = watermark_of(self._frame, eventTime, delayThreshold)
+        frame = frame_of_columns(self._still.spark, columns)
+        return self._then(operator, self._node.schema, frame)
+
     def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
         if self._is_updates:
             raise BuildError(
@@ -348,7 +360,10 @@ class Stream:
         made = aggregation_of(frame)
         node = projection_node(self._node, made.before, _schema_of(made.before))
         _refuse_unsupported(made, node.schema)
-        aggregate = Node(Aggregate(made.keys, made.calls), _aggregate_schema(made, node), (node,))
+        if made.window is not None:
+            refuse_untimely(self._node, is_watermarked=made.is_watermarked)
+        operator = Aggregate(made.keys, made.calls, made.window)
+        aggregate = Node(operator, _aggregate_schema(made, node), (node,))
         last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
         return Stream(self._still, last, leaf_of(frame), principal=aggregate, is_updates=True)
 
@@ -456,8 +471,9 @@ def _schema_of(columns: Iterable[graph.Named]) -> pa.Schema:
 
 
 def _aggregate_schema(made: Aggregation, upstream: Node) -> pa.Schema:
+    window = [] if made.window is None else [pa.field(WINDOW, WINDOW_TYPE)]
     keys = [upstream.schema.field(name) for name in made.keys]
-    return pa.schema([*keys, *(pa.field(call.name, call.type) for call in made.calls)])
+    return pa.schema([*window, *keys, *(pa.field(call.name, call.type) for call in made.calls)])
 
 
 def _refuse_unsupported(made: Aggregation, schema: pa.Schema) -> None:

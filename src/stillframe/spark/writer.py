@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,10 +17,11 @@ from stillframe.connectors.file_sink import FileFormat, FileSink
 from stillframe.connectors.files import local_path
 from stillframe.connectors.staged import Handler, StagedSink
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Node, Read, Write, walk
+from stillframe.graph.logical import Aggregate, Node, Read, Write, moved, walk
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark import formats
 from stillframe.spark.epochs import FrameOfEpoch, MemoryTable
+from stillframe.spark.windows import has_watermark
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 
 if TYPE_CHECKING:
@@ -161,6 +163,16 @@ class StreamWriter:
         owned = {name.lower() for name in own}
         return {k: v for k, v in self._options.items() if k.lower() not in owned}
 
+    @property
+    def appends(self) -> bool:
+        """Whether rows are only written that no later row replaces."""
+        return self._output_mode == "append"
+
+    def aggregates(self) -> list[Node]:
+        """What makes the rows that may replace each other."""
+        nodes = walk([self._stream.node])
+        return [node for node in nodes if isinstance(node.operator, Aggregate)]
+
     def sink_node(self, job: str, config: JobConfig) -> Node:
         """The end of the graph. Everything that can be refused before the job runs is, here."""
         self._refuse_append_of_updates()
@@ -261,11 +273,12 @@ class StreamWriter:
         return self._stream.node.schema
 
     def _refuse_append_of_updates(self) -> None:
-        if self._output_mode == "append" and self._stream.is_updates:
+        if self._output_mode == "append" and not all(map(can_close, self.aggregates())):
             raise BuildError(
                 "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
                 " append. This output mode is not supported for streaming aggregations without"
-                " watermark on streaming DataFrames/DataSets; say .outputMode('update')"
+                " watermark on streaming DataFrames/DataSets; say .outputMode('update'), or"
+                " withWatermark(...) before and groupBy(window(...)) over its column"
             )
 
     def _refuse_names_alike(self) -> None:
@@ -299,6 +312,41 @@ class StreamWriter:
                 f"the sink {self._sink_name()} shows records only when a checkpoint completes, and"
                 f" checkpoints are off: set the option checkpointInterval, such as '1 second'{also}"
             )
+
+
+def can_close(aggregate: Node) -> bool:
+    """Whether event time comes to an end of each of its groups."""
+    operator = aggregate.operator
+    assert isinstance(operator, Aggregate), operator
+    return operator.window is not None and has_watermark(aggregate)
+
+
+def with_output_modes(writers: Sequence[StreamWriter], sinks: Sequence[Node]) -> list[Node]:
+    """The sinks of one job, fed by aggregates that emit what the writers' output modes ask for.
+
+    All at once: two sinks that share an aggregate must share the one that takes its place.
+    """
+    closing = {id(node) for writer in writers if writer.appends for node in writer.aggregates()}
+    updating = {
+        id(node) for writer in writers if not writer.appends for node in writer.aggregates()
+    }
+    if closing & updating:
+        raise BuildError(
+            "one aggregation is written both with outputMode 'append' and with 'update', but its"
+            " windows are either written once, when they are closed, or whenever they change: give"
+            " the writers one output mode, or start two jobs"
+        )
+    made: dict[int, Node] = {}
+    for node in walk(sinks):
+        fed = moved(node, made)
+        made[id(node)] = _closing(fed) if id(node) in closing else fed
+    return [made[id(sink)] for sink in sinks]
+
+
+def _closing(node: Node) -> Node:
+    assert isinstance(node.operator, Aggregate), node.operator
+    operator = replace(node.operator, emits_closed=True)
+    return Node(operator, node.schema, node.inputs, node.given_uid, node.parallelism)
 
 
 def _is_case_sensitive(spark: SparkSession) -> bool:

@@ -16,7 +16,14 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from stillframe.api.aggregates import AggregateCall
-from stillframe.key_groups import NO_COLUMNS_HASH, Flags, Positions, key_column, key_groups_of
+from stillframe.key_groups import (
+    NO_COLUMNS_HASH,
+    Flags,
+    Positions,
+    Words,
+    key_column,
+    key_groups_of,
+)
 from stillframe.state.accumulators import Accumulator, Touched, accumulators_of, key_fields_of
 from stillframe.state.columns import Array, ChangingColumns, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex, arrow_of_words
@@ -63,12 +70,14 @@ class AggregateTable:
         keys: Sequence[str],
         calls: Sequence[AggregateCall],
         max_parallelism: int,
+        keys_expected: int | None = None,
     ) -> None:
+        """`keys_expected` makes a table small if there will be few; more than that may come."""
         self._keys = tuple(keys)
         self._max_parallelism = max_parallelism
         key_fields = key_fields_of(input_schema, keys)
         self._layout = Layout(key_fields, accumulators_of(input_schema, calls))
-        self._index = KeyIndex([field.type for field in key_fields])
+        self._index = key_index([field.type for field in key_fields], keys_expected)
         self._columns = ChangingColumns(self._layout.columns)
         self._scratch: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._version = 0
@@ -114,6 +123,32 @@ class AggregateTable:
             ):
                 accumulator.merge(self._columns.arrays[where], touched, partials.columns[columns])
         return self._results(keys, touched)
+
+    def results(self) -> pa.RecordBatch:
+        """The values of all keys."""
+        columns = self._keys_at(np.arange(len(self)))
+        for accumulator, where in self._layout.each_in_memory():
+            parts = [array[: len(self)].copy() for array in self._columns.arrays[where]]
+            columns.append(accumulator.result(parts))
+        return pa.RecordBatch.from_arrays(columns, schema=self._layout.result_schema)
+
+    def keys(self) -> pa.RecordBatch:
+        """All keys."""
+        schema = pa.schema(list(self._layout.result_schema)[: self._layout.key_count])
+        return pa.RecordBatch.from_arrays(self._keys_at(np.arange(len(self))), schema=schema)
+
+    def parts(self) -> list[Array]:
+        """What has been accumulated of all keys, by reference: good until the next change."""
+        return [array[: len(self)] for array in self._columns.arrays]
+
+    def held_of(self, keys: Sequence[pa.Array], hashes: Words) -> tuple[Positions, list[Array]]:
+        """Which of these keys are here, by their places, and what has been accumulated of them."""
+        rows = self._index.find(keys, hashes)
+        here = np.flatnonzero(rows >= 0)
+        return here, [array.take(rows[here]) for array in self._columns.arrays]
+
+    def _keys_at(self, rows: Positions) -> list[pa.Array]:
+        return [key.take(rows) for key in self._index.freeze().columns]
 
     def freeze(self) -> FrozenTable:
         """The table as it is now, by reference: the synchronous part of a snapshot."""
@@ -187,13 +222,15 @@ class FrozenTable:
         loop goes on beside it; what holds it works on one key group at a time.
         """
         groups = key_groups_of(self._index.hashes, self._max_parallelism)
-        order = _order_of(groups, self._max_parallelism)
-        # Not bincount, which keeps the interpreter to itself.
-        bounds = np.searchsorted(groups.take(order), np.arange(self._max_parallelism + 1))
+        order, bounds = by_key_group(groups, self._max_parallelism)
         columns = self._whole_columns()
         for group in np.flatnonzero(np.diff(bounds)).tolist():
             rows = order[bounds[group] : bounds[group + 1]]
             yield group, self._batch(rows, [column.take(rows) for column in columns])
+
+    def rows(self) -> pa.RecordBatch:
+        """All rows at once, in no order."""
+        return self._batch(np.arange(len(self)), self._whole_columns())
 
     def release(self) -> None:
         """Give the memory back; later updates copy nothing for this view. May be called twice."""
@@ -216,10 +253,24 @@ class FrozenTable:
         return pa.RecordBatch.from_arrays(columns, schema=self._layout.snapshot_schema)
 
 
-def _order_of(groups: npt.NDArray[np.int32], max_parallelism: int) -> Positions:
-    """Row numbers by key group, and by row within one; 16-bit numbers are sorted by radix."""
+def by_key_group(
+    groups: npt.NDArray[np.int32], max_parallelism: int
+) -> tuple[Positions, Positions]:
+    """Row numbers by key group and by row within one, and where each key group begins.
+
+    The last of the beginnings is the end of all. 16-bit numbers are sorted by radix.
+    """
     narrow = groups.astype(np.uint16) if max_parallelism <= 1 << 16 else groups
-    return np.argsort(narrow, kind="stable")
+    order = np.argsort(narrow, kind="stable")
+    # Not bincount, which keeps the interpreter to itself.
+    return order, np.searchsorted(groups.take(order), np.arange(max_parallelism + 1))
+
+
+def key_index(types: Sequence[pa.DataType], keys_expected: int | None) -> KeyIndex:
+    """An index with many times more places than keys are expected, so that few collide."""
+    if keys_expected is None:
+        return KeyIndex(types)
+    return KeyIndex(types, slots_log2=min(max((16 * keys_expected).bit_length(), 8), 16))
 
 
 def canonical(key: pa.Array) -> pa.Array:

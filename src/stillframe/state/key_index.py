@@ -239,6 +239,7 @@ class KeyIndex:
         self,
         types: Sequence[pa.DataType],
         hash_of: Callable[[Sequence[KeyColumn]], Words] = hash_key_columns,
+        slots_log2: int = _FIRST_SLOTS_LOG2,
     ) -> None:
         self._stored = [_stored_keys(type_) for type_ in types]
         self._hash_of = hash_of
@@ -250,7 +251,7 @@ class KeyIndex:
         self._encodes = len(types) == 1 and not self._hash_is_exact
         self._hashes = AppendOnly(np.uint64)
         self._hashes.append(np.zeros(1, dtype=np.uint64))  # of the empty place: no row
-        self._slots = _Slots(_FIRST_SLOTS_LOG2)
+        self._slots = _Slots(slots_log2)
         self._next_slots: _Slots | None = None
         self._moved_rows = 0
 
@@ -273,6 +274,20 @@ class KeyIndex:
             return self._rows_of_encoded(columns[0])
         prepared = [key_column(column) for column in columns]
         return self._rows_of(prepared, self._hash_of(prepared) if hashes is None else hashes)
+
+    def find(self, columns: Sequence[pa.Array], hashes: Words) -> Positions:
+        """The row of each key, -1 for those that are not here; `hashes` as for `rows_of`."""
+        prepared = [key_column(column) for column in columns]
+        at = self._slots.home(hashes)
+        rows = np.full(len(hashes), -1, dtype=np.int64)
+        waiting = np.arange(len(hashes))
+        while len(waiting):
+            found = self._slots.places.take(at).astype(np.int64)
+            matches = self._matches(prepared, waiting, hashes[waiting], found, exact=False)
+            rows[waiting[matches]] = found[matches] - 1
+            further = (found != 0) & ~matches
+            waiting, at = waiting[further], (at[further] + 1) & self._slots.mask
+        return rows
 
     def freeze(self) -> FrozenKeyIndex:
         """By reference; keys that come later do not show in it."""

@@ -32,6 +32,8 @@ _RECORDS_MIN = 2048
 _SAMPLE_ROWS = 256
 _SAMPLE_DISTINCT_MAX = 250
 """So many different keys in the sample are expected of some 5,000 in all."""
+_PLACES_PER_RECORD_MAX = 4
+"""So many possible pairs of keys are numbered by a column with a place for each."""
 
 
 def is_partial(batch: pa.RecordBatch) -> bool:
@@ -127,20 +129,34 @@ def _numbered(keys: Sequence[pa.Array], record_count: int) -> _Numbered:
         return _Numbered(np.zeros(record_count, dtype=np.int64), pa.nulls(1))
     numbered = _column_numbered(keys[0])
     for key in keys[1:]:
-        other = _column_numbered(key)
+        other = _column_numbered(key, among_pairs_max=record_count)
         # A count is at most that of the records, so the product stays far from 64 bits.
         pairs = numbered.numbers * other.count + other.numbers
-        numbered = _column_numbered(pa.array(pairs))
+        numbered = _pairs_numbered(pairs, numbered.count * other.count)
     return numbered
 
 
-def _column_numbered(column: pa.Array) -> _Numbered:
+def _pairs_numbered(pairs: Positions, bound: int) -> _Numbered:
+    """Numbers without gaps for numbers below `bound`."""
+    if bound > _PLACES_PER_RECORD_MAX * len(pairs):
+        return _column_numbered(pa.array(pairs))
+    used = np.zeros(bound, dtype=np.bool_)
+    used[pairs] = True
+    return _Numbered((np.cumsum(used) - 1).take(pairs), pa.array(np.flatnonzero(used)))
+
+
+def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> _Numbered:
     """Of a dictionary column its indices are numbered, which is quicker.
+
+    In a pair, where numbers may have gaps, they are taken as they are if the dictionary has no more
+    than `among_pairs_max` entries.
 
     Should the dictionary name one value twice, there are two numbers for it, and so two partial
     rows of one key in a batch. They are merged like any others.
     """
     if pt.is_dictionary(column.type):
+        if not column.null_count and len(column.dictionary) <= among_pairs_max:
+            return _Numbered(fixed_width_values(column.indices).astype(np.int64), column.dictionary)
         column = column.indices
     encoded = column.dictionary_encode(null_encoding="encode")
     return _Numbered(fixed_width_values(encoded.indices).astype(np.int64), encoded.dictionary)

@@ -28,6 +28,7 @@ from stillframe.testing.simulation.jobs import SOURCE, Branch, SimulatedJob, cou
 from stillframe.testing.simulation.outside import NO_RECORDS, Records, Row, place_of, split_index
 from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
 from stillframe.testing.simulation.storage import Disk
+from stillframe.testing.simulation.timed import Windowed, windows_of
 
 _DECODED_MAX = 32
 _NO_TIMEOUT_SECONDS = 600
@@ -67,10 +68,10 @@ class Checkers:
         self._last_place: dict[tuple[str, int, int, int], int] = {}
         self._ordered = {branch.uid for branch in job.branches if self._keeps_order(branch)}
         self._seen = {branch.uid: Counter[Row]() for branch in job.branches}
-        self._last_count: dict[str, dict[int, int]] = defaultdict(dict)
+        self._last_count: dict[str, dict[tuple[int, ...], int]] = defaultdict(dict)
         for branch in job.branches:
             outside = job.outside[branch.uid]
-            outside.on_visible = self._watcher(branch.uid, branch.counts)
+            outside.on_visible = self._watcher(branch)
 
     def _keeps_order(self, branch: Branch) -> bool:
         """A split may change its reader with the number of slots, or when others have ended."""
@@ -78,7 +79,7 @@ class Checkers:
             self._never_twice
             and not self._may_rescale
             and self._job.source.appear_at_seconds is None
-            and not branch.counts
+            and branch.passes_records
             and branch.has_one_way
         )
 
@@ -110,19 +111,21 @@ class Checkers:
         _require(is_new, "announced", f"checkpoint {checkpoint_id} for the second time")
         self._announced.add((attempt, checkpoint_id))
 
-    def _watcher(self, uid: str, counts: bool) -> Callable[[str, list[Row]], None]:
+    def _watcher(self, branch: Branch) -> Callable[[str, list[Row]], None]:
+        uid = branch.uid
+
         def watch(writer: str, rows: list[Row]) -> None:
             for row in rows:
                 self._seen[uid][row] += 1
                 if not self._never_twice:
                     continue
                 _require(self._seen[uid][row] == 1, "duplicates", f"{uid} shows {row} twice")
-                if counts:
-                    key, count = row[0], row[1]
-                    before = self._last_count[uid].get(key, 0)
-                    _require(count > before, "growth", f"{uid}: key {key} from {before} to {count}")
-                    self._last_count[uid][key] = count
-            self._check_nothing_early(uid, counts, rows)
+                if not branch.passes_records:
+                    *key, count, _ = row
+                    before = self._last_count[uid].get(tuple(key), 0)
+                    _require(count > before, "growth", f"{uid}: {key} from {before} to {count}")
+                    self._last_count[uid][tuple(key)] = count
+            self._check_nothing_early(branch, rows)
             if uid in self._ordered:
                 self._check_order(writer, rows)
 
@@ -138,13 +141,14 @@ class Checkers:
             _require(place > before, "order", what)
             self._last_place[way] = place
 
-    def _check_nothing_early(self, uid: str, counts: bool, rows: list[Row]) -> None:
+    def _check_nothing_early(self, branch: Branch, rows: list[Row]) -> None:
         """Nothing becomes visible before the checkpoint that holds it is complete."""
+        uid = branch.uid
         record = self._record()
         newest = record.newest if record else None
         _require(newest is not None, "early", f"{uid} shows {rows[:3]} before any checkpoint")
         assert newest is not None
-        if not counts and self._never_twice:
+        if branch.passes_records and self._never_twice:
             stops = self._positions(self._manifest(newest.checkpoint_id, newest.attempt))
             places = ((row, *place_of(row[0])) for row in rows)
             early = [row for row, split, place in places if place >= stops.get(split, 0)]
@@ -257,7 +261,9 @@ class Checkers:
         for branch in self._job.branches:
             kept = branch.kept(records)
             visible = self._job.outside[branch.uid].visible
-            if branch.counts:
+            if branch.window is not None:
+                self._check_windows(branch, kept, visible)
+            elif branch.counts:
                 last = {row[0]: (row[1], row[2]) for row in visible}
                 exact = counts_of(kept)
                 _require(self._fits(last, exact), "output", _difference(last, exact))
@@ -275,6 +281,21 @@ class Checkers:
                 "transactions",
                 f"{branch.uid} leaves {list(self._job.outside[branch.uid].prepared)[:3]} open",
             )
+
+    def _check_windows(self, branch: Branch, kept: Records, visible: list[Row]) -> None:
+        """Whatever went wrong, windows are what they would have been without."""
+        assert branch.window is not None
+        expected = windows_of(kept, *branch.window)
+        found: Windowed = {}
+        for start, key, count, total in visible:
+            found[start, key] = max((count, total), found.get((start, key), (0, 0)))
+        may_lose = self._mode == "at-most-once" and bool(self.restored)
+        holds = found == expected
+        if self._mode == "at-least-once" or may_lose:
+            less, more = (found, expected) if may_lose else (expected, found)
+            holds = all(more.get(place, (0, 0)) >= counts for place, counts in less.items())
+        wrong = {p: (found.get(p), c) for p, c in expected.items() if found.get(p) != c}
+        _require(holds, "windows", f"{branch.uid}: {len(wrong)} wrong, {list(wrong.items())[:2]}")
 
     def _check_surplus(self, branch: Branch, last: Counts, exact: Counts) -> None:
         """At least once: what counts twice is what the last recovery's checkpoint had early."""

@@ -27,6 +27,7 @@ from stillframe.testing.simulation.outside import (
     TransactionalSink,
 )
 from stillframe.testing.simulation.shapes import ShapeName, is_passed_on, shaped
+from stillframe.testing.simulation.timed import WINDOWED_SCHEMA, windowed
 from stillframe.testing.simulation.world import World
 
 SOURCE = OperatorUid("source")
@@ -38,6 +39,7 @@ _MODES = (
     "exactly-once", "exactly-once", "exactly-once", "unaligned", "unaligned", "unaligned",
     "at-least-once", "at-least-once", "at-most-once", "stop-the-world",
 )  # fmt: skip
+_WINDOWS = (None, None, None, None, (5, 5), (6, 2))
 _CALLS = (
     AggregateCall("count", None, "count", pa.int64()),
     AggregateCall("sum", "id", "total", pa.int64()),
@@ -58,6 +60,14 @@ class Branch:
     shape: ShapeName = "plain"
     shape_parallelism: int | None = None
     """Of one of the ways through the shape; None: as many as come in."""
+    window: tuple[int, int] | None = None
+    """Counts by windows of so many seconds, every so many seconds."""
+    emits_closed: bool = False
+
+    @property
+    def passes_records(self) -> bool:
+        """Whether what comes out are the records themselves."""
+        return not self.counts and self.window is None
 
     @property
     def has_one_way(self) -> bool:
@@ -124,7 +134,10 @@ class SimulatedJob:
             )
         node = shaped(branch.shape, node, branch.uid, branch.shape_parallelism)
         schema = RECORD_SCHEMA
-        if branch.counts:
+        if branch.window is not None:
+            schema = WINDOWED_SCHEMA
+            node = windowed(node, branch.uid, *branch.window, branch.emits_closed, _CALLS)
+        elif branch.counts:
             schema = COUNT_SCHEMA
             node = Node(Aggregate(("key",), _CALLS), schema, (node,), f"count-{branch.uid}")
         sink = TransactionalSink(self.outside[branch.uid], branch.uid, branch.at_coordinator)
@@ -208,11 +221,13 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         Branch(
             uid=f"b{number}",
             divisor=random.choice([0, 0, 2, 3]),
-            counts=random.random() < 0.6,
+            counts=(window := random.choice(_WINDOWS)) is None and random.random() < 0.6,
             parallelism=random.choice([None, None, 1, 2]),
             at_coordinator=random.random() < 0.5,
             shape=random.choice(_SHAPES),
             shape_parallelism=random.choice([None, 1, 2]),
+            window=window,
+            emits_closed=random.random() < 0.5,
         )
         for number in range(random.choice([1, 1, 1, 1, 2, 3]))
     )[: limits.cap("branches", 3)]

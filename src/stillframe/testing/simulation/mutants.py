@@ -37,6 +37,7 @@ from stillframe.runtime.source_task import Reserved
 from stillframe.runtime.task import Subtask
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.columns import ChangingColumns
+from stillframe.state.windows import WindowTables
 from stillframe.storage.paths import checkpoint_of, metadata_path
 from stillframe.testing.simulation.storage import SimulatedStore
 
@@ -453,6 +454,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "emit-what-is-not-reserved": Mutant(
         "at most once: records are emitted before their position is durable",
         Reserved, "add", _free_at_once,
+    ),
+    "forget-open-windows": Mutant(
+        "a restored job begins its windows anew",
+        WindowTables, "restore", _nothing,
     ),
     "restore-one-copy": Mutant(
         "broadcast state is restored in the first subtask only",

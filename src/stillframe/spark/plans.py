@@ -1,0 +1,30 @@
+"""Steps through Spark's plans and expressions, whose nodes are objects in the JVM."""
+
+from __future__ import annotations
+
+from py4j.java_gateway import JavaObject
+
+ExprId = int
+"""What Spark knows a column by, whatever its name."""
+
+
+def class_name(node: JavaObject) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def sequence(scala_seq: JavaObject) -> list[JavaObject]:
+    return [scala_seq.apply(index) for index in range(scala_seq.size())]
+
+
+def children(node: JavaObject) -> list[JavaObject]:
+    return sequence(node.children())
+
+
+def id_of(node: JavaObject) -> ExprId:
+    return int(node.exprId().id())
+
+
+def below_aliases(plan: JavaObject) -> JavaObject:
+    while class_name(plan) == "SubqueryAlias":
+        plan = plan.child()
+    return plan

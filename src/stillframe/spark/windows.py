@@ -1,0 +1,241 @@
+"""Event time in PySpark's words: `withWatermark`, and `window(...)` in a `groupBy`.
+
+Theory of operation
+-------------------
+Spark's analyzer takes `window(...)` out of a grouping and puts a column in its place, which a
+projection below computes with arithmetic on microseconds: `Project` over `Filter` where windows do
+not overlap, `Filter` over `Expand`, with one projection per overlapping window, where they do. Of
+the call itself nothing is left. Its size, slide and start are found by asking Spark for the windows
+of one moment: the moment is put into the arithmetic in place of the event time.
+
+That an event time has a watermark Spark notes in the metadata of the column. It does so only for
+its own streams, and our empty frames are none; so here the note is written by hand, and a frame of
+Spark's, with the same columns and nothing in them either, is asked what it would say.
+
+Rules of this file
+------------------
+1. A window is known by the mark that Spark gives its column, never by its name.
+2. What the arithmetic looks like is Spark's affair: it is only evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import lit
+from pyspark.sql.types import TimestampType
+
+from stillframe.errors import BuildError
+from stillframe.graph.logical import Node, WithWatermark, walk
+from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
+
+_DELAY = "spark.watermarkDelayMs"
+_WINDOW_MARK = "spark.timeWindow"
+_SESSION_MARK = "spark.sessionWindow"
+_MOMENT_US = 2**50
+"""Any would do that py4j takes for a long and not for an int; this one is in 2005."""
+_DELAY_US_MAX = 2**61
+
+WINDOW_TYPE = pa.struct(
+    [("start", pa.timestamp("us", tz="UTC")), ("end", pa.timestamp("us", tz="UTC"))]
+)
+
+
+# --- Watermarks ---------------------------------------------------------------------------------
+
+
+def watermark_of(frame: DataFrame, event_time: str, delay: str) -> tuple[WithWatermark, JavaObject]:
+    """What `withWatermark` says, and Spark's columns behind it, a sequence."""
+    frame.withWatermark(event_time, delay)  # raises where it is no column name or no interval
+    column = _plain_column(frame, event_time)
+    name = event_time if column is None else f"`{column.name().replace('`', '``')}`"
+    said = _asked_of_spark(frame).withWatermark(name, delay).schema
+    (time,) = (field for field in said if _DELAY in field.metadata)
+    if not isinstance(time.dataType, TimestampType):
+        raise BuildError(
+            f"the event time {event_time} is a {time.dataType.simpleString()}, but a stream reads"
+            " it from a column of timestamps: select the field into a column of its own"
+        )
+    delay_us = int(time.metadata[_DELAY]) * 1000
+    if delay_us > _DELAY_US_MAX:
+        raise BuildError(
+            f"the delay {delay!r} is longer than the times a stream can tell: give a shorter one"
+        )
+    return WithWatermark(time.name, delay_us), _noted(frame, time.name, delay_us // 1000)
+
+
+def _plain_column(frame: DataFrame, name: str) -> JavaObject | None:
+    """The column that is meant, which may be called by an alias of the stream."""
+    found = sequence(frame.select(name)._jdf.queryExecution().analyzed().projectList())
+    return found[0] if [class_name(each) for each in found] == ["AttributeReference"] else None
+
+
+def _asked_of_spark(frame: DataFrame) -> DataFrame:
+    """A stream of Spark's with these columns. It is never started."""
+    columns = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema]
+    return frame.sparkSession.readStream.format("rate").load().select(columns)
+
+
+def _noted(frame: DataFrame, time: str, delay_ms: int) -> JavaObject:
+    """The columns of the frame as Spark has them behind a watermark: one has the note."""
+    jvm: Any = frame.sparkSession._jvm
+    columns = jvm.java.util.ArrayList()
+    for column in sequence(frame._jdf.queryExecution().analyzed().output()):
+        builder = jvm.org.apache.spark.sql.types.MetadataBuilder().withMetadata(column.metadata())
+        if column.name() == time:
+            builder.putLong(_DELAY, delay_ms)
+        else:
+            builder.remove(_DELAY)
+        columns.add(column.withMetadata(builder.build()))
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(columns)
+
+
+def has_watermark(node: Node) -> bool:
+    """Whether event time comes to it from somewhere."""
+    return any(isinstance(each.operator, WithWatermark) for each in walk([node]))
+
+
+def refuse_untimely(node: Node, *, is_watermarked: bool) -> None:
+    """Windows over this node must be closed by its watermark, in time, or not at all."""
+    if not has_watermark(node):
+        return
+    if not is_watermarked:
+        raise BuildError(
+            "these windows are not over the column that withWatermark was given, so event time"
+            " would close them too early or too late: compute their event time in a column of its"
+            " own and give that to withWatermark, as the last step before groupBy"
+        )
+    if _reaches_source_without_watermark(node):
+        raise BuildError(
+            "only some of the streams that are united here have a watermark, and the others would"
+            " keep event time from ever coming to the end of a window: call withWatermark after"
+            " union"
+        )
+
+
+def _reaches_source_without_watermark(node: Node) -> bool:
+    if isinstance(node.operator, WithWatermark):
+        return False
+    return not node.inputs or any(map(_reaches_source_without_watermark, node.inputs))
+
+
+# --- Windows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundWindow:
+    """A `window(...)` that Spark has taken out of a grouping."""
+
+    column: JavaObject
+    """What stands in its place."""
+    time: JavaObject
+    """The event time, over the columns of `below`."""
+    size_us: int
+    slide_us: int
+    start_us: int
+    below: JavaObject
+    """The plan without it."""
+    is_watermarked: bool
+
+    def is_at(self, node: JavaObject) -> bool:
+        return class_name(node) == "AttributeReference" and id_of(node) == id_of(self.column)
+
+
+def window_below(spark: SparkSession, plan: JavaObject) -> FoundWindow | None:
+    """The window that the plan below a grouping computes; None if it computes none."""
+    plan = below_aliases(plan)
+    making = plan.child() if class_name(plan) == "Filter" else plan
+    if class_name(making) not in ("Project", "Expand"):
+        return None
+    for place, column in enumerate(sequence(making.output())):
+        if column.metadata().contains(_SESSION_MARK):
+            raise BuildError(
+                "session_window is not there yet: group by window(...), or keep sessions with"
+                " Spark before still.stream(df)"
+            )
+        if column.metadata().contains(_WINDOW_MARK):
+            return _found(spark, making, place, column)
+    return None
+
+
+def is_for_window(plan: JavaObject) -> bool:
+    """Whether it stands below a projection only because that has a `window(...)` in it."""
+    if class_name(plan) == "Expand":  # a rollup has one too
+        return any(column.metadata().contains(_WINDOW_MARK) for column in sequence(plan.output()))
+    return class_name(plan) == "Filter"
+
+
+def _found(spark: SparkSession, making: JavaObject, place: int, column: JavaObject) -> FoundWindow:
+    if class_name(making) == "Expand":
+        structs = [row.apply(place) for row in sequence(making.projections())]
+    else:
+        structs = [making.projectList().apply(place).child()]
+    below = making.child()
+    if class_name(below) == "Filter":  # which drops the records without event time, as we do
+        below = below.child()
+    time = _time_in(structs[0])
+    _refuse_unless_timestamp(time)
+    start_us, end_us = _bounds_us(spark, structs[0])
+    size_us = end_us - start_us
+    # Each projection is one slide before the one in front of it.
+    slide_us = start_us - _bounds_us(spark, structs[1])[0] if len(structs) > 1 else size_us
+    is_watermarked = class_name(time) == "AttributeReference" and _is_noted(below, id_of(time))
+    return FoundWindow(column, time, size_us, slide_us, start_us % slide_us, below, is_watermarked)
+
+
+def _is_noted(plan: JavaObject, column: ExprId) -> bool:
+    """By the column and not by the reference: one taken from an earlier stream has no note."""
+    return any(
+        id_of(each) == column and each.metadata().contains(_DELAY)
+        for each in sequence(plan.output())
+    )
+
+
+def _refuse_unless_timestamp(time: JavaObject) -> None:
+    kind = time.dataType().typeName()
+    if kind != "timestamp":
+        raise BuildError(
+            f"the windows over {time.sql()} are of type {kind}, but a stream keeps windows of"
+            f" instants: cast it, window(col(...).cast('timestamp'), ...)"
+        )
+
+
+def _is_to_microseconds(node: JavaObject) -> bool:
+    """Whether it makes a number of a moment, as opposed to the way back."""
+    return class_name(node) == "PreciseTimestampConversion" and node.dataType().typeName() == "long"
+
+
+def _time_in(struct: JavaObject) -> JavaObject:
+    return next(node for node in _subtree(struct) if _is_to_microseconds(node)).child()
+
+
+def _subtree(node: JavaObject) -> Iterator[JavaObject]:
+    yield node
+    for child in children(node):
+        yield from _subtree(child)
+
+
+def _bounds_us(spark: SparkSession, struct: JavaObject) -> tuple[int, int]:
+    """Start and end of the window around `_MOMENT_US`."""
+    _, start, _, end = children(struct)
+    return _at_moment(spark, start), _at_moment(spark, end)
+
+
+def _at_moment(spark: SparkSession, node: JavaObject) -> int:
+    jvm: Any = spark._jvm
+    return int(_with_moment(jvm, node).eval(None))
+
+
+def _with_moment(jvm: Any, node: JavaObject) -> JavaObject:
+    if _is_to_microseconds(node):
+        literal = getattr(jvm.org.apache.spark.sql.catalyst.expressions, "Literal$")
+        return getattr(literal, "MODULE$").apply(_MOMENT_US)
+    new = jvm.java.util.ArrayList()
+    for child in children(node):
+        new.add(_with_moment(jvm, child))
+    return node.withNewChildren(jvm.org.apache.spark.api.python.PythonUtils.toSeq(new))

@@ -1,0 +1,92 @@
+"""Event time at a task with several inputs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stillframe.protocol.event_time import END_OF_TIME_US, AdvanceTime, BecomeIdle, EventTime
+
+
+def test_time_is_as_far_as_the_slowest_channel():
+    time = EventTime([0, 1])
+    assert time.on_watermark(0, 50) == []
+    assert time.on_watermark(1, 20) == [AdvanceTime(20)]
+    assert time.on_watermark(1, 70) == [AdvanceTime(50)]
+    assert time.time_us == 50
+
+
+def test_a_watermark_that_changes_nothing_is_not_passed_on():
+    time = EventTime([0, 1])
+    time.on_watermark(0, 50)
+    time.on_watermark(1, 20)
+    assert time.on_watermark(0, 60) == []
+    assert time.on_watermark(1, 20) == []
+
+
+def test_a_channel_never_goes_back():
+    time = EventTime([0])
+    assert time.on_watermark(0, 50) == [AdvanceTime(50)]
+    assert time.on_watermark(0, 10) == []
+    assert time.on_watermark(0, 51) == [AdvanceTime(51)]
+
+
+def test_an_idle_channel_does_not_hold_time_back():
+    time = EventTime([0, 1])
+    time.on_watermark(0, 50)
+    assert time.on_idle(1) == [AdvanceTime(50)]
+
+
+def test_a_channel_that_wakes_up_holds_time_where_it_is_and_does_not_turn_it_back():
+    time = EventTime([0, 1])
+    time.on_watermark(0, 50)
+    time.on_idle(1)
+    assert time.on_watermark(1, 30) == []
+    assert time.time_us == 50
+    assert time.on_watermark(0, 60) == []
+    assert time.on_watermark(1, 55) == [AdvanceTime(55)]
+
+
+def test_a_task_whose_channels_are_all_idle_says_so_once():
+    time = EventTime([0, 1])
+    assert time.on_idle(0) == []
+    assert time.on_idle(1) == [BecomeIdle()]
+    assert time.on_idle(1) == []
+    time.on_active(0)
+    assert time.on_idle(0) == [BecomeIdle()]
+
+
+def test_time_ends_when_all_channels_have_ended():
+    time = EventTime([0, 1])
+    time.on_watermark(0, 5)
+    assert time.on_watermark(1, END_OF_TIME_US) == [AdvanceTime(5)]
+    assert time.on_watermark(0, END_OF_TIME_US) == [AdvanceTime(END_OF_TIME_US)]
+
+
+def test_a_restored_task_does_not_begin_before_the_time_it_had_reached():
+    time = EventTime([0, 1], restored_us=100)
+    assert time.on_watermark(0, 40) == []
+    assert time.on_watermark(1, 40) == []
+    assert time.time_us == 100
+    time.on_watermark(0, 120)
+    assert time.on_watermark(1, 110) == [AdvanceTime(110)]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_time_never_goes_back_whatever_comes(seed):
+    chance = random.Random(seed)
+    time = EventTime(range(3))
+    said = []
+    newest = dict.fromkeys(range(3), -1)
+    for _ in range(200):
+        channel = chance.randrange(3)
+        if chance.random() < 0.2:
+            made = time.on_idle(channel)
+        else:
+            moment = chance.randrange(1000)
+            newest[channel] = max(newest[channel], moment)
+            made = time.on_watermark(channel, moment)
+        said += [each.time_us for each in made if isinstance(each, AdvanceTime)]
+    assert said == sorted(set(said))
+    assert all(moment <= max(newest.values()) for moment in said)
