@@ -103,6 +103,7 @@ class _Run:
         self._has_rotted = False
         self._strikes_at_completion = False
         self._delete_refused_at = -1.0
+        self._log_written_at = -1.0
         self._is_refused = False
 
     def play(self) -> Verdict:
@@ -117,7 +118,7 @@ class _Run:
             if not self._is_refused:
                 self._checkers.check_end()
                 # What the storage would not delete in the last sweep is left, and that is right.
-                if self._delete_refused_at != world.now:
+                if self._delete_refused_at != self._log_written_at:
                     self._checkers.check_files()
         except Violation as error:
             violation = str(error)
@@ -218,6 +219,8 @@ class _Run:
             world.is_calm = True
 
     def _driver_trouble(self, operation: str, path: str) -> None:
+        if operation == "created":
+            self._log_written_at = self._world.now  # in the end: when the job was called finished
         if self._world.is_calm:
             return
         if self._world.chance(self._rates.driver_dies_at_store):
