@@ -119,10 +119,10 @@ def test_what_is_taken_makes_room_in_memory_again():
     for number in range(8):
         channel.send(batch(number))
         queue.take_all()
-    assert queue._memory_bytes == 8 * BATCH_BYTES
+    assert queue._buffered_bytes == 8 * BATCH_BYTES
 
     taken(queue)
-    assert queue._memory_bytes == 0
+    assert queue._buffered_bytes == 0
 
 
 def test_batches_without_columns_have_nothing_to_spill():
@@ -153,8 +153,8 @@ def test_in_any_order_of_sending_and_taking_nothing_is_lost_or_moved(seed):
             queue.take_all()
         while random.random() < 0.3 and not queue.is_empty():
             came_back.append(markers(queue.take()))
-        assert queue._memory_bytes <= queue._memory_bytes_max
+        assert queue._buffered_bytes <= queue._memory_bytes_max
     queue.take_all()
 
     assert came_back + [markers(each) for each in taken(queue)] == sent
-    assert queue._memory_bytes == 0
+    assert queue._buffered_bytes == 0

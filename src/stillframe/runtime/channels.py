@@ -86,39 +86,13 @@ class Exchange(Protocol):
     def input(self, peer: SlotIndex, channel_id: int) -> InputChannel: ...
 
 
-class LocalChannel(OutputChannel, InputChannel):
-    """Both ends in one slot: a queue, nothing is encoded."""
+class QueuedInput(InputChannel):
+    """An input whose elements wait in a queue of this process, each with its size in bytes."""
 
-    def __init__(self, buffer_bytes_max: int) -> None:
-        self._buffer_bytes_max = buffer_bytes_max
+    def __init__(self) -> None:
         self._elements: deque[tuple[Element, int]] = deque()
         self._barriers: deque[Barrier] = deque()
         self._buffered_bytes = 0
-
-    def has_room(self) -> bool:
-        return self._buffered_bytes < self._buffer_bytes_max
-
-    def send(self, element: Element) -> None:
-        size_bytes = _size_bytes(element)
-        self._elements.append((element, size_bytes))
-        self._buffered_bytes += size_bytes
-        if isinstance(element, Barrier):
-            self._barriers.append(element)
-
-    def is_flushed(self) -> bool:
-        return not self._elements
-
-    # The receiver sees all that was sent: overtaking is its part.
-
-    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
-        self.send(barrier)
-        return []
-
-    def hasten(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch] | None:
-        return None
-
-    def holds(self, checkpoint_id: CheckpointId) -> bool:
-        return False
 
     def is_empty(self) -> bool:
         return not self._elements
@@ -135,6 +109,41 @@ class LocalChannel(OutputChannel, InputChannel):
 
     def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
         return pull_barrier(self._elements, self._barriers, checkpoint_id)
+
+    def _put(self, element: Element, size_bytes: int) -> None:
+        self._elements.append((element, size_bytes))
+        self._buffered_bytes += size_bytes
+        if isinstance(element, Barrier):
+            self._barriers.append(element)
+
+
+class LocalChannel(OutputChannel, QueuedInput):
+    """Both ends in one slot: a queue, nothing is encoded."""
+
+    def __init__(self, buffer_bytes_max: int) -> None:
+        super().__init__()
+        self._buffer_bytes_max = buffer_bytes_max
+
+    def has_room(self) -> bool:
+        return self._buffered_bytes < self._buffer_bytes_max
+
+    def send(self, element: Element) -> None:
+        self._put(element, _size_bytes(element))
+
+    def is_flushed(self) -> bool:
+        return not self._elements
+
+    # The receiver sees all that was sent: overtaking is its part.
+
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        self.send(barrier)
+        return []
+
+    def hasten(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch] | None:
+        return None
+
+    def holds(self, checkpoint_id: CheckpointId) -> bool:
+        return False
 
 
 class ReplayingInput(InputChannel):

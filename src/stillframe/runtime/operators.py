@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from stillframe.protocol.sharing import Sharing
 from stillframe.runtime.expressions import filter_batch, project
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import is_partial
-from stillframe.state.snapshots import WrittenSnapshot, write_keyed_snapshot
+from stillframe.state.snapshots import FrozenRows, WrittenSnapshot, write_keyed_snapshot
 from stillframe.storage.paths import number_of_file, state_path
 from stillframe.storage.store import Store
 
@@ -146,39 +146,53 @@ class Mapping(RunningOperator):
         return made.cast(self._schema)
 
 
-class Aggregating(StatefulOperator):
-    """Running aggregates per key, kept as columns; unchanged ones are not written again."""
+class FrozenState(FrozenRows, Protocol):
+    """Keyed state as it was at the barrier."""
 
-    STATE = "aggregates"
+    def __len__(self) -> int: ...
+
+    def release(self) -> None:
+        """Give the memory back."""
+
+
+class KeptState(Protocol):
+    """Keyed state that can be frozen, and knows whether it has changed."""
+
+    @property
+    def version(self) -> int: ...
+
+    def freeze(self) -> FrozenState: ...
+
+
+class KeyedOperator(StatefulOperator):
+    """An operator with keyed state; what has not changed is not written again."""
+
+    STATE: ClassVar[str]
 
     def __init__(
         self,
         uid: OperatorUid,
         subtask: SubtaskIndex,
         attempt: Attempt,
-        table: AggregateTable,
+        state: KeptState,
         store: Store | None,
     ) -> None:
         self._uid = uid
         self._subtask = subtask
         self._attempt = attempt
-        self._table = table
+        self._state = state
         self._store = store
         self._sharing: Sharing[tuple[KeyedState, ...]] = Sharing()
 
-    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        table = self._table
-        return (table.merge(batch) if is_partial(batch) else table.update(batch),)
-
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        held = self._sharing.on_snapshot(checkpoint_id, self._table.version)
+        held = self._sharing.on_snapshot(checkpoint_id, self._state.version)
         return self._write(checkpoint_id) if held is None else lambda: held
 
     def _write(self, checkpoint_id: CheckpointId) -> Background:
         assert self._store is not None, "a snapshot was asked for without a place to keep it"
         store = self._store
         path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
-        frozen = self._table.freeze()
+        frozen = self._state.freeze()
 
         def write() -> tuple[KeyedState, ...]:
             try:
@@ -190,9 +204,7 @@ class Aggregating(StatefulOperator):
 
         return write
 
-    def described(
-        self, checkpoint_id: CheckpointId, written: tuple[KeyedState, ...]
-    ) -> OperatorSnapshot:
+    def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
         self._sharing.on_written(checkpoint_id, written)
         return OperatorSnapshot(self._uid, self._subtask, keyed=written)
 
@@ -201,6 +213,27 @@ class Aggregating(StatefulOperator):
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
         self._sharing.on_aborted(checkpoint_id)
+
+
+class Aggregating(KeyedOperator):
+    """Running aggregates per key, kept as columns."""
+
+    STATE = "aggregates"
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        attempt: Attempt,
+        table: AggregateTable,
+        store: Store | None,
+    ) -> None:
+        super().__init__(uid, subtask, attempt, table, store)
+        self._table = table
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        table = self._table
+        return (table.merge(batch) if is_partial(batch) else table.update(batch),)
 
 
 def described_file(state: str, written: WrittenSnapshot) -> KeyedState:

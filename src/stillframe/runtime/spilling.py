@@ -10,72 +10,46 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections import deque
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from stillframe.ids import CheckpointId
-from stillframe.runtime.channels import InputChannel, pull_barrier
-from stillframe.runtime.elements import Barrier, Element
+from stillframe.runtime.channels import InputChannel, QueuedInput
+from stillframe.runtime.elements import Element
 
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
 
 
-class FeedbackInput(InputChannel):
+class FeedbackInput(QueuedInput):
     """The receiving end of a channel that closes a cycle: its sender never has to wait for long."""
 
     def __init__(self, channel: InputChannel, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
+        super().__init__()
         self._channel = channel
         self._memory_bytes_max = memory_bytes_max
-        self._elements: deque[tuple[Element, int]] = deque()
-        self._barriers: deque[Barrier] = deque()
-        self._memory_bytes = 0
 
     def take_all(self) -> bool:
         """Take whatever has come; whether there was anything."""
         if self._channel.is_empty():
             return False
         while not self._channel.is_empty():
-            self._add(self._channel.take())
+            element = self._channel.take()
+            self._put(element, element.nbytes if isinstance(element, pa.RecordBatch) else 0)
+            if self._buffered_bytes > self._memory_bytes_max:
+                self._spill()
         return True
-
-    def is_empty(self) -> bool:
-        return not self._elements
-
-    def take(self) -> Element:
-        element, memory_bytes = self._elements.popleft()
-        self._memory_bytes -= memory_bytes
-        if self._barriers and element is self._barriers[0]:
-            self._barriers.popleft()
-        return element
-
-    def waiting_barriers(self) -> Sequence[Barrier]:
-        return self._barriers
-
-    def pull(self, checkpoint_id: CheckpointId) -> list[pa.RecordBatch]:
-        return pull_barrier(self._elements, self._barriers, checkpoint_id)
-
-    def _add(self, element: Element) -> None:
-        memory_bytes = element.nbytes if isinstance(element, pa.RecordBatch) else 0
-        self._elements.append((element, memory_bytes))
-        self._memory_bytes += memory_bytes
-        if isinstance(element, Barrier):
-            self._barriers.append(element)
-        if self._memory_bytes > self._memory_bytes_max:
-            self._spill()
 
     def _spill(self) -> None:
         """Move the newest batches, which are taken last, to disk until half the memory is free."""
         kept: list[tuple[Element, int]] = []
-        wanted_bytes = self._memory_bytes - self._memory_bytes_max // 2
+        wanted_bytes = self._buffered_bytes - self._memory_bytes_max // 2
         run: list[pa.RecordBatch] = []
         while self._elements and wanted_bytes > 0:
             element, memory_bytes = self._elements.pop()
             if memory_bytes:
                 run.append(element)
                 wanted_bytes -= memory_bytes
-                self._memory_bytes -= memory_bytes
+                self._buffered_bytes -= memory_bytes
             else:  # a marker, or on disk already
                 kept += [(batch, 0) for batch in reversed(on_disk(run[::-1]))]
                 run = []

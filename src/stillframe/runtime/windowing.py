@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -10,20 +11,17 @@ from stillframe.graph.logical import Aggregate
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
 from stillframe.protocol.restore import SubtaskState
-from stillframe.protocol.sharing import Sharing
-from stillframe.runtime.operators import Background, StatefulOperator, described_file
+from stillframe.runtime.operators import Background, KeyedOperator
 from stillframe.state import windows
-from stillframe.state.snapshots import write_keyed_snapshot
 from stillframe.state.windows import BEGINNING_US, WindowedPartials, WindowTables
-from stillframe.storage.paths import state_path
 from stillframe.storage.store import Store
 
 _Written = tuple[tuple[KeyedState, ...], int | None]
 """The files of a snapshot, and how far event time had come."""
 
 
-class Windowing(StatefulOperator):
-    """Aggregates per window and key; what has not changed is not written again."""
+class Windowing(KeyedOperator):
+    """Aggregates per window and key, and how far event time has come."""
 
     STATE = "windows"
 
@@ -36,15 +34,11 @@ class Windowing(StatefulOperator):
         store: Store | None,
         watermark_us: int | None = None,
     ) -> None:
+        super().__init__(uid, subtask, attempt, tables, store)
         self.watermark_us = None if watermark_us == BEGINNING_US else watermark_us
         self.late_rows = 0
         """Rows that came after all their windows had closed; of combined ones, combined rows."""
-        self._uid = uid
-        self._subtask = subtask
-        self._attempt = attempt
         self._tables = tables
-        self._store = store
-        self._sharing: Sharing[tuple[KeyedState, ...]] = Sharing()
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         added = self._tables.add(batch, self.watermark_us)
@@ -60,36 +54,12 @@ class Windowing(StatefulOperator):
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:
         # A subtask that knows nothing yet says so: the others' time must not become its own.
         watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
-        held = self._sharing.on_snapshot(checkpoint_id, self._tables.version)
-        write = self._write(checkpoint_id) if held is None else lambda: held
+        write = super().snapshot(checkpoint_id)
         return lambda: (write(), watermark_us)
-
-    def _write(self, checkpoint_id: CheckpointId) -> Background:
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        store = self._store
-        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
-        frozen = self._tables.freeze()
-
-        def write() -> tuple[KeyedState, ...]:
-            try:
-                if not len(frozen):
-                    return ()
-                return (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
-            finally:
-                frozen.release()
-
-        return write
 
     def described(self, checkpoint_id: CheckpointId, written: _Written) -> OperatorSnapshot:
         keyed, watermark_us = written
-        self._sharing.on_written(checkpoint_id, keyed)
-        return OperatorSnapshot(self._uid, self._subtask, keyed=keyed, watermark_us=watermark_us)
-
-    def completed(self, checkpoint_id: CheckpointId) -> None:
-        self._sharing.on_completed(checkpoint_id)
-
-    def aborted(self, checkpoint_id: CheckpointId) -> None:
-        self._sharing.on_aborted(checkpoint_id)
+        return replace(super().described(checkpoint_id, keyed), watermark_us=watermark_us)
 
 
 def windowed_partials(input_schema: pa.Schema, aggregate: Aggregate) -> WindowedPartials:
