@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from stillframe.ids import Attempt, SlotIndex
-from stillframe.runtime.elements import EndOfChannel
+from stillframe.runtime.elements import EndOfRecords
 from stillframe.runtime.network import Network
 from stillframe.wire import Address, address_of, listen
 
@@ -65,7 +65,7 @@ def receive_with_network(pipe: Pipe) -> None:
             woken.clear()
             continue
         element = arriving.take()
-        if isinstance(element, EndOfChannel):
+        if isinstance(element, EndOfRecords):
             break
         rows += element.num_rows
     pipe.send(rows)
@@ -117,7 +117,7 @@ def send_with_network(batch: pa.RecordBatch, seconds: float, pipe: Pipe) -> tupl
             assert woken.wait(LIMIT_SECONDS)
             assert network.failure() is None, network.failure()
             woken.clear()
-    output.send(EndOfChannel())
+    output.send(EndOfRecords())
     assert pipe.recv() == count * batch.num_rows
     elapsed_seconds = time.perf_counter() - start
     network.close(LIMIT_SECONDS)

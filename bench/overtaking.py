@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from stillframe.ids import Attempt, CheckpointId, SlotIndex
 from stillframe.runtime.channels import InputChannel, OutputChannel
-from stillframe.runtime.elements import Barrier, EndOfChannel
+from stillframe.runtime.elements import Barrier, EndOfRecords
 from stillframe.runtime.network import Network
 
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -105,7 +105,7 @@ def measure(rows: int, work_mb_per_second: float, rounds: int) -> dict[str, list
             if kind == "overtaking":
                 assert overtaken
                 assert pulled
-                output.send(EndOfChannel())  # so that the receiver knows where this round ends
+                output.send(EndOfRecords())  # so that the receiver knows where this round ends
             loop.wait_until(output.is_flushed)
     ours.send("end")
     loop.network.close(LIMIT_SECONDS)

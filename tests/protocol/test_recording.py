@@ -116,18 +116,6 @@ def test_a_held_channel_is_released_by_a_newer_barrier_that_overtakes_in_it():
     ]
 
 
-def test_a_recorded_channel_that_ends_is_recorded_to_its_end():
-    recordings = Recordings()
-    recordings.begin(1, [0, 1])
-    recordings.begin(2, [1])
-
-    assert recordings.on_end_of_input(1) == [
-        StopRecording(1, 1, is_last=False),
-        StopRecording(2, 1, is_last=True),
-    ]
-    assert recordings.on_barrier(0, 1) == [StopRecording(1, 0, is_last=True)]
-
-
 def test_nothing_to_record_is_no_recording():
     recordings = Recordings()
     recordings.begin(1, [])

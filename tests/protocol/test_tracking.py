@@ -33,13 +33,6 @@ def test_a_later_checkpoint_that_is_there_first_abandons_the_earlier():
     assert tracker.on_barrier(1, 1) == [], "it can only be late"
 
 
-def test_an_ended_channel_is_not_waited_for():
-    tracker = BarrierTracker([0, 1])
-    tracker.on_barrier(0, 1)
-
-    assert tracker.on_end_of_input(1) == [TakeSnapshot(1)]
-
-
 def test_a_cancelled_checkpoint_is_not_snapshotted_whenever_its_barriers_come():
     tracker = BarrierTracker([0, 1])
 

@@ -110,6 +110,24 @@ def test_a_drained_subtask_still_aligns(new_inner):
     assert inner.events.take() == [("drained",), ("started", 1)]
 
 
+def test_a_channel_whose_records_end_while_another_is_held_is_waited_for_all_the_same(new_inner):
+    inner = new_inner()
+    early, late = inner.inputs
+    early.send(inner.barrier(1))
+    early.send(batch(100))
+    late.send(batch(1))
+    late.send(EndOfRecords())
+    inner.run()
+
+    assert inner.summing.sum == 1, "the end of records is no barrier"
+    late.send(inner.barrier(1))
+    inner.run()
+    inner.events.write(inner.subtask, 1)
+    _, [snapshot], _ = inner.events.acknowledgement()
+    assert snapshot.items == ({"sum": 1},)
+    assert inner.summing.sum == 101
+
+
 def test_an_abort_releases_what_was_held_and_the_late_barrier_is_ignored(new_inner):
     inner = new_inner()
     early, late = inner.inputs

@@ -12,7 +12,7 @@ import pytest
 
 from stillframe.errors import StillframeError
 from stillframe.runtime import frames
-from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfChannel, EndOfRecords, Lap
+from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Lap
 from stillframe.runtime.network import Network
 from stillframe.wire import connect
 
@@ -117,7 +117,7 @@ def test_elements_of_a_channel_arrive_equal_and_in_order(slots):
     meet(zero, one)
     sent = [batch_of(1, 2), Barrier(1, 1234), batch_of(3), batch_of(), EndOfRecords(),
             Barrier(2, 5678, 0), Barrier(3, 9, 30_000), Lap(4, 1, True), Lap(4, 2, False),
-            EndOfChannel()]  # fmt: skip
+            EndOfRecords()]  # fmt: skip
 
     for element in sent:
         output.send(element)
@@ -429,7 +429,7 @@ def test_the_loop_is_woken_for_edges_and_not_for_every_frame(slots):
 
     for n in range(500):
         output.send(batch_of(n))
-    end.send(EndOfChannel())
+    end.send(EndOfRecords())
     one.wait_until(lambda: not end_arriving.is_empty())
 
     assert len(wakes) <= 2
@@ -491,7 +491,7 @@ def test_other_markers_keep_their_place_when_a_barrier_overtakes_them(slots):
     echo = Echo(zero, one)
     meet(zero, one)
     count = fill(output, echo)
-    markers = [Barrier(1, 0, 60_000), EndOfRecords(), Lap(4, 1, True), EndOfChannel()]
+    markers = [Barrier(1, 0, 60_000), EndOfRecords(), Lap(4, 1, True), EndOfRecords()]
     for marker in markers:
         output.send(marker)
 
@@ -667,7 +667,7 @@ class Crossing:
             step()
 
     def finish(self):
-        self._output.send(EndOfChannel())
+        self._output.send(EndOfRecords())
         while not self._has_ended:
             self._one.wait_until(lambda: not self._arriving.is_empty())
             self._take()
@@ -685,7 +685,7 @@ class Crossing:
                     self._arrived(checkpoint_id, [])
                 case pa.RecordBatch() as batch:
                     self.rows_taken += numbers([batch])
-                case EndOfChannel():
+                case EndOfRecords():
                     self._has_ended = True
 
     def _start_checkpoint(self):
@@ -776,11 +776,11 @@ def test_a_goodbye_is_not_a_failure_and_loses_nothing(slots):
     meet(zero, one)
     for n in range(100):
         output.send(batch_of(n))
-    output.send(EndOfChannel())
+    output.send(EndOfRecords())
     zero.network.close(LIMIT_SECONDS)
 
     assert [one.take(arriving) for _ in range(100)] == [batch_of(n) for n in range(100)]
-    assert one.take(arriving) == EndOfChannel()
+    assert one.take(arriving) == EndOfRecords()
     back.send(batch_of(1))
     close_in_order(one)
     assert zero.network.failure() is None

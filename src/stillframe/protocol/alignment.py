@@ -22,6 +22,8 @@ Rules of this file
 2. Checkpoints close in ascending order and never reopen. What arrives for a
    closed checkpoint is ignored, because it can only be late, unless its channel
    is recorded for it.
+3. Channels do not end. Where the records have ended, barriers still come, until
+   the job ends: so the channels to wait for are always all of them.
 """
 
 from __future__ import annotations
@@ -67,13 +69,13 @@ class BarrierAligner:
         self, channels: Iterable[ChannelIndex], feedback: Iterable[ChannelIndex] = ()
     ) -> None:
         self._feedback = frozenset(feedback)
-        self._open_channels = set(channels) - self._feedback
+        self._channels = set(channels) - self._feedback
         self._held_channels: set[ChannelIndex] = set()
         self._aligning: CheckpointId | None = None
         self._recordings = Recordings()
         self._last_closed = NO_CHECKPOINT
         self._cancelled: set[CheckpointId] = set()
-        assert self._open_channels, "a task without inputs does not align"
+        assert self._channels, "a task without inputs does not align"
 
     @property
     def is_between_barriers(self) -> bool:
@@ -93,7 +95,7 @@ class BarrierAligner:
         if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
             return instructions
         # One that overtakes may have come round by another head before our own inputs deliver it.
-        assert channel in self._open_channels or (overtakes and channel in self._feedback)
+        assert channel in self._channels or (overtakes and channel in self._feedback)
         if self._aligning is not None and self._aligning < checkpoint_id:
             instructions += self._abandon(self._aligning)
         self._aligning = checkpoint_id
@@ -107,13 +109,6 @@ class BarrierAligner:
         """Its barriers have been waited for long enough: it overtakes from here on."""
         return self._snapshot(overtakes=True) if checkpoint_id == self._aligning else []
 
-    def on_end_of_input(self, channel: ChannelIndex) -> list[Instruction]:
-        """A channel ended; it will deliver no more barriers."""
-        assert channel in self._open_channels
-        assert channel not in self._held_channels, "a held channel was read"
-        self._open_channels.remove(channel)
-        return [*self._recordings.on_end_of_input(channel), *self._snapshot_if_aligned()]
-
     def on_cancel(self, checkpoint_id: CheckpointId) -> list[Instruction]:
         """The coordinator gave this checkpoint up, perhaps before its barrier came."""
         if checkpoint_id == self._aligning:
@@ -123,14 +118,14 @@ class BarrierAligner:
         return [*self._recordings.cancel(checkpoint_id)]
 
     def _snapshot_if_aligned(self) -> list[Instruction]:
-        if self._aligning is None or self._held_channels != self._open_channels:
+        if self._aligning is None or self._held_channels != self._channels:
             return []
         return self._snapshot(overtakes=False)
 
     def _snapshot(self, overtakes: bool) -> list[Instruction]:
         assert self._aligning is not None
         checkpoint_id = self._aligning
-        recorded = frozenset((self._feedback | self._open_channels) - self._held_channels)
+        recorded = frozenset((self._feedback | self._channels) - self._held_channels)
         self._recordings.begin(checkpoint_id, recorded)
         return [TakeSnapshot(checkpoint_id, recorded, overtakes), *self._close(checkpoint_id)]
 

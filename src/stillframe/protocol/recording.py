@@ -69,10 +69,6 @@ class Recordings:
         stopped = self._stop(channel, checkpoint_id)
         return [*map(Abandon, passed), *stopped]
 
-    def on_end_of_input(self, channel: ChannelIndex) -> list[StopRecording]:
-        """The channel ended, and with it all that could be recorded there."""
-        return [stop for each in list(self._awaited) for stop in self._stop(channel, each)]
-
     def cancel(self, checkpoint_id: CheckpointId) -> list[Abandon]:
         """The checkpoint was given up."""
         return [Abandon(checkpoint_id)] if self._awaited.pop(checkpoint_id, None) else []

@@ -33,12 +33,12 @@ class BarrierTracker:
         self, channels: Iterable[ChannelIndex], feedback: Iterable[ChannelIndex] = ()
     ) -> None:
         self._feedback = frozenset(feedback)
-        self._open_channels = set(channels) - self._feedback
+        self._channels = set(channels) - self._feedback
         self._recordings = Recordings()
         self._arrived: dict[CheckpointId, set[ChannelIndex]] = {}
         self._last_closed = NO_CHECKPOINT
         self._cancelled: set[CheckpointId] = set()
-        assert self._open_channels, "a task without inputs does not wait for barriers"
+        assert self._channels, "a task without inputs does not wait for barriers"
 
     @property
     def is_between_barriers(self) -> bool:
@@ -56,7 +56,7 @@ class BarrierTracker:
         instructions: list[Instruction] = [*self._recordings.on_barrier(channel, checkpoint_id)]
         if channel in self._feedback:
             return instructions
-        assert channel in self._open_channels
+        assert channel in self._channels
         if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
             return instructions
         self._arrived.setdefault(checkpoint_id, set()).add(channel)
@@ -65,12 +65,6 @@ class BarrierTracker:
     def on_patience_over(self, checkpoint_id: CheckpointId) -> list[Instruction]:
         """Nothing is held back here that patience could run out of."""
         return []
-
-    def on_end_of_input(self, channel: ChannelIndex) -> list[Instruction]:
-        """A channel ended; it will deliver no more barriers."""
-        assert channel in self._open_channels
-        self._open_channels.remove(channel)
-        return self._snapshot_if_arrived()
 
     def on_cancel(self, checkpoint_id: CheckpointId) -> list[Instruction]:
         """The coordinator gave this checkpoint up, perhaps before its barrier came."""
@@ -84,7 +78,7 @@ class BarrierTracker:
         everywhere = [
             checkpoint_id
             for checkpoint_id, arrived in self._arrived.items()
-            if arrived >= self._open_channels
+            if arrived >= self._channels
         ]
         if not everywhere:
             return []

@@ -42,11 +42,6 @@ class EndOfRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class EndOfChannel:
-    """Nothing at all will come any more."""
-
-
-@dataclass(frozen=True, slots=True)
 class Lap:
     """Goes once round a cycle whose inputs have ended, to find out whether it is empty."""
 
@@ -69,5 +64,5 @@ class Idle:
     """Nothing comes here for a while: this channel does not hold event time back."""
 
 
-Marker = Barrier | CancelBarrier | EndOfRecords | EndOfChannel | Lap | Watermark | Idle
+Marker = Barrier | CancelBarrier | EndOfRecords | Lap | Watermark | Idle
 Element: TypeAlias = pa.RecordBatch | Marker

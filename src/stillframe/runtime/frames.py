@@ -29,7 +29,6 @@ from stillframe.runtime.elements import (
     Barrier,
     CancelBarrier,
     Element,
-    EndOfChannel,
     EndOfRecords,
     Idle,
     Lap,
@@ -55,13 +54,12 @@ _COPIED_BYTES_MAX = 256 * 1024
 
 
 class FrameType(IntEnum):
-    """Numbers 21 to 31 are free for watermarks, idleness, latency markers and announcements."""
+    """Numbers 19 and 23 to 31 are free for latency markers and announcements."""
 
     BATCH = 1
     BARRIER = 16
     CANCEL = 17
     END_OF_RECORDS = 18
-    END_OF_CHANNEL = 19
     LAP = 20
     WATERMARK = 21
     IDLE = 22
@@ -158,8 +156,6 @@ def _encode_marker(channel_id: int, marker: Marker) -> Frame:
             return _frame(FrameType.CANCEL, channel_id, _CANCEL.pack(checkpoint_id), PRIORITY)
         case EndOfRecords():
             return _frame(FrameType.END_OF_RECORDS, channel_id)
-        case EndOfChannel():
-            return _frame(FrameType.END_OF_CHANNEL, channel_id)
         case Watermark(time_us):
             return _frame(FrameType.WATERMARK, channel_id, _WATERMARK.pack(time_us))
         case Idle():
@@ -332,8 +328,6 @@ def _decode_marker(kind: FrameType, payload: pa.Buffer) -> Marker:
             return CancelBarrier(CheckpointId(_CANCEL.unpack(payload)[0]))
         case FrameType.END_OF_RECORDS:
             return EndOfRecords()
-        case FrameType.END_OF_CHANNEL:
-            return EndOfChannel()
         case FrameType.LAP:
             return Lap(*_LAP.unpack(payload))
         case FrameType.WATERMARK:

@@ -79,7 +79,7 @@ def _snapshot_at_first_barrier(original: Any) -> Any:
 
 def _one_channel_early(original: Any) -> Any:
     def snapshot_if_aligned(self: Any) -> Any:
-        missing = self._open_channels - self._held_channels
+        missing = self._channels - self._held_channels
         if self._aligning is None or not self._held_channels or len(missing) > 1:
             return []
         checkpoint_id = self._aligning
