@@ -1,6 +1,7 @@
 """The job's directory, seen from the driver."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -8,6 +9,8 @@ from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import SnapshotDamaged
 from stillframe.protocol.manifests import Manifest
 from stillframe.storage.store import open_store
+from stillframe.testing.simulation.storage import Disk, simulated_store
+from stillframe.testing.simulation.world import World
 
 
 def manifest(checkpoint_id, attempt=1):
@@ -123,3 +126,22 @@ def test_a_sweep_takes_what_a_crash_left_half_written(snapshots, store, tmp_path
 
     left = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
     assert left == ["shared/2/a-0-s-2.arrow", "shared/3/.tmp-half", "shared/3/a-0-s-3.arrow"]
+
+
+def test_what_the_last_sweep_deleted_does_not_come_back_with_the_power():
+    for seed in range(20):
+        disk = Disk()
+        store = simulated_store(World(seed), disk, lambda operation, path: None)
+        snapshots = Snapshots(store)
+        kept = snapshots.write_manifest(manifest(3))
+        snapshots.write_manifest(manifest(2))
+        for path in ("shared/1/a-0-s-2.arrow", "shared/2/a-0-s-2.arrow", "shared/2/a-0-s-3.arrow"):
+            store.write(path, [b"state"])
+        snapshots.delete(2, 1)
+
+        snapshots.sweep([kept], {"shared/2/a-0-s-3.arrow"}, attempt=2)
+        snapshots.settle()
+        disk.lose_power(Random(seed))
+
+        left = [path for path in disk.paths() if not path.startswith("chk-3-1/")]
+        assert left == ["shared/2/a-0-s-3.arrow"]

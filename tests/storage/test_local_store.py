@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -20,6 +21,8 @@ import pytest
 
 import stillframe
 from stillframe.errors import BuildError, SnapshotDamaged, StorageError
+from stillframe.storage.files import RealFiles
+from stillframe.storage.local import LocalStore
 from stillframe.storage.store import Store, Written, open_store
 
 SOURCES = str(Path(next(iter(stillframe.__path__))).parent)
@@ -199,7 +202,7 @@ def system_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     real_fsync, real_link = os.fsync, os.link
 
     def short(path: str | Path) -> str:
-        name = str(Path(path).relative_to(tmp_path))
+        name = os.path.relpath(path, tmp_path)
         return re.sub(r"\.tmp-\w+", ".tmp", name)
 
     def fsync(descriptor: int) -> None:
@@ -223,6 +226,7 @@ def test_contents_and_every_new_name_are_flushed_in_the_order_that_survives_a_po
     store.create_if_absent("job/chk-1/b", b"b")
 
     assert system_calls == [
+        "flush ..",
         "flush .",
         "flush root",
         "flush root/job",
@@ -233,6 +237,53 @@ def test_contents_and_every_new_name_are_flushed_in_the_order_that_survives_a_po
         "link root/job/chk-1/.tmp root/job/chk-1/b",
         "flush root/job/chk-1",
     ]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to name what is open")
+def test_the_name_of_a_root_that_was_there_is_flushed_for_whoever_made_it_and_died(
+    store: Store, tmp_path: Path, system_calls: list[str]
+) -> None:
+    (tmp_path / "root").mkdir()
+    store.create_if_absent("entry", b"1")
+
+    assert system_calls[0] == "flush ."
+
+
+def test_a_place_that_may_not_be_flushed_is_no_hindrance_if_it_was_there(
+    tmp_path: Path,
+) -> None:
+    class Guarded(RealFiles):
+        def flush_directory(self, directory: str) -> None:
+            if directory == str(tmp_path.parent):
+                raise PermissionError(errno.EACCES, "not yours")
+            super().flush_directory(directory)
+
+    store = LocalStore(tmp_path, Guarded())
+
+    assert store.create_if_absent("entry", b"1")
+
+
+class SettledPlaces(RealFiles):
+    """Notes which directories were flushed."""
+
+    def __init__(self) -> None:
+        self.flushed: list[str] = []
+
+    def flush_directory(self, directory: str) -> None:
+        super().flush_directory(directory)
+        self.flushed.append(directory)
+
+
+def test_settling_flushes_a_directory_and_one_that_is_gone_needs_none(tmp_path: Path) -> None:
+    files = SettledPlaces()
+    store = LocalStore(tmp_path, files)
+    store.write("job/a", [b"a"])
+    files.flushed.clear()
+
+    for directory in ("", "job", "gone"):
+        store.settle(directory)
+
+    assert files.flushed == [str(tmp_path), str(tmp_path / "job")]
 
 
 def test_a_torn_file_is_reported_as_damaged(store: Store, tmp_path: Path) -> None:

@@ -167,6 +167,11 @@ class Ledger:
                 )
             self._snapshots.sweep(self._record.checkpoints, files, up_to)
 
+    def settle(self) -> None:
+        """Make deletions durable: for the last sweep, which no other will follow."""
+        if self._snapshots is not None:
+            self._snapshots.settle()
+
     def _retained(self) -> Sequence[CompletedCheckpoint]:
         return self._record.checkpoints if self._record is not None and self._snapshots else ()
 

@@ -75,6 +75,13 @@ class Snapshots:
         if keep_files is not None:
             self._sweep_shared(keep_files, attempt)
 
+    def settle(self) -> None:
+        """Wait until nothing that was deleted, by whomever, can come back with the power."""
+        with contextlib.suppress(StorageError):
+            places = [SHARED_DIRECTORY, *map(attempt_directory, self._attempts())]
+            for directory in ("", *places):
+                self._store.settle(directory)
+
     def delete(self, checkpoint_id: CheckpointId, attempt: Attempt) -> None:
         """What cannot be deleted now is left for the next sweep."""
         with contextlib.suppress(StorageError):

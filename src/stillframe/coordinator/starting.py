@@ -69,6 +69,7 @@ class Starter:
         # First: a driver that dies in between is followed by one that sweeps again, but one that
         # finds the job finished touches nothing.
         self._ledger.sweep(self._ledger.attempt)
+        self._ledger.settle()
         self._ledger.finish()
         self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
 

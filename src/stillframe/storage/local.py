@@ -10,30 +10,29 @@ when its parent has been flushed, for the same reason.
 
 A crash leaves at worst a temporary file, whose name starts with `.tmp-`: no listing shows it, and
 it goes away with its directory or by `delete_unfinished`.
+
+A deletion is not waited for: after a loss of power the file may be there again, and whoever deletes
+deletes it once more, unless nobody would. For that there is `settle`.
 """
 
 from __future__ import annotations
 
 import builtins
 import errno
-import io
 import os
-import shutil
-import uuid
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from stillframe.errors import SnapshotDamaged, StorageError
+from stillframe.storage.files import REAL_FILES, FileSystem, NewFile
 from stillframe.storage.store import Chunk, Store, Written
 
-_TEMPORARY_PREFIX = ".tmp-"
-_WRITE_BUFFER_BYTES = 256 * 1024
+TEMPORARY_PREFIX = ".tmp-"
 _KNOWN_DIRECTORIES_MAX = 1024
-_DELETE_TRIES_MAX = 5
 
 _NO_SPACE = "no space left on device; free some, or choose another checkpoint location"
 _NO_ACCESS = "permission denied; let this user write there, or choose another checkpoint location"
@@ -50,69 +49,68 @@ _REASONS = {
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }
 
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL)
+"""Said by directories in which nobody like us has made anything: not ours to flush."""
+
 
 class LocalStore(Store):
     """Files below a directory of the local file system."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: FileSystem = REAL_FILES) -> None:
         # Absolute, because a slot that opens the same address has another working directory.
-        self._root = Path(os.path.abspath(root))
-        self._known_directories: set[Path] = set()
+        self._root = os.path.abspath(root)
+        self._files = files
+        self._known_directories: set[str] = set()
 
     def __repr__(self) -> str:
         return f"LocalStore({self.address!r})"
 
     @property
     def address(self) -> str:
-        return str(self._root)
+        return self._root
 
     def below(self, directory: str) -> LocalStore:
-        return LocalStore(self._locate(directory))
+        return LocalStore(Path(self._locate(directory)), self._files)
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
         final = self._locate(path)
-        with _telling("write", final), self._temporary_beside(final) as temporary:
-            written = _write_through(temporary, chunks)
+        with _telling("write", final), self._written_beside(final, chunks) as (temporary, written):
             try:
-                os.link(temporary, final)
+                self._files.link(temporary, final)
             except FileExistsError:
                 raise StorageError(
                     f"cannot write {final}: there is such a file already, and a snapshot's files"
                     " are never overwritten"
                 ) from None
             try:
-                _flush_directory(final.parent)
+                self._flush_name(final)
             except OSError:
-                final.unlink(missing_ok=True)
+                self._files.unlink(final)
                 raise
         return written
 
     def create_if_absent(self, path: str, data: bytes) -> bool:
         final = self._locate(path)
-        with _telling("create", final), self._temporary_beside(final) as temporary:
-            _write_through(temporary, [data])
+        with _telling("create", final), self._written_beside(final, [data]) as (temporary, _):
             try:
-                os.link(temporary, final)
+                self._files.link(temporary, final)
             except FileExistsError:
                 return False
             # Should this fail, the file stays: somebody may have seen it already, and a name that
             # was taken once must not become free again.
-            _flush_directory(final.parent)
+            self._flush_name(final)
         return True
 
     def read(self, path: str) -> bytes:
         file = self._locate(path)
         with _telling("read", file), _missing_is_damage(file):
-            return file.read_bytes()
+            return self._files.read(file)
 
     def read_verified(self, path: str, length_bytes: int, crc32: int) -> pa.Buffer:
         file = self._locate(path)
-        with _telling("read", file), _missing_is_damage(file), file.open("rb", 0) as source:
-            seen_bytes = os.fstat(source.fileno()).st_size
-            if seen_bytes == length_bytes:
-                buffer = pa.allocate_buffer(length_bytes)
-                seen_bytes = _read_into(source, memoryview(buffer))
-        if seen_bytes != length_bytes:
+        with _telling("read", file), _missing_is_damage(file):
+            buffer, seen_bytes = self._files.read_expected(file, length_bytes)
+        if buffer is None or seen_bytes != length_bytes:
             raise SnapshotDamaged(
                 f"{file} is damaged: it has {seen_bytes} bytes where {length_bytes} were recorded"
                 f" (with checksum {crc32:08x})"
@@ -128,52 +126,71 @@ class LocalStore(Store):
     def list(self, directory: str) -> builtins.list[str]:
         place = self._locate(directory) if directory else self._root
         with _telling("list", place):
-            try:
-                names = os.listdir(place)
-            except FileNotFoundError:
-                return []
-        return sorted(name for name in names if not name.startswith(_TEMPORARY_PREFIX))
+            names = self._names(place)
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
     def delete(self, path: str) -> None:
         file = self._locate(path)
         with _telling("delete", file):
-            file.unlink(missing_ok=True)
+            self._files.unlink(file)
 
     def delete_directory(self, path: str) -> None:
         directory = self._locate(path)
         with _telling("delete", directory):
-            _remove_tree(directory)
+            self._files.remove_tree(directory)
 
     def delete_unfinished(self, directory: str) -> None:
         place = self._locate(directory)
         with _telling("delete", place):
-            for file in place.glob(f"{_TEMPORARY_PREFIX}*"):
-                file.unlink(missing_ok=True)
+            for name in self._names(place):
+                if name.startswith(TEMPORARY_PREFIX):
+                    self._files.unlink(os.path.join(place, name))
 
-    def _locate(self, path: str) -> Path:
+    def settle(self, directory: str) -> None:
+        place = self._locate(directory) if directory else self._root
+        with _telling("flush", place), suppress(FileNotFoundError):
+            self._files.flush_directory(place)
+
+    def _locate(self, path: str) -> str:
         parts = path.split("/")
         assert not any(part in ("", ".", "..") for part in parts), f"not a path here: {path!r}"
-        return self._root.joinpath(*parts)
+        return os.path.join(self._root, path)
+
+    def _names(self, place: str) -> builtins.list[str]:
+        try:
+            return self._files.list(place)
+        except FileNotFoundError:
+            return []
 
     @contextmanager
-    def _temporary_beside(self, final: Path) -> Iterator[Path]:
-        """The name of a new empty file in the final one's directory; gone afterwards."""
-        temporary = final.parent / f"{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
-        self._make_directory(final.parent)
+    def _written_beside(self, final: str, chunks: Iterable[Chunk]) -> Iterator[tuple[str, Written]]:
+        """A new file in the final one's directory, which the disk has; gone afterwards."""
+        temporary = os.path.join(
+            os.path.dirname(final), TEMPORARY_PREFIX + self._files.unused_name()
+        )
+        target = self._open_new(temporary)
         try:
-            temporary.touch(exist_ok=False)
-        except FileNotFoundError:  # known, but deleted since
-            self._known_directories.clear()
-            self._make_directory(final.parent)
-            temporary.touch(exist_ok=False)
-        try:
-            yield temporary
+            yield temporary, _write_through(target, chunks)
         finally:
             # Left-overs are harmless, and what went wrong before is the better story.
             with suppress(OSError):
-                temporary.unlink()
+                self._files.unlink(temporary)
 
-    def _make_directory(self, directory: Path) -> None:
+    def _open_new(self, file: str) -> NewFile:
+        directory = os.path.dirname(file)
+        self._make_directory(directory)
+        try:
+            return self._files.open_new(file)
+        except FileNotFoundError:  # known, but deleted since
+            self._known_directories.clear()
+            self._make_directory(directory)
+            return self._files.open_new(file)
+
+    def _flush_name(self, file: str) -> None:
+        """Make the name of a file durable."""
+        self._files.flush_directory(os.path.dirname(file))
+
+    def _make_directory(self, directory: str) -> None:
         """Make a directory and those above it, durably.
 
         One that is there may have been made a moment ago by somebody who has yet to flush its
@@ -182,75 +199,48 @@ class LocalStore(Store):
         if directory in self._known_directories:
             return
         if directory == self._root:
-            _make_with_parents(directory)
+            self._make_with_parents(directory)
         else:
-            self._make_directory(directory.parent)
-            directory.mkdir(exist_ok=True)
-            _flush_directory(directory.parent)
+            self._make_directory(os.path.dirname(directory))
+            self._files.make_directory(directory)
+            self._flush_name(directory)
         if len(self._known_directories) >= _KNOWN_DIRECTORIES_MAX:
             self._known_directories.clear()
         self._known_directories.add(directory)
 
+    def _make_with_parents(self, directory: str) -> None:
+        if self._files.is_directory(directory):
+            self._flush_found(directory)
+            return
+        self._make_with_parents(os.path.dirname(directory))
+        self._files.make_directory(directory)
+        self._flush_name(directory)
 
-def _make_with_parents(directory: Path) -> None:
-    if directory.is_dir():
-        return
-    _make_with_parents(directory.parent)
-    directory.mkdir(exist_ok=True)
-    _flush_directory(directory.parent)
+    def _flush_found(self, directory: str) -> None:
+        """Whoever made this one may have died, or failed, before its name was flushed."""
+        try:
+            self._flush_name(directory)
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
 
 
-def _write_through(file: Path, chunks: Iterable[Chunk]) -> Written:
+def _write_through(target: NewFile, chunks: Iterable[Chunk]) -> Written:
     """Write all chunks and wait until the disk has them."""
     length_bytes = 0
     crc32 = 0
-    with file.open("wb", _WRITE_BUFFER_BYTES) as target:
+    with closing(target):
         for chunk in chunks:
             view = memoryview(chunk)
             target.write(view)
             crc32 = zlib.crc32(view, crc32)
             length_bytes += view.nbytes
-        target.flush()
-        os.fsync(target.fileno())
+        target.sync()
     return Written(length_bytes, crc32)
 
 
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read_into(source: io.FileIO, view: memoryview) -> int:
-    """Fill the view, as far as the file goes; one read gives at most 2 GiB."""
-    filled_bytes = 0
-    while filled_bytes < view.nbytes:
-        read_bytes = source.readinto(view[filled_bytes:])
-        if not read_bytes:
-            break
-        filled_bytes += read_bytes
-    return filled_bytes
-
-
-def _remove_tree(directory: Path) -> None:
-    for _ in range(_DELETE_TRIES_MAX):
-        try:
-            shutil.rmtree(directory)
-        except FileNotFoundError:
-            if not directory.exists():
-                return
-        except OSError as error:
-            # A slot of the past may be adding a file while we remove the others.
-            if error.errno != errno.ENOTEMPTY:
-                raise
-    if directory.exists():
-        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-
-
 @contextmanager
-def _telling(doing: str, path: Path) -> Iterator[None]:
+def _telling(doing: str, path: str) -> Iterator[None]:
     """Turn what the operating system says into one sentence that names the path."""
     try:
         yield
@@ -260,7 +250,7 @@ def _telling(doing: str, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _missing_is_damage(path: Path) -> Iterator[None]:
+def _missing_is_damage(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:

@@ -76,7 +76,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove a file; that it is gone already is fine."""
+        """Remove a file; that it is gone already is fine. See `settle` for how durably."""
 
     @abstractmethod
     def delete_directory(self, path: str) -> None:
@@ -86,6 +86,12 @@ class Store(ABC):
         """Remove what writers that died left behind in a directory; its files stay.
 
         One that is still at it fails: call this only where nobody should be writing any more.
+        """
+
+    def settle(self, directory: str) -> None:  # noqa: B027 - most delete for good
+        """Wait until what was deleted in a directory cannot come back with the power.
+
+        Those below it are not meant. That there is no such directory is fine.
         """
 
 
