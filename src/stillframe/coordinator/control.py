@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from stillframe.coordinator.ports import SlotsPort
@@ -109,22 +109,7 @@ class ControlServer(SlotsPort):
             sock.close()
 
     def _refusal(self, hello: JsonObject) -> str | None:
-        try:
-            fields = JsonFields(hello)
-            kind, job = fields.text("kind"), fields.text("job")
-            attempt, slot = fields.integer("attempt"), fields.integer("slot")
-            _joined(hello)
-        except ValueError as error:
-            return f"the hello is not a slot's ({error})"
-        if kind != "control" or job != self._job:
-            return f"this is the coordinator of job {self._job!r}"
-        if attempt != self._attempt:
-            return f"attempt {attempt} is over, attempt {self._attempt} is running"
-        if not 0 <= slot < self._slots:
-            return f"there is no slot {slot}: the job has {self._slots}"
-        if slot in self._sockets:
-            return f"slot {slot} has registered already in attempt {attempt}"
-        return None
+        return refusal(hello, self._job, self._attempt, self._slots, self._sockets)
 
     def _on_peer(self, sock: socket.socket, hello: JsonObject) -> None:
         joined = _joined(hello)
@@ -149,6 +134,28 @@ class ControlServer(SlotsPort):
             reason = str(error)
         if not self._closing:
             self._on_event(SlotLost(slot, reason))
+
+
+def refusal(
+    hello: JsonObject, job: str, attempt: Attempt, slots: int, registered: Container[SlotIndex]
+) -> str | None:
+    """Why whoever says this hello is not let in, by the coordinator of this attempt of the job."""
+    try:
+        fields = JsonFields(hello)
+        kind, its_job = fields.text("kind"), fields.text("job")
+        its_attempt, slot = fields.integer("attempt"), SlotIndex(fields.integer("slot"))
+        _joined(hello)
+    except ValueError as error:
+        return f"the hello is not a slot's ({error})"
+    if kind != "control" or its_job != job:
+        return f"this is the coordinator of job {job!r}"
+    if its_attempt != attempt:
+        return f"attempt {its_attempt} is over, attempt {attempt} is running"
+    if not 0 <= slot < slots:
+        return f"there is no slot {slot}: the job has {slots}"
+    if slot in registered:
+        return f"slot {slot} has registered already in attempt {attempt}"
+    return None
 
 
 def _joined(hello: JsonObject) -> SlotJoined:

@@ -82,6 +82,10 @@ class BarrierAligner:
         """Never: nothing behind a barrier is read before the snapshot."""
         return False
 
+    def is_awaited(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether its snapshot may still be taken here."""
+        return checkpoint_id > self._last_closed and checkpoint_id not in self._cancelled
+
     def is_recorded(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> bool:
         """Whether the snapshot is taken and this channel's barrier is awaited."""
         return self._recordings.is_awaited(channel, checkpoint_id)
@@ -92,7 +96,7 @@ class BarrierAligner:
         """A channel delivered its barrier, in its place or ahead of it."""
         assert overtakes or channel not in self._held_channels, "a held channel was read"
         instructions: list[Instruction] = [*self._recordings.on_barrier(channel, checkpoint_id)]
-        if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
+        if not self.is_awaited(checkpoint_id):
             return instructions
         # One that overtakes may have come round by another head before our own inputs deliver it.
         assert channel in self._channels or (overtakes and channel in self._feedback)

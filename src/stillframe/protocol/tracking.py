@@ -45,6 +45,10 @@ class BarrierTracker:
         """Whether a barrier has come on some channels, of which more may have been read since."""
         return bool(self._arrived)
 
+    def is_awaited(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether its snapshot may still be taken here."""
+        return checkpoint_id > self._last_closed and checkpoint_id not in self._cancelled
+
     def is_recorded(self, channel: ChannelIndex, checkpoint_id: CheckpointId) -> bool:
         """Whether the snapshot is taken and this channel's barrier is awaited."""
         return self._recordings.is_awaited(channel, checkpoint_id)
@@ -57,7 +61,7 @@ class BarrierTracker:
         if channel in self._feedback:
             return instructions
         assert channel in self._channels
-        if checkpoint_id <= self._last_closed or checkpoint_id in self._cancelled:
+        if not self.is_awaited(checkpoint_id):
             return instructions
         self._arrived.setdefault(checkpoint_id, set()).add(channel)
         return instructions + self._snapshot_if_arrived()

@@ -99,6 +99,7 @@ class _ScriptedReader(SourceReader):
         self._scripts = scripts
         self._next = {split.id: cast(int, split.position["next"]) for split in splits}
         self._turn = list(self._next)
+        self._polled: str | None = None
 
     def poll(self) -> Polled:
         """The splits in turn, so that one that waits does not keep the others waiting."""
@@ -110,6 +111,7 @@ class _ScriptedReader(SourceReader):
                 continue
             self._turn.append(split_id)
             if isinstance(polled, pa.RecordBatch):
+                self._polled = split_id
                 return polled
             waiting = True
         return NothingYet(_LOOK_AGAIN_SECONDS) if waiting else EndOfData()
@@ -117,11 +119,24 @@ class _ScriptedReader(SourceReader):
     def splits(self) -> list[Split]:
         return [Split(split_id, {"next": at}) for split_id, at in self._next.items()]
 
+    def open_splits(self) -> frozenset[str]:
+        return frozenset(
+            split_id
+            for split_id in self._turn
+            if self._next[split_id] < len(self._script(split_id))
+        )
+
+    def polled_split(self) -> str | None:
+        return self._polled
+
     def close(self) -> None:
         """Nothing is held."""
 
+    def _script(self, split_id: str) -> Sequence[Item]:
+        return self._scripts[int(split_id.removeprefix("script-"))]
+
     def _advance(self, split_id: str) -> Polled:
-        script = self._scripts[int(split_id.removeprefix("script-"))]
+        script = self._script(split_id)
         while self._next[split_id] < len(script):
             item = script[self._next[split_id]]
             match item:

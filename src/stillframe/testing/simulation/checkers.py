@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 from typing import cast
 
@@ -21,9 +21,11 @@ from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonValue
 from stillframe.protocol.joblog import JobRecord, decode_record
 from stillframe.protocol.manifests import ChannelState, Manifest, decode_manifest
+from stillframe.runtime.task import Subtask
 from stillframe.state.channel_log import read_run
 from stillframe.state.snapshots import read_keyed_snapshot
-from stillframe.storage.paths import LOG_DIRECTORY, metadata_path
+from stillframe.storage.local import TEMPORARY_PREFIX
+from stillframe.storage.paths import LOG_DIRECTORY, log_path, metadata_path, sequence_of
 from stillframe.testing.simulation.jobs import SOURCE, Branch, SimulatedJob, counts_of
 from stillframe.testing.simulation.outside import NO_RECORDS, Records, Row, place_of, split_index
 from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
@@ -111,6 +113,15 @@ class Checkers:
         _require(is_new, "announced", f"checkpoint {checkpoint_id} for the second time")
         self._announced.add((attempt, checkpoint_id))
 
+    def on_closed(
+        self, subtasks: Iterable[Subtask], closed: Container[CheckpointId] | None
+    ) -> None:
+        """Of a checkpoint that is over nothing is kept; of any, once the job is (None)."""
+        for subtask in subtasks:
+            for checkpoint_id, what in subtask.holdings():
+                is_over = closed is None or checkpoint_id is None or checkpoint_id in closed
+                _require(not is_over, "leftovers", f"{subtask.name} has {what} for {checkpoint_id}")
+
     def _watcher(self, branch: Branch) -> Callable[[str, list[Row]], None]:
         uid = branch.uid
 
@@ -174,6 +185,18 @@ class Checkers:
                 )
             if branch.shape == "broadcast" and self._is_exact:
                 self._check_told(manifest, branch, before)
+            self._check_prepared(manifest, branch)
+
+    def _check_prepared(self, manifest: Manifest, branch: Branch) -> None:
+        """What a checkpoint leaves to be committed is there to be committed, or was."""
+        outside = self._job.outside[branch.uid]
+        for part in manifest.snapshots_of(OperatorUid(f"write-{branch.uid}")):
+            for transaction in (str(kept.committable["transaction"]) for kept in part.commits):
+                _require(
+                    transaction in outside.prepared or transaction in outside.committed,
+                    "transactions",
+                    f"checkpoint {manifest.checkpoint_id} holds {transaction}, which is gone",
+                )
 
     def _note_early(self, restored: CheckpointId) -> None:
         """What the restored checkpoint has counted and the sources will read again."""
@@ -294,6 +317,8 @@ class Checkers:
         if self._mode == "at-least-once" or may_lose:
             less, more = (found, expected) if may_lose else (expected, found)
             holds = all(more.get(place, (0, 0)) >= counts for place, counts in less.items())
+        if self._is_exact and branch.emits_closed:
+            holds = holds and len(visible) == len(found)  # each once
         wrong = {p: (found.get(p), c) for p, c in expected.items() if found.get(p) != c}
         _require(holds, "windows", f"{branch.uid}: {len(wrong)} wrong, {list(wrong.items())[:2]}")
 
@@ -311,26 +336,30 @@ class Checkers:
     def check_files(self) -> None:
         """The files on the storage are those the retained checkpoints need, and the log."""
         record = self._record()
+        _require(record is not None, "log", "the log of a job that is over is gone")
         assert record is not None
         needed = set()
         for kept in record.checkpoints:
             needed.add(metadata_path(kept.checkpoint_id, kept.attempt))
             manifest = self._manifest(kept.checkpoint_id, kept.attempt)
             needed |= {file.path for file in manifest.files()}
-        found = {path for path in self._disk.files if not path.startswith(f"{LOG_DIRECTORY}/")}
+        # A temporary name that came back with the power goes with its checkpoint's directory.
+        unfinished = {path.removesuffix("_metadata") + TEMPORARY_PREFIX for path in needed}
+        may_stay = (f"{LOG_DIRECTORY}/", *unfinished)
+        found = {path for path in self._disk.paths() if not path.startswith(may_stay)}
         _require(found == needed, "files", f"left {sorted(found - needed)[:3]}, missing"
                  f" {sorted(needed - found)[:3]}")  # fmt: skip
 
     # --- reading the disk, without trouble ---
 
     def _record(self) -> JobRecord | None:
-        entries = [path for path in self._disk.files if path.startswith(f"{LOG_DIRECTORY}/")]
-        return _decode_record(self._disk.files[max(entries)]) if entries else None
+        found = map(sequence_of, self._disk.names(LOG_DIRECTORY))
+        newest = max((sequence for sequence in found if sequence is not None), default=None)
+        return _decode_record(self._read(log_path(newest))) if newest is not None else None
 
     def _manifest(self, checkpoint_id: CheckpointId, attempt: Attempt) -> Manifest:
         path = metadata_path(checkpoint_id, attempt)
-        _require(path in self._disk.files, "files", f"{path} of a retained checkpoint is gone")
-        return _decode_manifest(self._disk.files[path])
+        return _decode_manifest(self._read(path))
 
     def _positions(self, manifest: Manifest) -> dict[int, int]:
         """Those not yet discovered are left out; those dropped by their readers are at the end."""
@@ -349,8 +378,13 @@ class Checkers:
         return read_run(self._file(state.file.path), state.offset_bytes, state.length_bytes)
 
     def _file(self, path: str) -> pa.Buffer:
-        _require(path in self._disk.files, "files", f"{path} is gone")
-        return pa.py_buffer(self._disk.files[path])
+        return pa.py_buffer(self._read(path))
+
+    def _read(self, path: str) -> bytes:
+        data = self._disk.read(path)
+        _require(data is not None, "files", f"{path} is gone")
+        assert data is not None
+        return data
 
 
 def _is_at_least(found: Counts, expected: Counts) -> bool:

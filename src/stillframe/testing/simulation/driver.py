@@ -7,13 +7,13 @@ up after its successor has taken over. A successor is a new object over the same
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from stillframe.api.sources import SplitEnumerator
 from stillframe.config import JobConfig
-from stillframe.coordinator import enumerators
+from stillframe.coordinator import control, enumerators
 from stillframe.coordinator.attempt import JobParts, RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.history import Event, History
@@ -26,9 +26,17 @@ from stillframe.errors import Fenced, StartRefused, StillframeError, StorageErro
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex
 from stillframe.protocol.manifests import Manifest
-from stillframe.protocol.messages import CompleteCheckpoint, EndSlot, Order, Report
+from stillframe.protocol.messages import (
+    Acknowledged,
+    CompleteCheckpoint,
+    EndSlot,
+    Order,
+    Report,
+)
+from stillframe.runtime.task import Subtask
+from stillframe.storage.store import Store
 from stillframe.testing.simulation.slot import Exchange, SimulatedSlot
-from stillframe.testing.simulation.storage import Died, SimulatedStore
+from stillframe.testing.simulation.storage import Died
 from stillframe.testing.simulation.world import World
 
 
@@ -39,13 +47,17 @@ class DriverNeeds:
     world: World
     plan: Plan
     config: JobConfig
-    store: SimulatedStore
+    store: Store
     """Its own, which fails and dies with it."""
-    slot_store: Callable[[], SimulatedStore]
+    slot_store: Callable[[], Store]
     repeats: float
     """The share of control messages that come twice."""
     on_event: Callable[[SimulatedDriver, Event], None]
     on_announced: Callable[[Attempt, CheckpointId], None]
+    on_stray: Callable[[SimulatedSlot, Acknowledged], None]
+    """A slot acknowledges, and the driver it belongs to is not there to hear it."""
+    on_closed: Callable[[Iterable[Subtask], Container[CheckpointId] | None], None]
+    """Some checkpoints are over for these subtasks; None: all are."""
     on_finished: Callable[[], None]
     on_refused: Callable[[str], None]
 
@@ -106,6 +118,12 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         self.is_dead = True
         self._world.note(f"driver {self.number} dies")
         self._cut_off_slots()
+
+    def lose_power(self) -> None:
+        """Nobody is left to notice that somebody is gone."""
+        self.is_dead = True
+        for slot in self.everyone:
+            slot.is_dead = True
 
     def _begin(self) -> None:
         if self._to_commit:
@@ -200,6 +218,12 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             seconds = self._world.random.choice([0.1, 0.1, 0.1, 5.0])
             self._world.soon(partial(slot.lose_connection, "the coordinator"), seconds)
 
+    def end_slots(self) -> None:
+        """Of the attempt in which the job was finished."""
+        for slot in self.slots.values():
+            if not slot.is_dead:
+                slot.end()
+
     # --- what reaches it ---
 
     def on_joined(self, slot: SimulatedSlot) -> None:
@@ -207,8 +231,25 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         joined = SlotJoined(slot.index, 1000 + slot.index, ("simulated", slot.index))
         self._deliver(slot, joined)
 
+    def on_closed(
+        self, subtasks: Iterable[Subtask], closed: Container[CheckpointId] | None
+    ) -> None:
+        self._needs.on_closed(subtasks, closed)
+
     def on_report(self, slot: SimulatedSlot, report: Report) -> None:
-        self._deliver(slot, SlotReported(slot.index, report))
+        is_away = self.is_dead or self._world.now < self.stalled_until
+        if isinstance(report, Acknowledged) and (is_away or slot.is_cut_off):
+            self._needs.on_stray(slot, report)
+        if not slot.is_cut_off:
+            self._deliver(slot, SlotReported(slot.index, report))
+
+    def on_stray(self, slot: SimulatedSlot, report: Acknowledged) -> None:
+        """A slot that is not one of its own, as far as it knows, speaks to it."""
+        if self._attempt is None or self.slots.get(slot.index) is slot:
+            return
+        about = (self._needs.plan.job, self.ledger.attempt, self._needs.plan.slots, self.slots)
+        if control.refusal(slot.hello(), *about) is None:
+            self._do(lambda: self._handle(SlotReported(slot.index, report)))
 
     def on_lost(self, slot: SimulatedSlot, reason: str) -> None:
         if slot.has_joined:

@@ -27,7 +27,7 @@ from stillframe.testing.simulation.outside import (
     TransactionalSink,
 )
 from stillframe.testing.simulation.shapes import ShapeName, is_passed_on, shaped
-from stillframe.testing.simulation.timed import WINDOWED_SCHEMA, windowed
+from stillframe.testing.simulation.timed import WINDOWED_SCHEMA, marked, windowed
 from stillframe.testing.simulation.world import World
 
 SOURCE = OperatorUid("source")
@@ -68,6 +68,11 @@ class Branch:
     def passes_records(self) -> bool:
         """Whether what comes out are the records themselves."""
         return not self.counts and self.window is None
+
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether no record is held back on its way, where event time could pass it."""
+        return self.shape in ("plain", "union", "broadcast")
 
     @property
     def has_one_way(self) -> bool:
@@ -122,8 +127,13 @@ class SimulatedJob:
     def all_records(self) -> Records:
         return self.records_before(dict(enumerate(self.source.lengths)))
 
+    def tells_time_early(self, branch: Branch) -> bool:
+        """Whether no record is late that comes in the order of its split."""
+        return branch.keeps_pace and self.source.appear_at_seconds is None
+
     def _sink(self, branch: Branch, read: Node) -> Node:
-        node = read
+        is_marked = branch.window is not None and self.tells_time_early(branch)
+        node = marked(read, branch.uid) if is_marked else read
         if branch.divisor or branch.parallelism:
             node = Node(
                 MapInArrow(_Dropping(branch.divisor), f"drop-{branch.uid}"),
@@ -136,7 +146,8 @@ class SimulatedJob:
         schema = RECORD_SCHEMA
         if branch.window is not None:
             schema = WINDOWED_SCHEMA
-            node = windowed(node, branch.uid, *branch.window, branch.emits_closed, _CALLS)
+            form = (*branch.window, branch.emits_closed, _CALLS, is_marked)
+            node = windowed(node, branch.uid, *form)
         elif branch.counts:
             schema = COUNT_SCHEMA
             node = Node(Aggregate(("key",), _CALLS), schema, (node,), f"count-{branch.uid}")

@@ -21,6 +21,7 @@ FAULTS = (
     "after_completion",
     "rescales",
     "rots",
+    "power_losses",
     "repeats",
     "clock_jumps",
 )

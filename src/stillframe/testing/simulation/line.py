@@ -43,6 +43,11 @@ class Line(Generic[Message]):
         self._under_way.append(self._decoded(message) if self._is_encoded else message)
         self._world.soon(self._arrive)
 
+    def deliver_all(self) -> None:
+        """At once what is still under way."""
+        while self._under_way:
+            self._deliver(self._under_way.popleft())
+
     def _decoded(self, message: Message) -> Message:
         return self._from_json(cast(JsonObject, json.loads(json.dumps(message_to_json(message)))))
 

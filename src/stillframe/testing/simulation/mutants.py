@@ -7,17 +7,17 @@ implementer could make. If none of a few hundred seeds catches it, the checkers 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stillframe.coordinator import enumerators
+from stillframe.coordinator import control, enumerators
 from stillframe.coordinator.enumerators import Enumerators
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.coordinator.starting import Starter
-from stillframe.ids import Epoch
+from stillframe.ids import Attempt, Epoch
 from stillframe.protocol import restore
 from stillframe.protocol.alignment import BarrierAligner, Hold, Release, TakeSnapshot
 from stillframe.protocol.checkpoints import Checkpoints, Finish
@@ -26,6 +26,7 @@ from stillframe.protocol.joblog import checkpoint_completed
 from stillframe.protocol.laps import HeadLaps, Returned
 from stillframe.protocol.manifests import decode_manifest
 from stillframe.protocol.retention import Retention
+from stillframe.protocol.split_times import SplitTimes
 from stillframe.runtime import assembly, operators, restoring
 from stillframe.runtime.channels import ReplayingInput
 from stillframe.runtime.connecting import Connecting
@@ -38,8 +39,10 @@ from stillframe.runtime.task import Subtask
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.columns import ChangingColumns
 from stillframe.state.windows import WindowTables
+from stillframe.storage import local
+from stillframe.storage.local import LocalStore
 from stillframe.storage.paths import checkpoint_of, metadata_path
-from stillframe.testing.simulation.storage import SimulatedStore
+from stillframe.testing.simulation.storage import Died
 
 Breaking = Callable[[Any], Any]
 """Gets the right function, answers the wrong one."""
@@ -98,6 +101,27 @@ def _without(kind: type) -> Breaking:
     return breaking
 
 
+def _release_again(original: Any) -> Any:
+    def on_cancel(self: Any, checkpoint_id: Any) -> Any:
+        held = frozenset(self._held_channels)
+        is_second = checkpoint_id <= self._last_closed
+        return [*original(self, checkpoint_id), *([Release(held)] if is_second else [])]
+
+    return on_cancel
+
+
+def _drop_what_was_held(original: Any) -> Any:
+    def abandon(self: Any, checkpoint_id: Any) -> None:
+        for index in self._inputs.held:
+            channel = self._inputs.channels[index]
+            while not channel.is_empty() and not channel.waiting_barriers():
+                if isinstance(channel.take(), EndOfRecords):
+                    self._unended.discard(index)
+        original(self, checkpoint_id)
+
+    return abandon
+
+
 # --- records under way -----------------------------------------------------------------------
 
 
@@ -131,6 +155,14 @@ def _deaf_to_other_heads(original: Any) -> Any:
     return on_barrier
 
 
+def _deaf_to_an_end(original: Any) -> Any:
+    def on_marker(self: Any, channel: Any, marker: Any) -> None:
+        if not (isinstance(marker, EndOfRecords) and self._inputs.held):
+            original(self, channel, marker)
+
+    return on_marker
+
+
 def _end_at_the_first(original: Any) -> Any:
     def on_marker(self: Any, channel: Any, marker: Any) -> None:
         if isinstance(marker, EndOfRecords):
@@ -157,6 +189,14 @@ def _free_at_once(original: Any) -> Any:
         self._free.append(self._waiting.pop()[1])
 
     return add
+
+
+def _as_far_as_the_furthest(original: Any) -> Any:
+    def times_of_splits(items: Any, uid: Any) -> Any:
+        times = original(items, uid)
+        return {str(item["id"]): max(times.values()) for item in items} if times else {}
+
+    return times_of_splits
 
 
 def _one_copy(original: Any) -> Any:
@@ -198,6 +238,13 @@ def _drop_what_an_aborted_checkpoint_prepared(original: Any) -> Any:
             original(self, checkpoint_id, results)
 
     return take_results
+
+
+def _without_the_attempt(original: Any) -> Any:
+    def state_path(checkpoint_id: Any, uid: Any, subtask: Any, attempt: Any, state: str) -> Any:
+        return original(checkpoint_id, uid, subtask, Attempt(1), state)
+
+    return state_path
 
 
 # --- shared files ----------------------------------------------------------------------------
@@ -394,6 +441,51 @@ def _unverified(original: Any) -> Any:
     return read_verified
 
 
+# --- storage ---------------------------------------------------------------------------------
+
+
+class _Lazy:
+    """Another's files or file, of which what it would wait for is done a little later, or never."""
+
+    def __init__(self, whole: Any, world: Any) -> None:
+        self._whole = whole
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    def open_new(self, file: str) -> Any:
+        return _Lazy(self._whole.open_new(file), self._world)
+
+    def sync(self) -> None:
+        self._later(self._whole.sync)
+
+    def flush_directory(self, directory: str) -> None:
+        self._later(self._whole.flush_directory, directory)
+
+    def _later(self, action: Any, *arguments: Any) -> None:
+        def act() -> None:
+            with suppress(OSError, Died):
+                action(*arguments)
+
+        if self._world is not None:
+            self._world.soon(act, 1.0)
+
+
+def _durable_later(original: Any) -> Any:
+    def write(self: Any, path: str, chunks: Any) -> Any:
+        if path.endswith("_metadata"):
+            return original(self, path, chunks)
+        files = _Lazy(self._files, self._files.world)
+        return original(LocalStore(self.address, files), path, chunks)
+
+    return write
+
+
+def _without_sync(original: Any) -> Any:
+    return lambda target, chunks: original(_Lazy(target, None), chunks)
+
+
 MUTANTS: Mapping[str, Mutant] = {
     "skip-alignment": Mutant(
         "the snapshot is taken at the first barrier",
@@ -410,6 +502,18 @@ MUTANTS: Mapping[str, Mutant] = {
     "do-not-release": Mutant(
         "held channels stay held",
         InnerSubtask, "_carry_out", _without(Release),
+    ),
+    "release-a-held-channel-twice": Mutant(
+        "a second cancellation of a checkpoint releases what is held for a newer one by then",
+        BarrierAligner, "on_cancel", _release_again,
+    ),
+    "drop-the-cancel": Mutant(
+        "a task that is told that a checkpoint was given up does nothing",
+        InnerSubtask, "on_abort", _nothing,
+    ),
+    "lose-post-barrier-records": Mutant(
+        "records that waited behind the barrier of a checkpoint that fails are dropped with it",
+        InnerSubtask, "_abandon", _drop_what_was_held,
     ),
     "do-not-record": Mutant(
         "what a channel delivers before its barrier is not written down",
@@ -443,6 +547,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "the first lap round a cycle ends it",
         HeadLaps, "on_lap", lambda original: lambda self, *lap: Returned.QUIET,
     ),
+    "forget-an-ended-channel": Mutant(
+        "the end of a channel that comes while others are held is not remembered",
+        InnerSubtask, "_on_marker", _deaf_to_an_end,
+    ),
     "forget-an-open-channel": Mutant(
         "the end of one channel is taken for the end of all",
         InnerSubtask, "_on_marker", _end_at_the_first,
@@ -454,6 +562,14 @@ MUTANTS: Mapping[str, Mutant] = {
     "emit-what-is-not-reserved": Mutant(
         "at most once: records are emitted before their position is durable",
         Reserved, "add", _free_at_once,
+    ),
+    "tell-the-time-of-the-fastest-split": Mutant(
+        "event time at a source is that of its newest record, whichever split it came from",
+        SplitTimes, "on_splits", lambda original: lambda self, splits: [],
+    ),
+    "restore-the-time-of-the-fastest-split": Mutant(
+        "a restored source is as far in event time as the furthest of its splits was",
+        assembly, "times_of_splits", _as_far_as_the_furthest,
     ),
     "forget-open-windows": Mutant(
         "a restored job begins its windows anew",
@@ -482,6 +598,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "take-state-for-unchanged": Mutant(
         "a snapshot refers to an older file although the state has changed",
         AggregateTable, "version", lambda original: 0,
+    ),
+    "certify-a-dead-attempts-files": Mutant(
+        "state files are not named by their attempt: dead and living ones share their names",
+        operators, "state_path", _without_the_attempt,
     ),
     "delete-a-shared-file-too-early": Mutant(
         "dropping a checkpoint deletes every file it refers to",
@@ -518,6 +638,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "complete-with-one-missing": Mutant(
         "the last acknowledgement is not waited for",
         Checkpoints, "on_acknowledged", _one_acknowledgement_is_enough_less,
+    ),
+    "accept-an-old-attempts-acknowledgement": Mutant(
+        "the coordinator listens to slots of attempts that are over",
+        control, "refusal", lambda original: lambda *hello: None,
     ),
     "reuse-a-checkpoint-id": Mutant(
         "an aborted checkpoint's number is given to the next",
@@ -587,6 +711,26 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "ignore-checksums": Mutant(
         "a damaged file is restored from",
-        SimulatedStore, "read_verified", _unverified,
+        LocalStore, "read_verified", _unverified,
+    ),
+    "metadata-before-files": Mutant(
+        "a state file counts as written while the disk is still at it",
+        LocalStore, "write", _durable_later,
+    ),
+    "skip-the-sync": Mutant(
+        "a file gets its name before the disk has its bytes",
+        local, "_write_through", _without_sync,
+    ),
+    "forget-to-flush-the-directory": Mutant(
+        "a file gets its name and the disk may not know it",
+        LocalStore, "_flush_name", _nothing,
+    ),
+    "let-deletions-come-back": Mutant(
+        "the job is called finished while what its last sweep deleted may come back",
+        Ledger, "settle", _nothing,
+    ),
+    "trust-a-directory-that-is-there": Mutant(
+        "the name of a directory is flushed only by those who make it, who may die before",
+        LocalStore, "_flush_found", _nothing,
     ),
 }  # fmt: skip

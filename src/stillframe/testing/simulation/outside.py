@@ -123,20 +123,31 @@ class _NumbersReader(SourceReader):
     def __init__(self, source: NumbersSource, splits: Sequence[Split]) -> None:
         self._source = source
         self._next = {split.id: cast(int, split.position["next"]) for split in splits}
+        self._polled: str | None = None
 
     def poll(self) -> Polled:
         world, lengths = self._source.world, self._source.lengths
-        unread = [name for name, at in self._next.items() if at < lengths[split_index(name)]]
+        unread = self._unread()
         if not unread:
             return EndOfData()
         if not world.is_calm and world.chance(self._source.pause_chance):
             return NothingYet(world.random.random() * 0.6)
-        name = world.random.choice(unread)
+        self._polled = name = world.random.choice(unread)
         start = self._next[name]
         count_max = _CALM_BATCH_ROWS_MAX if world.is_calm else self._source.batch_rows_max
         stop = min(start + world.random.randint(1, count_max), lengths[split_index(name)])
         self._next[name] = stop
         return self._source.batch(split_index(name), start, stop)
+
+    def _unread(self) -> list[str]:
+        lengths = self._source.lengths
+        return [name for name, at in self._next.items() if at < lengths[split_index(name)]]
+
+    def open_splits(self) -> frozenset[str]:
+        return frozenset(self._unread())
+
+    def polled_split(self) -> str | None:
+        return self._polled
 
     def splits(self) -> list[Split]:
         """Ended ones too, unless an enumerator remembers them."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
-from stillframe.errors import StorageError
 from stillframe.protocol.manifests import decode_manifest
-from stillframe.storage.paths import metadata_path
+from stillframe.protocol.messages import Acknowledged
+from stillframe.storage.paths import LOG_DIRECTORY, metadata_path
 from stillframe.testing.simulation.checkers import Checkers, Violation
 from stillframe.testing.simulation.driver import DriverNeeds, SimulatedDriver
 from stillframe.testing.simulation.jobs import SimulatedJob, random_job
 from stillframe.testing.simulation.limits import FAULTS, NO_LIMITS, Limits
 from stillframe.testing.simulation.mutants import MUTANTS
-from stillframe.testing.simulation.storage import Died, Disk, SimulatedStore
+from stillframe.testing.simulation.slot import SimulatedSlot
+from stillframe.testing.simulation.storage import Died, Disk, simulated_store
 from stillframe.testing.simulation.world import SimulationStuck, World
 
 _EVENTS_MAX = 20_000
 """Some hundreds are usual, and a few thousand the most that was ever seen."""
+_STRAY_TIMES = 3
+_STRAY_SECONDS_MAX = 5.0
 _MISFITS = ("crash: TypeError", "crash: AttributeError", "crash: NameError")
 
 
@@ -63,11 +67,13 @@ class Rates:
     driver_deaths: int
     driver_stalls: int
     store_fails: float
+    """Of the operations on files, of which one write to the store takes half a dozen."""
     driver_dies_at_store: float
     after_completion: float
     """How often something is killed right after a checkpoint has completed."""
     rescales: bool
     rots: int
+    power_losses: int
     repeats: float
     """The share of control messages that come twice."""
     clock_jumps: int
@@ -98,9 +104,13 @@ class _Run:
         self._first_slots = self._slots
         self._driver: SimulatedDriver | None = None
         self._drivers = 0
+        self._everyone: list[SimulatedDriver] = []
         self._is_over = False
-        self._violation: Violation | None = None
+        self._raised: Exception | None = None
         self._has_rotted = False
+        self._power_lasts: int | None = None
+        """For how many more operations on the storage; None: as long as one likes."""
+        self._power_fails_at_completion = False
         self._strikes_at_completion = False
         self._delete_refused_at = -1.0
         self._log_written_at = -1.0
@@ -113,12 +123,14 @@ class _Run:
             self._start_driver()
             self._plan_faults()
             world.run(lambda: self._is_over, _EVENTS_MAX)
-            if self._violation is not None:
-                raise self._violation
+            if self._raised is not None:
+                raise self._raised
             if not self._is_refused:
+                self._end_slots()
                 self._checkers.check_end()
                 # What the storage would not delete in the last sweep is left, and that is right.
                 if self._delete_refused_at != self._log_written_at:
+                    self._disk.lose_power(self._world.random)  # once more, when all is over
                     self._checkers.check_files()
         except Violation as error:
             violation = str(error)
@@ -158,15 +170,18 @@ class _Run:
             world=self._world,
             plan=self._job.plan(self._slots),
             config=self._job.config,
-            store=SimulatedStore(self._world, self._disk, self._driver_trouble),
-            slot_store=lambda: SimulatedStore(self._world, self._disk, self._slot_trouble),
+            store=simulated_store(self._world, self._disk, self._driver_trouble),
+            slot_store=lambda: simulated_store(self._world, self._disk, self._slot_trouble),
             repeats=self._rates.repeats,
             on_event=self._on_event,
             on_announced=self._checkers.on_announced,
+            on_stray=self._on_stray,
+            on_closed=self._checkers.on_closed,
             on_finished=self._on_finished,
             on_refused=self._on_refused,
         )
         self._driver = SimulatedDriver(needs, self._drivers)
+        self._everyone.append(self._driver)
         self._world.note(f"driver {self._drivers} starts with {self._slots} slots")
         self._driver.start()
         self._watch_driver(self._driver)
@@ -188,15 +203,29 @@ class _Run:
         self._world.note(f"driver {driver.number}:", event)
         try:
             self._checkers.on_event(event)
-        except Violation as violation:
+        except Exception as error:
             # Whoever tells events forgives a listener that raises, so it is kept for the end.
-            self._violation = self._violation or violation
+            self._raised = self._raised or error
             self._is_over = True
         if isinstance(event, CheckpointCompleted) and not self._world.is_calm:
             self._perhaps_kill_after_completion()
 
+    def _on_stray(self, slot: SimulatedSlot, report: Acknowledged) -> None:
+        """Nobody answers, so it is said again; by then another driver may listen in its place."""
+
+        def arrive() -> None:
+            if self._driver is not None:
+                self._driver.on_stray(slot, report)
+
+        for _ in range(_STRAY_TIMES):
+            self._world.soon(arrive, _STRAY_SECONDS_MAX)
+
     def _on_finished(self) -> None:
         self._is_over = True
+
+    def _end_slots(self) -> None:
+        if self._driver is not None:
+            self._driver.end_slots()
 
     def _on_refused(self, reason: str) -> None:
         """Right if a checkpoint was really damaged; then the run is over, as it should be."""
@@ -219,22 +248,26 @@ class _Run:
             world.is_calm = True
 
     def _driver_trouble(self, operation: str, path: str) -> None:
-        if operation == "created":
+        if operation == "link" and f"/{LOG_DIRECTORY}/" in path:
             self._log_written_at = self._world.now  # in the end: when the job was called finished
         if self._world.is_calm:
             return
         if self._world.chance(self._rates.driver_dies_at_store):
             self._world.note(f"the driver dies at {operation} {path}")
             raise Died
-        changes = operation in ("write", "create", "delete")
+        self._use_power()
+        changes = operation not in ("read", "list")
         if changes and self._world.chance(self._rates.store_fails):
-            if operation == "delete":
+            if operation in ("delete", "flush"):
                 self._delete_refused_at = self._world.now
-            raise StorageError(f"the storage refused to {operation} {path}")
+            raise OSError(errno.EIO, f"refused to {operation}")
 
     def _slot_trouble(self, operation: str, path: str) -> None:
-        if not self._world.is_calm and self._world.chance(self._rates.store_fails):
-            raise StorageError(f"the storage refused to {operation} {path}")
+        if self._world.is_calm:
+            return
+        self._use_power()
+        if self._world.chance(self._rates.store_fails):
+            raise OSError(errno.EIO, f"refused to {operation}")
 
     def _plan_faults(self) -> None:
         rates, random = self._rates, self._world.random
@@ -248,6 +281,7 @@ class _Run:
         plan(rates.driver_deaths, self._kill_the_driver)
         plan(rates.driver_stalls, self._stall_the_driver)
         plan(rates.rots, self._rot_a_file)
+        plan(rates.power_losses, self._let_power_fail)
         plan(rates.clock_jumps, lambda: self._world.jump_clock(random.randint(-9999, 9999)))
 
     def _kill_a_slot(self) -> None:
@@ -261,7 +295,10 @@ class _Run:
 
     def _perhaps_kill_after_completion(self) -> None:
         """The moments around a completion are the delicate ones."""
-        if self._strikes_at_completion:
+        if self._power_fails_at_completion:
+            self._power_fails_at_completion = False
+            self._world.soon(self._lose_power)
+        elif self._strikes_at_completion:
             self._strikes_at_completion = False
             # Only a new driver has another parallelism.
             is_slot = self._rates.kills and not self._rates.rescales
@@ -281,15 +318,44 @@ class _Run:
         newest = record.newest if record else None
         if newest is None:
             return
-        metadata = self._disk.files.get(metadata_path(newest.checkpoint_id, newest.attempt))
+        metadata = self._disk.read(metadata_path(newest.checkpoint_id, newest.attempt))
         files = decode_manifest(metadata).files() if metadata is not None else ()
-        states = sorted(file.path for file in files if file.path in self._disk.files)
+        states = sorted(file.path for file in files if self._disk.read(file.path))
         if states:
             path = self._world.random.choice(states)
             self._world.note(f"{path} rots")
             self._disk.rot(path)
             self._has_rotted = True
             self._world.soon(self._kill_a_slot, 0.01)
+
+    def _let_power_fail(self) -> None:
+        """Now, or amid one of the next operations on the storage, or after the next completion."""
+        when = self._world.random.choice(["now", "amid", "amid", "completion"])
+        if when == "now":
+            self._lose_power()
+        elif when == "amid":
+            self._power_lasts = self._world.random.randint(0, 30)
+        else:
+            self._power_fails_at_completion = True
+
+    def _use_power(self) -> None:
+        """For one operation on the storage."""
+        if self._power_lasts is None:
+            return
+        self._power_lasts -= 1
+        if self._power_lasts < 0:
+            self._lose_power()
+            raise Died
+
+    def _lose_power(self) -> None:
+        """Every process dies at once, and what the storage had not flushed is at stake."""
+        self._power_lasts = None
+        if self._world.is_calm:
+            return
+        self._world.note("the power fails")
+        for driver in self._everyone:
+            driver.lose_power()
+        self._disk.lose_power(self._world.random)
 
     def _stall_the_driver(self) -> None:
         """It sleeps; somebody takes it for dead and starts another; then it wakes up."""
@@ -308,11 +374,12 @@ def _random_rates(world: World, limits: Limits) -> Rates:
         kills=random.choice([0, 1, 1, 2, 4]),
         driver_deaths=random.choice([0, 1, 1, 2]),
         driver_stalls=random.choice([0, 0, 1]),
-        store_fails=random.choice([0.0, 0.0, 0.02, 0.1]),
-        driver_dies_at_store=random.choice([0.0, 0.0, 0.02, 0.05]),
+        store_fails=random.choice([0.0, 0.0, 0.01, 0.04]),
+        driver_dies_at_store=random.choice([0.0, 0.0, 0.01, 0.02]),
         after_completion=random.choice([0.0, 0.3, 0.6]),
         rescales=random.random() < 0.4,
         rots=random.random() < 0.08,
+        power_losses=random.choice([0, 0, 0, 1, 2]),
         repeats=random.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
         clock_jumps=random.randint(0, 1),
     )

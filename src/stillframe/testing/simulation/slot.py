@@ -15,6 +15,7 @@ from stillframe.config import CheckpointMode
 from stillframe.errors import SnapshotDamaged, StillframeError, UserCodeError
 from stillframe.graph.plan import Plan, SubtaskRef
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
+from stillframe.json_values import JsonObject
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.manifests import (
     ChannelState,
@@ -53,8 +54,9 @@ from stillframe.runtime.task import (
     commit_restored,
     obey,
 )
+from stillframe.storage.store import Store
 from stillframe.testing.simulation.line import Line
-from stillframe.testing.simulation.storage import Died, SimulatedStore
+from stillframe.testing.simulation.storage import Died
 from stillframe.testing.simulation.world import World
 
 if TYPE_CHECKING:
@@ -89,6 +91,9 @@ class SimulatedChannel(OutputChannel, InputChannel):
 
     def is_empty(self) -> bool:
         return not self._arrived
+
+    def peek(self) -> Element:
+        return self._arrived[0][0]
 
     def take(self) -> Element:
         if not self.has_room():
@@ -183,7 +188,7 @@ class SimulatedSlot(TaskEvents):
         index: SlotIndex,
         driver: SimulatedDriver,
         exchange: Exchange,
-        store: SimulatedStore,
+        store: Store,
         mode: CheckpointMode,
     ) -> None:
         self.index = index
@@ -208,6 +213,8 @@ class SimulatedSlot(TaskEvents):
             lambda report: self._driver.on_report(self, report),
         )
         self._commits: deque[tuple[SubtaskRef, Writing, Epoch, Commit]] = deque()
+        self._closed: set[CheckpointId] = set()
+        """Checkpoints that it was told are complete, or given up."""
         self._is_step_due = False
         self._alarm_at = 0.0
         self._slowness = world.random.choice([0.02, 0.1, 0.4])
@@ -250,8 +257,19 @@ class SimulatedSlot(TaskEvents):
             self._mail(lambda: self._obey(order))
 
     def _report(self, report: Report) -> None:
-        if not self.is_cut_off:
-            self._reports.send(report)
+        """Also when it was cut off and does not know it: somebody else may listen there by now."""
+        self._reports.send(report)
+
+    def hello(self) -> JsonObject:
+        return {
+            "kind": "control",
+            "job": self._plan.job,
+            "attempt": self.attempt,
+            "slot": self.index,
+            "pid": 1000 + self.index,
+            "host": "simulated",
+            "port": self.index,
+        }
 
     def _obey(self, order: Order) -> None:
         match order:
@@ -262,6 +280,16 @@ class SimulatedSlot(TaskEvents):
                 obey(self._subtasks.values(), order)
             case EndSlot():
                 self.is_dead = True
+        if isinstance(order, CompleteCheckpoint | AbortCheckpoint):
+            self._closed.add(order.checkpoint_id)
+            self._driver.on_closed(self._subtasks.values(), self._closed)
+
+    def end(self) -> None:
+        """The job is over: take the last orders, and say what is left."""
+        self._orders.deliver_all()
+        while self._mailbox and not self.is_dead:
+            self._mailbox.popleft()()
+        self._driver.on_closed(self._subtasks.values(), None)
 
     def _start(self, order: StartSlot) -> None:
         around = Surroundings(
@@ -380,7 +408,7 @@ class SimulatedSlot(TaskEvents):
 
     def _delete(self, path: str) -> None:
         if not self.is_dead:
-            with contextlib.suppress(StillframeError):  # the sweep gets it
+            with contextlib.suppress(StillframeError, Died):  # the sweep gets it
                 self._store.delete(path)
 
     def acknowledged(

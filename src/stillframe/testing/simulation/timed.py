@@ -1,7 +1,9 @@
 """Event time in simulated jobs: every record has a moment, and some branches count by windows.
 
-A subtask reads several splits in any order, so a record may be as old as the oldest: the watermark
-stays so far behind that nothing is late, and windows close when the records have ended.
+Each split is in the order of time, and all begin at the same moment. Where time is told right
+behind the source, nothing is late with hardly any delay, and windows close while the job runs.
+Where records are held back on their way, or splits appear later, the watermark stays so far behind
+that nothing is late, and windows close when the records have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from stillframe.graph.logical import WINDOW, Aggregate, MapInArrow, Node, Window
 from stillframe.testing.simulation.outside import IDS_PER_SPLIT, Records
 
 _SECOND_US = 1_000_000
-_DELAY_US = IDS_PER_SPLIT * _SECOND_US
+_SHORT_DELAY_US = 2 * _SECOND_US
+_LONG_DELAY_US = IDS_PER_SPLIT * _SECOND_US
 _TIMED_SCHEMA = pa.schema(
     [("id", pa.int64()), ("key", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
 )
@@ -29,6 +32,13 @@ Windowed = dict[tuple[int, int], tuple[int, int]]
 """By the start of a window in seconds, and by key: how many records, and the sum of their ids."""
 
 
+def marked(node: Node, uid: str) -> Node:
+    """The records of this node, which is a source's, with event time behind them."""
+    timed = Node(MapInArrow(_with_time, "moment"), _TIMED_SCHEMA, (node,), f"moment-{uid}")
+    told = Node(WithWatermark("at", _SHORT_DELAY_US), _TIMED_SCHEMA, (timed,), f"watermark-{uid}")
+    return Node(MapInArrow(_without_time, "plain"), node.schema, (told,), f"plain-{uid}")
+
+
 def windowed(
     node: Node,
     uid: str,
@@ -36,15 +46,18 @@ def windowed(
     slide: int,
     emits_closed: bool,
     calls: tuple[AggregateCall, ...],
+    is_marked: bool,
 ) -> Node:
     """The records of this node counted by window and key."""
     timed = Node(MapInArrow(_with_time, "time"), _TIMED_SCHEMA, (node,), f"time-{uid}")
-    marked = Node(WithWatermark("at", _DELAY_US), _TIMED_SCHEMA, (timed,), f"watermark-{uid}")
+    if not is_marked:
+        late = WithWatermark("at", _LONG_DELAY_US)
+        timed = Node(late, _TIMED_SCHEMA, (timed,), f"watermark-{uid}")
     window = Window("at", size * _SECOND_US, slide * _SECOND_US)
     counted = Node(
         Aggregate(("key",), calls, window, emits_closed),
         pa.schema([(WINDOW, _WINDOW_TYPE), *[WINDOWED_SCHEMA.field(i) for i in (1, 2, 3)]]),
-        (marked,),
+        (timed,),
         f"windows-{uid}",
     )
     return Node(MapInArrow(_flat, "flat"), WINDOWED_SCHEMA, (counted,), f"flat-{uid}")
@@ -72,6 +85,11 @@ def _with_time(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         moments = batch.column("id").to_numpy() % IDS_PER_SPLIT * _SECOND_US
         at = pa.array(moments.astype(np.int64)).cast(pa.timestamp("us", "UTC"))
         yield pa.record_batch([*batch.columns, at], _TIMED_SCHEMA)
+
+
+def _without_time(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.select(["id", "key"])
 
 
 def _flat(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
