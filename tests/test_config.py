@@ -1,5 +1,7 @@
 """The settings of a job, as a user writes them."""
 
+import math
+
 import pytest
 
 from stillframe.config import JobConfig, job_config, job_option_names, parse_duration_seconds
@@ -274,6 +276,14 @@ def test_tolerable_failures_are_counted_from_nothing_or_infinite(text):
     sentence = "tolerableFailedCheckpoints is a whole number of at least 0 or 'infinite', not"
     with pytest.raises(BuildError, match=sentence):
         job_config({"tolerableFailedCheckpoints": text})
+
+
+def test_how_far_ahead_a_record_may_pull_time_is_a_duration_or_infinite():
+    assert job_config({"watermarkMaxAhead": "365 days"}) == JobConfig()
+    assert job_config({"watermarkMaxAhead": "0 s"}).watermark_ahead_seconds_max == 0
+    assert job_config({"watermarkMaxAhead": "Infinite"}).watermark_ahead_seconds_max == math.inf
+    with pytest.raises(BuildError, match=r"watermarkMaxAhead is a duration .* or 'infinite', not"):
+        job_config({"watermarkMaxAhead": "-1 day"})
 
 
 def test_at_least_one_checkpoint_may_be_in_flight():

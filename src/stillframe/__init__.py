@@ -25,7 +25,8 @@ from stillframe.errors import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from stillframe.api.functions import TwoInputFunction
+    from stillframe.api.functions import KeyedFunction, TwoInputFunction
+    from stillframe.api.timers import Timers
     from stillframe.coordinator.query import Query
     from stillframe.spark.session import Still
 
@@ -36,11 +37,13 @@ __all__ = [
     "DataError",
     "Fenced",
     "JobFailed",
+    "KeyedFunction",
     "Query",
     "SnapshotDamaged",
     "StartRefused",
     "StillframeError",
     "StorageError",
+    "Timers",
     "TwoInputFunction",
     "UnknownOption",
     "UserCodeError",
@@ -62,8 +65,12 @@ def __getattr__(name: str) -> Any:
         from stillframe.coordinator.query import Query
 
         return Query
-    if name == "TwoInputFunction":
-        from stillframe.api.functions import TwoInputFunction
+    if name in ("KeyedFunction", "TwoInputFunction"):
+        from stillframe.api import functions
 
-        return TwoInputFunction
+        return getattr(functions, name)
+    if name == "Timers":
+        from stillframe.api.timers import Timers
+
+        return Timers
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

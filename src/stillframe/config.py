@@ -47,6 +47,18 @@ def _parse_time_span_seconds(option: str, text: str) -> float:
     return seconds
 
 
+def _parse_duration_or_infinite(option: str, text: str) -> float:
+    if text.strip().lower() == "infinite":
+        return math.inf
+    try:
+        return parse_duration_seconds(option, text)
+    except BuildError as error:
+        raise BuildError(
+            f"option {option} is a duration such as '1 hour' or '365 days', or 'infinite', not"
+            f" {text!r}"
+        ) from error
+
+
 def parse_count(option: str, text: str) -> int:
     """A whole number, at least 1."""
     if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
@@ -175,6 +187,8 @@ class JobConfig:
     """A checkpoint's number, to begin with that one instead of the newest."""
     watermark_idle_timeout_seconds: float | None = None
     """After how long without a record event time no longer waits for a source; None: never."""
+    watermark_ahead_seconds_max: float = 365 * 86_400.0
+    """How far ahead of the wall clock a record may pull event time."""
     channel_buffer_bytes: int = 4 * 1024 * 1024
     """How many bytes may wait in one channel before its sender must pause."""
 
@@ -225,6 +239,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     ),
     "restoreFrom": ("restore_from", parse_count),
     "watermarkIdleTimeout": ("watermark_idle_timeout_seconds", _parse_time_span_seconds),
+    "watermarkMaxAhead": ("watermark_ahead_seconds_max", _parse_duration_or_infinite),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
 }
 # Which strategies have an option. Where none is named, the first that has all given ones is meant.

@@ -21,6 +21,7 @@ from stillframe.coordinator.history import (
     Summary,
 )
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
+from stillframe.protocol.messages import Progress as ProgressReport
 
 
 @dataclass
@@ -73,7 +74,7 @@ def shown(form: Any, query: ToldQuery) -> str:
     tell = query.history.tell
     tell(AttemptStarted(Attempt(1), None, ()))
     tell(SlotsRunning(Attempt(1), (1, 2)))
-    query.history.report_progress(SlotIndex(0), 5_000, 4_000)
+    query.history.report_progress(SlotIndex(0), ProgressReport(5_000, 4_000))
     tell(CHECKPOINT)
     tell(CheckpointCommitted(CheckpointId(1)))
     clock.now_seconds = 2.0
@@ -94,6 +95,13 @@ def test_plain_lines_come_only_when_something_has_changed(query):
         "page-views: 5,000 records in, 4,000 out, 0/s, 1 checkpoint (last 41 ms, 21 KB),"
         " 1 restart, finished",
     ]
+
+
+def test_records_that_came_too_late_are_told_where_there_are_any(query):
+    query.history.report_progress(SlotIndex(0), ProgressReport(5_000, 4_000, 1_200))
+    figures = figures_of("page-views", query.summary, None, 0, 1.0)
+    assert str(figures).startswith("page-views: 5,000 records in, 4,000 out, 1,200 too late, ")
+    assert figures.to_json()["records_late"] == 1_200
 
 
 def test_machines_get_one_json_object_per_line_and_every_event(query):

@@ -163,6 +163,24 @@ def test_a_file_that_was_read_to_its_end_may_go(kind, tmp_path):
 # --- what fits -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_position_tells_when_a_file_has_ended(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 40)
+    path = tmp_path / "file"
+    if kind is ParquetSource:
+        pq.write_table(table_of(0, 5), path)
+    else:
+        write_lines(path, table_of(0, 5).to_pylist())
+    source = kind(str(path), SCHEMA)
+    [first] = source.splits(1)
+    reader = source.open([first], SourceContext(SubtaskIndex(0), 1, SystemClock()))
+    ended = [reader.has_ended(split) for split in (first, *(after for after, _ in reader.read()))]
+
+    assert len(ended) > 2
+    assert ended == [*[False] * (len(ended) - 1), True]
+
+
 def test_parquet_columns_are_picked_by_name_widened_and_null_if_missing(tmp_path):
     pq.write_table(
         pa.table(

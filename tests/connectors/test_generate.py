@@ -228,3 +228,15 @@ def test_an_option_that_does_not_exist_or_does_not_fit_is_refused():
         clicks_from_options({"recordsPerSecond": "0"})
     with pytest.raises(BuildError, match=r"partitions .* at least 1, not 0"):
         ClickSource(partitions=0)
+
+
+def test_a_reader_says_which_split_a_batch_is_from_and_which_may_still_give_some():
+    source = ClickSource(records=5, partitions=2, batch_rows=2)
+    reader = open_reader(source, source.splits(1))
+    zero, one = (split.id for split in source.splits(1))
+    assert reader.open_splits() == {zero, one}
+    seen = []
+    while isinstance(reader.poll(), pa.RecordBatch):
+        seen.append((reader.polled_split(), set(reader.open_splits())))
+
+    assert seen == [(zero, {zero, one}), (one, {zero}), (zero, set())]

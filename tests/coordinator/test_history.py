@@ -14,6 +14,7 @@ from stillframe.coordinator.history import (
     Summary,
     format_bytes,
 )
+from stillframe.protocol.messages import Progress
 
 
 def completed(checkpoint_id=7):
@@ -94,18 +95,19 @@ def test_a_listener_may_ask_the_history_about_itself():
 def test_the_summary_counts_replayed_records_too():
     history = History()
     history.tell(AttemptStarted(1, None, ()))
-    history.report_progress(0, 10, 1)
-    history.report_progress(1, 5, 1)
-    history.report_progress(0, 20, 2)
+    history.report_progress(0, Progress(10, 1))
+    history.report_progress(1, Progress(5, 1, 4))
+    history.report_progress(0, Progress(20, 2))
     history.tell(completed())
     history.tell(CheckpointFailed(8, "x"))
     history.tell(AttemptStarted(2, 7, ()))
-    history.report_progress(0, 3, 1)
+    history.report_progress(0, Progress(3, 1, 2))
     history.tell(JobEnded("finished"))
 
-    assert history.records_of_attempt() == (3, 1)
-    assert history.summary() == Summary("finished", 2, 1, 1, 1, 7, 28, 4)
+    assert history.records_of_attempt() == Progress(3, 1, 2)
+    assert history.summary() == Summary("finished", 2, 1, 1, 1, 7, 28, 4, 6)
     assert history.summary().to_json()["last_checkpoint"] == 7
+    assert history.summary().to_json()["records_late"] == 6
 
 
 def test_only_the_last_hundred_are_kept_and_all_are_counted():

@@ -39,9 +39,18 @@ def job(location="/nowhere/chk", name="views"):
     return Job(plan, job_config(options), Nowhere(), DriverAddress("127.0.0.1"), ManualClock())
 
 
-def completed(checkpoint_id, attempt=1, at_ms=1_000, records_in=0):
+def completed(checkpoint_id, attempt=1, at_ms=1_000, records_in=0, records_late=0):
     return CheckpointCompleted(
-        checkpoint_id, checkpoint_id - 1, attempt, at_ms, 41.0, 2_000, (TIMINGS,), records_in, 0
+        checkpoint_id,
+        checkpoint_id - 1,
+        attempt,
+        at_ms,
+        41.0,
+        2_000,
+        (TIMINGS,),
+        records_in,
+        0,
+        records_late,
     )
 
 
@@ -73,13 +82,14 @@ def test_progress_is_told_per_checkpoint_and_restarts_count_anew():
     query = Query(running)
     assert query.lastProgress is None
 
-    running.history.tell(completed(1, at_ms=1_000, records_in=100))
-    running.history.tell(completed(2, at_ms=3_000, records_in=500))
-    running.history.tell(completed(3, attempt=2, at_ms=4_000, records_in=50))
+    running.history.tell(completed(1, at_ms=1_000, records_in=100, records_late=3))
+    running.history.tell(completed(2, at_ms=3_000, records_in=500, records_late=7))
+    running.history.tell(completed(3, attempt=2, at_ms=4_000, records_in=50, records_late=2))
 
     rows = [each["numInputRows"] for each in query.recentProgress]
     assert rows == [100, 400, 50]
     assert query.recentProgress[1]["inputRowsPerSecond"] == 200
+    assert [each["numRowsDroppedByWatermark"] for each in query.recentProgress] == [3, 4, 2]
     last = query.lastProgress
     assert (last["batchId"], last["name"], last["checkpoint"]["id"]) == (2, "views", 3)
     assert last["checkpoint"]["subtasks"] == [TIMINGS.to_json()]

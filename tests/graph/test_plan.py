@@ -15,7 +15,11 @@ from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
     Connect,
+    DropDuplicates,
+    Enrich,
     Filter,
+    Late,
+    Lookup,
     LoopHead,
     MapInArrow,
     Node,
@@ -214,6 +218,21 @@ def test_an_aggregate_over_everything_is_explained_without_keys():
     assert plan.explain().startswith("views: 1 slot, ")
 
 
+def test_what_comes_too_late_is_read_in_the_task_that_notices_it_and_is_not_combined_before():
+    counts = counted(read())
+    late = Node(Late(), SCHEMA, (counts,))
+    sinks = [written(counts, "/counts"), written(kept(late), "/late")]
+    plan = build_plan("job", sinks, 2)
+
+    [edge] = plan.edges
+    assert edge.combines is None
+    aggregate, _, noticed, _, _ = plan.tasks[1].operators
+    assert aggregate.chained == (1, 2)
+    assert (noticed.operator, noticed.schema) == (Late(), SCHEMA)
+    assert "what came too late" in plan.explain()
+    assert build_plan("job", sinks[:1], 2).edges[0].combines == counts.operator
+
+
 def test_a_plan_can_be_pickled():
     plan = build_plan("views", page_views(), 2)
 
@@ -310,6 +329,35 @@ def test_a_broadcast_stream_goes_to_every_subtask_and_the_other_stays_where_it_i
     assert between(plan) == [(0, 2, 0, Forward()), (1, 2, 1, Broadcast())]
     assert plan.tasks[2].parallelism == 2
     assert plan.edges[1].channels == 6
+
+
+def test_duplicates_are_dropped_behind_an_exchange_by_their_keys():
+    dropped = Node(DropDuplicates(("app_id", "user_id")), SCHEMA, (read(),))
+    plan = build_plan("views", [written(dropped)], 3)
+
+    assert names(plan) == [["Read"], ["DropDuplicates", "Write"]]
+    assert between(plan) == [(0, 1, 0, HashBy(("app_id", "user_id")))]
+
+
+def test_a_table_is_looked_up_without_an_exchange_and_travels_with_the_plan():
+    table = pa.table({"app": ["a"], "name": ["Chess"]})
+    schema = pa.schema([*SCHEMA, *table.schema])
+    found = Node(Lookup(table, "left", ("app_id",), ("app",)), schema, (read(),))
+    plan = build_plan("views", [written(found)], 3)
+
+    assert names(plan) == [["Read", "Lookup", "Write"]]
+    again = pickle.loads(pickle.dumps(plan)).tasks[0].operators[1].operator
+    assert again.table == table
+
+
+def test_both_streams_of_an_enrichment_are_hashed_each_by_its_own_keys():
+    newest = Enrich("left", ("app_id",), ("app",), None)
+    second = Node(Read(CLICKS), SCHEMA.set(1, pa.field("app", pa.string())), given_uid="b")
+    enriched = Node(newest, SCHEMA, (read(given_uid="a"), second), given_uid="c")
+    plan = build_plan("views", [written(enriched)], 3)
+
+    assert between(plan) == [(0, 2, 0, HashBy(("app_id",))), (1, 2, 1, HashBy(("app",)))]
+    assert [edge.name for edge in plan.edges] == ["a>c", "b>c/1"]
 
 
 def test_a_stream_may_be_connected_with_itself():

@@ -10,7 +10,9 @@ from stillframe.graph.expressions import Call, Column, Literal, Named, RowFuncti
 from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
+    DropDuplicates,
     Filter,
+    Late,
     LoopHead,
     MapInArrow,
     Node,
@@ -47,6 +49,10 @@ def counted(upstream, keys, *inputs):
     return Node(Aggregate(keys, calls), schema, (upstream,))
 
 
+def deduplicated(upstream):
+    return Node(DropDuplicates(("app_id",), "at", 0), upstream.schema, (upstream,))
+
+
 def columns_of(*ends):
     sinks = [
         Node(Write(DiscardSink()), end.schema, (end,), given_uid=f"sink-{i}")
@@ -72,6 +78,7 @@ def twice(value):
         (lambda clicks: counted(clicks, ("app_id",), "id"), ("id", "app_id")),
         (lambda clicks: counted(clicks, ()), ("id",)),  # any: records are to be counted
         (lambda clicks: projected(clicks, USER, APP), ("app_id", "user_id")),
+        (lambda clicks: projected(deduplicated(clicks), USER), ("app_id", "user_id", "at")),
         (
             lambda clicks: projected(clicks, RowFunction(twice, (USER,), pa.int64(), "twice")),
             ("user_id",),
@@ -105,6 +112,13 @@ def test_what_is_asked_for_behind_a_union_is_asked_of_the_streams_in_it():
         "app_id",
         "user_id",
     )
+
+
+def test_an_aggregate_is_given_what_is_wanted_of_its_late_records_too():
+    counts = counted(read(), ("app_id",))
+    late = Node(Late(), CLICKS.schema, (counts,))
+    assert columns_of(counts, projected(late, USER)) == ("app_id", "user_id")
+    assert columns_of(counts, late) == ALL
 
 
 def test_a_cycle_gets_every_column_because_what_comes_back_has_them_all():

@@ -39,6 +39,16 @@ def test_an_aborted_checkpoints_records_come_out_with_the_next_that_completes():
     assert pending.on_complete(2) == Commit(2, (A, B))
 
 
+def test_where_every_epoch_brings_everything_the_last_one_is_enough():
+    pending = PendingCommits(is_whole=True)
+    pending.on_prepared(1, [A])
+
+    assert pending.on_prepared(2, [B]) == (PendingCommit(2, B),)
+    assert pending.on_complete(1) == Commit(1, (A,)), "the checkpoints may overlap"
+    assert pending.on_complete(2) == Commit(2, (B,))
+    assert pending.on_prepared(3, []) == (), "nothing is everything then"
+
+
 def test_a_later_epoch_prepared_early_is_neither_in_the_snapshot_nor_in_the_commit():
     pending = PendingCommits()
     pending.on_prepared(2, [B])

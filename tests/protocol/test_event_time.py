@@ -57,6 +57,15 @@ def test_a_task_whose_channels_are_all_idle_says_so_once():
     assert time.on_idle(0) == [BecomeIdle()]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_when_all_are_idle_time_is_that_of_the_furthest_whichever_fell_silent_first(order):
+    time = EventTime([0, 1])
+    time.on_watermark(0, 20)
+    time.on_watermark(1, 50)
+    said = [each for channel in order for each in time.on_idle(channel)]
+    assert said == [AdvanceTime(50), BecomeIdle()]
+
+
 def test_time_ends_when_all_channels_have_ended():
     time = EventTime([0, 1])
     time.on_watermark(0, 5)
@@ -90,3 +99,58 @@ def test_time_never_goes_back_whatever_comes(seed):
         said += [each.time_us for each in made if isinstance(each, AdvanceTime)]
     assert said == sorted(set(said))
     assert all(moment <= max(newest.values()) for moment in said)
+
+
+# --- channels that come and go ---------------------------------------------------------------
+
+
+def test_a_channel_that_was_opened_holds_time_back_before_anything_came_on_it():
+    time = EventTime(["a"])
+    time.on_watermark("a", 50)
+    assert time.on_change((), {"b": None}) == []
+    assert time.on_watermark("a", 60) == []
+    assert time.on_watermark("b", 55) == [AdvanceTime(55)]
+
+
+def test_a_channel_that_was_closed_does_not_count_any_more():
+    time = EventTime(["a", "b"])
+    time.on_watermark("a", 50)
+    assert time.on_change(["b"], {}) == [AdvanceTime(50)]
+
+
+def test_what_is_opened_counts_before_what_is_closed_lets_time_go():
+    time = EventTime(["a", "b"])
+    time.on_watermark("a", 50)
+    assert time.on_change(["b"], {"c": None}) == []
+
+
+def test_when_all_channels_are_closed_time_is_that_of_the_furthest():
+    time = EventTime(["a", "b"])
+    time.on_watermark("a", 50)
+    time.on_watermark("b", 20)
+    assert time.on_change(["a"], {}) == []
+    assert time.on_change(["b"], {}) == [AdvanceTime(50)]
+    assert time.on_change((), {"c": None}) == []
+    assert time.on_watermark("c", 60) == [AdvanceTime(60)]
+
+
+@pytest.mark.parametrize("is_idle_first", [True, False])
+def test_a_task_of_which_only_idle_channels_are_left_is_idle_and_as_far_as_the_furthest(
+    is_idle_first,
+):
+    time = EventTime(["idle", "ended"])
+    said = time.on_idle("idle") if is_idle_first else []
+    said += time.on_watermark("ended", 50)
+    said += time.on_change(["ended"], {})
+    said += time.on_idle("idle") if not is_idle_first else []
+    assert said == [AdvanceTime(50), BecomeIdle()], "not at its end: what is idle may go on"
+    assert time.on_watermark("idle", 60) == [AdvanceTime(60)]
+
+
+def test_a_channel_that_was_idle_when_it_was_closed_leaves_nothing_behind():
+    time = EventTime(["a", "b"])
+    time.on_watermark("a", 50)
+    time.on_idle("b")
+    assert time.on_change(["b"], {"c": None}) == []
+    assert time.on_idle("a") == []
+    assert time.on_idle("c") == [BecomeIdle()]

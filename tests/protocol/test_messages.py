@@ -66,6 +66,7 @@ REPORTS = [
     Committed(1, 0, 4),
     Drained(1, 0),
     Progress(1_000_000, 5),
+    Progress(1_000_000, 5, 17),
     Failed("function f raised ValueError", "permanent"),
 ]
 

@@ -137,6 +137,21 @@ def test_event_time_is_that_of_the_subtask_that_was_furthest_behind():
     assert state["count", 1].reached == (GroupsReached(12, 16, 20),)
 
 
+def test_key_groups_that_had_come_further_before_a_restore_are_known_through_the_next():
+    old = [
+        OperatorSnapshot("count", 0, watermark_us=10, reached=(GroupsReached(6, 8, 30),)),
+        OperatorSnapshot("count", 1, watermark_us=20, reached=(GroupsReached(8, 12, 40),)),
+    ]
+    old = [OperatorSnapshot.from_json(each.to_json()) for each in old]
+
+    state = starting_state([operator("count", 1)], 16, manifest(old), {})
+
+    assert state["count", 0].watermark_us == 10
+    assert state["count", 0].reached == (
+        GroupsReached(6, 8, 30), GroupsReached(8, 16, 20), GroupsReached(8, 12, 40),
+    )  # fmt: skip
+
+
 def test_where_no_subtask_knew_the_time_nobody_does():
     state = starting_state([operator("count", 1)], 16, manifest([OperatorSnapshot("count", 0)]), {})
 

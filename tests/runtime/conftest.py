@@ -237,19 +237,36 @@ class Stepped:
 
 
 class Source(Stepped):
-    """A source subtask with one output channel."""
+    """A source subtask with one output channel; it reads one script, or several side by side."""
 
-    def __init__(self, *items, buffer_bytes=ROOM_BYTES, mode="exactly-once", out=None):
+    def __init__(
+        self,
+        *items,
+        buffer_bytes=ROOM_BYTES,
+        mode="exactly-once",
+        out=None,
+        scripts=None,
+        splits=None,
+        behind=(),
+        reader=None,
+        idle_timeout_seconds=None,
+    ):
         self.clock = ManualClock()
         self.events = Recorded()
         self.log = Logged()
         self.out = out or LocalChannel(buffer_bytes)
-        source = ScriptedSource(SCHEMA, (items,))
-        reader = source.open(source.splits(1), SourceContext(0, 1, self.clock))
+        source = ScriptedSource(SCHEMA, scripts or (items,))
+        splits = source.splits(1) if splits is None else splits
+        reader = reader or source.open(splits, SourceContext(0, 1, self.clock))
         reading = Reading("clicks", 0, reader)
-        chain = Chain([planned(Read(source), edges=(0,))], [reading], {0: edge_to([self.out])})
+        behind = [make(self.clock) for make in behind]
+        plan = [planned(Read(source), *([(1,)] if behind else [(), (0,)]))]
+        for position in range(1, len(behind) + 1):
+            is_last = position == len(behind)
+            plan.append(planned(None, *([(), (0,)] if is_last else [(position + 1,)])))
+        chain = Chain(plan, [reading, *behind], {0: edge_to([self.out])})
         about = (SubtaskRef(0, 0), "read", chain, self.clock, self.events)
-        self.subtask = SourceSubtask(*about, reading, mode, self.log)
+        self.subtask = SourceSubtask(*about, reading, mode, self.log, idle_timeout_seconds)
 
     def trigger(self, checkpoint_id, alignment_timeout_ms=None):
         self.subtask.on_trigger(self.barrier(checkpoint_id, alignment_timeout_ms))
@@ -269,22 +286,33 @@ class Inner(Stepped):
         out=None,
         loops=(),
         has_finished=False,
+        head=None,
+        clock=None,
+        restored_time_us=None,
     ):
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.events = Recorded()
         self.log = Logged()
         self.inputs = channels or [LocalChannel(ROOM_BYTES) for _ in range(2)]
         self.places = places or [ChannelPlace(("in", index)) for index in range(len(self.inputs))]
         self.out = out or LocalChannel(buffer_bytes)
         self.summing = Summing()
-        operators = [self.summing]
+        operators = [head or self.summing]
         plan = [planned(None, chained=(1,) if sink else (), edges=(0,))]
         if sink is not None:
             operators.append(Writing("write", 0, sink, sink, restored))
             plan.append(planned(Write(sink)))
         chain = Chain(plan, operators, {0: edge_to([self.out], loops=loops)})
         about = (SubtaskRef(0, 0), "sum", chain, self.clock, self.events)
-        self.subtask = InnerSubtask(*about, self.inputs, mode, self.log, self.places, has_finished)
+        self.subtask = InnerSubtask(
+            *about,
+            self.inputs,
+            mode,
+            self.log,
+            self.places,
+            has_finished,
+            restored_time_us,
+        )
 
     def barriers(self, checkpoint_id, alignment_timeout_ms=None):
         for channel in self.inputs:

@@ -17,6 +17,7 @@ from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.restoring import read_copy
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import LocalStore
+from stillframe.testing.clock import ManualClock
 
 SCHEMA = pa.schema([("app", pa.string()), ("id", pa.int64())])
 
@@ -62,7 +63,7 @@ class LastSeen(TwoInputFunction):
 
 def connecting(make=LastSeen, keys=("app",), store=None, schema=SCHEMA, subtask=0):
     operator = Connect(make, "last seen", keys)
-    return Connecting("uid", subtask, 1, operator, schema, schema, store, 128)
+    return Connecting("uid", subtask, 1, operator, schema, schema, store, 128, ManualClock())
 
 
 def snapshot_of(operator, checkpoint_id=1):

@@ -145,6 +145,39 @@ def test_an_abort_releases_what_was_held_and_the_late_barrier_is_ignored(new_inn
     assert ("started", 2) in inner.events.take()
 
 
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("alignment_timeout_ms", [None, 0, 200])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nothing_is_kept_of_a_checkpoint_that_was_given_up(
+    new_inner, mode, alignment_timeout_ms, is_late
+):
+    inner = new_inner(mode=mode)
+    early, late = inner.inputs
+    barrier = inner.barrier(1, None if mode == "at-least-once" else alignment_timeout_ms)
+    if is_late:
+        inner.subtask.on_abort(1)
+    early.send(barrier)
+    inner.run()
+    assert bool(list(inner.subtask.holdings())) is not is_late
+    inner.subtask.on_abort(1)
+
+    assert list(inner.subtask.holdings()) == []
+    late.send(barrier)
+    late.send(inner.barrier(2, barrier.alignment_timeout_ms))
+    inner.run()
+    assert {checkpoint_id for checkpoint_id, _ in inner.subtask.holdings()} <= {2}
+
+
+def test_the_barrier_that_ends_a_recording_begins_no_alignment(new_inner):
+    inner = new_inner()
+    for channel in inner.inputs:
+        channel.send(inner.barrier(1, 0))
+        inner.run()
+    inner.events.write(inner.subtask, 1)
+
+    assert list(inner.subtask.holdings()) == []
+
+
 def test_a_barrier_that_was_cancelled_upstream_is_not_waited_for(new_inner):
     inner = new_inner()
     inner.inputs[0].send(inner.barrier(1))

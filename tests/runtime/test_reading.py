@@ -216,3 +216,74 @@ def test_closing_ends_a_thread_that_waits_for_splits(growing):
     source.reader.close()
 
     assert not source.reader._thread.is_alive()
+
+
+# --- which splits may still give records ---
+
+
+class Several(BlockingReader):
+    """Yields records of several splits, at positions that may say that a split has ended."""
+
+    def __init__(self, *items, in_turn):
+        self.items = items
+        self.reads_in_turn = in_turn
+
+    def has_ended(self, split):
+        return split.position["line"] == "end"
+
+    def read(self):
+        for name, position in self.items:
+            yield Split(name, {"line": position}), pa.record_batch([[1]], schema=SCHEMA)
+
+    def close(self):
+        pass
+
+
+def seen_open(reader, splits):
+    """Which splits are open, at the beginning and behind each batch."""
+    woken = threading.Event()
+    threaded = ThreadedReader(splits, reader, woken.set)
+    seen = [(None, sorted(threaded.open_splits()))]
+    while not isinstance(polled := threaded.poll(), EndOfData):
+        if isinstance(polled, NothingYet):
+            assert woken.wait(LIMIT_SECONDS), "nobody woke the loop"
+            woken.clear()
+        else:
+            seen.append((threaded.polled_split(), sorted(threaded.open_splits())))
+    threaded.close()
+    return seen
+
+
+def test_splits_that_are_read_in_turn_have_ended_when_a_later_one_is_read():
+    splits = [Split(name, {"line": 0}) for name in "abc"]
+    reader = Several(("a", 1), ("c", 1), in_turn=True)
+
+    assert seen_open(reader, splits) == [
+        (None, ["a", "b", "c"]),
+        ("a", ["a", "b", "c"]),
+        ("c", ["c"]),
+    ]
+
+
+def test_splits_that_are_read_side_by_side_end_when_their_position_says_so():
+    splits = [Split("a", {"line": 0}), Split("b", {"line": 0}), Split("c", {"line": "end"})]
+    reader = Several(("b", 1), ("a", 1), ("b", "end"), in_turn=False)
+
+    assert seen_open(reader, splits) == [
+        (None, ["a", "b"]),
+        ("b", ["a", "b"]),
+        ("a", ["a", "b"]),
+        ("b", ["a"]),
+    ]
+
+
+def test_time_waits_for_splits_that_came_together_and_not_for_those_that_came_later(growing):
+    source = growing(a=[1], b=[2], c=[3])
+    source.add("a", "b")
+    source.add("c", is_last=True)
+    seen = []
+    while isinstance(source.next(), int):
+        seen.append((source.reader.polled_split(), sorted(source.reader.open_splits())))
+
+    assert seen == [("a", ["a", "b"]), ("b", ["b"]), ("c", ["c"])]
+    assert source.reader.open_splits() == frozenset()

@@ -8,6 +8,7 @@ import pytest
 from stillframe.api.sinks import Committer, Sink, SinkWriter
 from stillframe.errors import StorageError
 from stillframe.protocol.manifests import FileHandle, PendingCommit
+from stillframe.runtime.operators import RunningOperator
 
 SCHEMA = pa.schema([("id", pa.int64())])
 OLDER_FILE = FileHandle("shared/1/sum-0-sums-7.arrow", 100, 1)
@@ -158,6 +159,44 @@ def test_an_aborted_checkpoints_records_are_in_the_next_one(new_inner):
     ]
     inner.subtask.on_complete(2, 0)
     assert inner.events.take() == [("commit", 0, ({"ids": [1]}, {"ids": [2]}))]
+
+
+class Whole(RunningOperator):
+    """Says all it has got at each barrier, and nothing else."""
+
+    def __init__(self):
+        self.ids = []
+
+    def process(self, records):
+        self.ids += records["id"].to_pylist()
+        return ()
+
+    def on_barrier(self):
+        return (batch(*self.ids),)
+
+
+def test_what_is_said_at_a_barrier_belongs_to_the_epoch_it_ends(new_inner):
+    inner = new_inner(head=Whole(), sink=ListSink())
+    inner.inputs[0].send(batch(1))
+    inner.barriers(1)
+    inner.events.write(inner.subtask, 1)
+    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1]})]
+    assert inner.sent() == [[1], inner.barrier(1)]
+
+
+def test_of_epochs_that_bring_everything_an_aborted_one_is_left_out(new_inner):
+    sink = ListSink()
+    sink.is_whole = True
+    inner = new_inner(head=Whole(), sink=sink)
+    inner.inputs[0].send(batch(1))
+    inner.barriers(1)
+    inner.subtask.on_abort(1)
+    inner.events.write(inner.subtask, 1)
+    inner.inputs[0].send(batch(2))
+    inner.barriers(2)
+    inner.events.write(inner.subtask, 2)
+
+    assert acknowledged_commits(inner.events) == [PendingCommit(2, {"ids": [1, 2]})]
 
 
 def test_an_epoch_still_being_prepared_is_waited_for_by_the_checkpoint_after_an_aborted_one(

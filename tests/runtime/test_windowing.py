@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from stillframe.api.aggregates import AggregateCall
-from stillframe.graph.logical import Aggregate, Window
+from stillframe.graph.logical import Aggregate, SessionWindow, Window
 from stillframe.graph.plan import Edge, HashBy
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
-from stillframe.key_groups import key_group_range
+from stillframe.key_groups import hash_row, key_group_range
 from stillframe.protocol.manifests import (
     Manifest,
     OperatorDescription,
@@ -20,6 +20,7 @@ from stillframe.protocol.manifests import (
 )
 from stillframe.protocol.restore import SubtaskState, starting_state
 from stillframe.runtime.channels import LocalChannel
+from stillframe.runtime.elements import Watermark
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.windowing import (
     Windowing,
@@ -39,6 +40,7 @@ COUNT = (AggregateCall("count", None, "count", pa.int64()),)
 CLOSED = Aggregate(("key",), COUNT, Window("at", 10, 10), emits_closed=True)
 UPDATED = Aggregate(("key",), COUNT, Window("at", 10, 10))
 SLIDING = Aggregate(("key",), COUNT, Window("at", 10, 5), emits_closed=True)
+SESSIONS = Aggregate(("key",), COUNT, SessionWindow("at", 10), emits_closed=True)
 
 
 def records(*rows: tuple[str, int | None]) -> pa.RecordBatch:
@@ -239,3 +241,81 @@ def test_rows_of_one_key_go_to_one_subtask_whatever_their_pane(count: int) -> No
     keys = [set(batch["key"].to_pylist()) for batch in received if batch is not None]
     assert sum(map(len, keys)) == 7
     assert all(is_partial(batch) == (count > 10) for batch in received if batch is not None)
+
+
+# --- sessions
+
+
+def test_a_watermark_closes_sessions_and_what_comes_for_them_later_is_late(tmp_path: Path) -> None:
+    counting = Counting(tmp_path, SESSIONS)
+    assert counting.count(("a", 1), ("a", 9), ("b", 12), ("c", None)) == []
+    assert counting.advance(18) == []
+    assert counting.advance(19) == [(1, 19, "a", 2)]
+    assert counting.count(("a", 9), ("b", 22)) == []
+    assert counting.operator.late_rows == 1
+    assert counting.advance(1_000) == [(12, 32, "b", 2)]
+
+
+def test_unchanged_sessions_are_referred_to(tmp_path: Path) -> None:
+    counting = Counting(tmp_path, SESSIONS)
+    counting.count(("a", 1))
+    first = counting.completed(1)
+    counting.advance(10)
+    assert counting.completed(2).keyed == first.keyed
+    counting.advance(11)
+    assert counting.completed(3).keyed == ()
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_sessions_go_on_where_they_were_at_any_parallelism(
+    tmp_path: Path, parallelism: int
+) -> None:
+    keys = [f"key-{number}" for number in range(20)]
+    counting = Counting(tmp_path, SESSIONS)
+    counting.count(*((key, time) for key in keys for time in (1, 7, 40)))
+    assert counting.advance(16) == []
+    for subtask, state in enumerate(restored([counting.completed(1)], parallelism)):
+        again = Counting(tmp_path, SESSIONS, state, subtask, parallelism)
+        owned = key_group_range(subtask, parallelism, GROUPS)
+        mine = [key for key in keys if hash_row([key], [pa.string()]) % GROUPS in owned]
+        again.count(*((key, 17) for key in mine))
+        assert again.advance(1_000) == sorted(
+            (start, end, key, count)
+            for key in mine
+            for start, end, count in ((1, 27, 3), (40, 50, 1))
+        )
+
+
+def test_a_subtask_that_was_ahead_takes_no_record_that_was_late_for_it(tmp_path: Path) -> None:
+    keys = [f"key-{number}" for number in range(20)]
+    whole = Counting(tmp_path, SESSIONS)
+    whole.count(*((key, 1) for key in keys))
+    two = [
+        Counting(tmp_path, SESSIONS, state, subtask, 2)
+        for subtask, state in enumerate(restored([whole.completed(1)], 2))
+    ]
+    emitted = two[0].advance(15) + two[1].advance(5)
+    [state] = restored([each.completed(2) for each in two], 1)
+    one = Counting(tmp_path, SESSIONS, state)
+    emitted += one.count(*((key, 3) for key in keys))  # under way at the barrier
+    emitted += one.advance(1_000)
+    assert one.operator.late_rows == len([row for row in emitted if row[3] == 1])
+    assert 0 < one.operator.late_rows < len(keys)
+    assert sorted(row[2] for row in emitted) == sorted(keys)
+
+
+def test_a_sender_combines_sessions_when_it_knows_how_far_time_has_come() -> None:
+    channel = LocalChannel(1 << 20)
+    edge = Edge(0, "in>out", 0, 1, HashBy(("key",)), SCHEMA, 1, 1, 0, combines=SESSIONS)
+    output = EdgeOutput(edge, SubtaskIndex(0), [channel], 128, windowed_partials(SCHEMA, SESSIONS))
+    batch = records(*((f"key-{i % 7}", i % 50) for i in range(4_000)))
+    output.send(batch)
+    output.broadcast(Watermark(5))
+    output.send(batch)
+
+    received = [channel.take() for _ in range(3)]
+    assert [is_partial(each) for each in received if isinstance(each, pa.RecordBatch)] == [
+        False,
+        True,
+    ]
+    assert received[2].num_rows == 7

@@ -85,7 +85,7 @@ class RunningQuery:
 
     def wait_for_records(self, records: int) -> None:
         """Until the sources have read this many in the running attempt."""
-        wait_until(lambda: self.job.history.records_of_attempt()[0] >= records)
+        wait_until(lambda: self.job.history.records_of_attempt().records_in >= records)
 
     def kill(self, slot: int, attempt: int = 1) -> None:
         running: SlotsRunning = self.wait(SlotsRunning, attempt=attempt)

@@ -100,7 +100,7 @@ def test_a_job_that_is_started_again_reads_only_what_has_come_since(page_views, 
     second = page_views.start(page_views.plan(directory.source(), parallelism=3))
     see_all(page_views, directory, second, until)
 
-    assert second.job.history.records_of_attempt()[0] == 3 * ROWS
+    assert second.job.history.records_of_attempt().records_in == 3 * ROWS
 
 
 def test_what_an_enumerator_raises_ends_the_job_with_a_sentence(page_views):

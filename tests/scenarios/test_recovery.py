@@ -83,7 +83,9 @@ def test_a_recovery_reads_on_from_the_checkpoint_and_not_from_the_beginning(page
     assert second.restored_from is not None
     assert second.restored_from >= checkpoint.checkpoint_id
     assert second.positions == ("script-0 at next=10", "script-1 at next=10")
-    assert running.job.history.records_of_attempt()[0] == 2_000, "only the second half was read"
+    assert running.job.history.records_of_attempt().records_in == 2_000, (
+        "only the second half was read"
+    )
 
 
 def test_a_slot_killed_before_any_checkpoint_starts_the_job_from_the_beginning(page_views):

@@ -406,7 +406,6 @@ def test_what_a_stream_does_not_do_with_windows_is_said(sales: Stream) -> None:
     hourly = F.window("at", "1 hour")
     overlapping = F.window("at", "1 hour", "10 minutes")
     refused: list[tuple[Any, str]] = [
-        (lambda: sales.groupBy(F.session_window("at", "5 minutes")).count(), "session_window is"),
         (lambda: sales.groupBy(F.window("local", "1 hour")).count(), "type timestamp_ntz.* cast"),
         (lambda: sales.groupBy(hourly.start).count(), "a window, and not grouped by as such"),
         (lambda: sales.groupBy("shop").agg(F.max(hourly.start)), "not grouped by as such"),
@@ -493,12 +492,6 @@ def test_append_without_a_watermark_is_refused_in_sparks_words(
     for stream in (windowed(sales), sales.groupBy("shop").count(), watched.groupBy("shop").sum()):
         with pytest.raises(BuildError, match=words):
             prepared(still, tmp_path, stream.writeStream.format("noop"))
-
-
-def test_complete_is_still_refused(sales: Stream) -> None:
-    hourly = windowed(sales.withWatermark("at", "1 minute"))
-    with pytest.raises(BuildError, match="outputMode 'complete' is not there yet"):
-        hourly.writeStream.outputMode("complete")
 
 
 def test_two_sinks_share_the_aggregate_that_closes(

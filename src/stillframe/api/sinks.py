@@ -90,6 +90,9 @@ class Sink(ABC):
     guarantee: ClassVar[str] = "exactly-once"
     """What the outside sees of each record, in a word, when the sources can rewind."""
 
+    is_whole: bool = False
+    """Whether every epoch brings everything anew: one that failed is of no use to the next."""
+
     @abstractmethod
     def open_writer(self, context: SinkContext) -> SinkWriter:
         """A writer for one subtask. Called on an executor, per attempt."""

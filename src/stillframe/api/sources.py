@@ -86,6 +86,29 @@ class SourceReader(ABC):
         has an enumerator, which remembers them, they may be left out.
         """
 
+    reads_in_turn: bool = False
+    """Whether a split is begun when the one before it has ended, so that one that has given
+    nothing is not idle but waits."""
+
+    def open_splits(self) -> frozenset[str] | None:
+        """The ids of the splits that may still give records; None: the reader does not tell.
+
+        Called after each `poll`, so it should be quick: answer the same object while nothing has
+        changed. Event time at the reader is as far as the slowest of these, of which one that has
+        given nothing yet is the slowest; of a reader that does not tell, as far as its newest
+        record, so that records of a split that is read more slowly may be late. The classic
+        mistake is to leave out a split that waits: its records may all be late when it is begun.
+        """
+        return None
+
+    def polled_split(self) -> str | None:
+        """The id of the split that the batch answered last by `poll` came from.
+
+        Called after each `poll` that answered a batch, if `open_splits` tells. It may have ended
+        with that batch.
+        """
+        return None
+
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read these too.
 
@@ -105,6 +128,18 @@ class SourceReader(ABC):
 
 class BlockingReader(ABC):
     """Reads some splits in a thread of its own, for readers that may have to wait for bytes."""
+
+    reads_in_turn: ClassVar[bool] = False
+    """Whether `read` gives the splits one after the other, in the order in which `open` got them.
+    Otherwise event time waits for all of them for as long as one has records."""
+
+    def has_ended(self, split: Split) -> bool:
+        """Whether a split at this position has no more records, as far as the position tells.
+
+        Called by the loop thread while `read` is iterated by another. Event time does not wait
+        for such a split; without this, it does until the last of the splits has ended.
+        """
+        return False
 
     @abstractmethod
     def read(self) -> Iterator[tuple[Split, pa.RecordBatch]]:

@@ -16,6 +16,15 @@ class Window:
     """How far their beginnings are moved from 1970-01-01 00:00 UTC."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Spans of event time that last as long as records of a key come within a gap of each other."""
+
+    time: str
+    gap: int | str
+    """In microseconds; or the column with each record's own, an int64 of microseconds."""
+
+
 WINDOW = "window"
 """The column with which a windowed aggregate says which window a row is about: a struct of start
 and end, both timestamps in UTC. It comes first, then the keys, then the aggregates."""

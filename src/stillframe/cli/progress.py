@@ -37,6 +37,7 @@ class Figures:
     name: str
     records_in: int
     records_out: int
+    records_late: int
     records_per_second: float
     """Read since the figures before."""
     checkpoints: int
@@ -52,6 +53,8 @@ class Figures:
             f"{_grouped(round(self.records_per_second))}/s",
             self._checkpoints(),
         ]
+        if self.records_late:
+            parts.insert(2, f"{_grouped(self.records_late)} too late")
         if self.restarts:
             parts.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
         if self.outcome != "running":
@@ -70,6 +73,7 @@ class Figures:
             "name": self.name,
             "records_in": self.records_in,
             "records_out": self.records_out,
+            "records_late": self.records_late,
             "records_per_second": round(self.records_per_second, 1),
             "checkpoints": self.checkpoints,
             "last_duration_ms": self.last_duration_ms,
@@ -91,6 +95,7 @@ def figures_of(
         name=name,
         records_in=summary.records_in,
         records_out=summary.records_out,
+        records_late=summary.records_late,
         records_per_second=gained / elapsed_seconds if elapsed_seconds > 0 else 0.0,
         checkpoints=summary.checkpoints_completed,
         last_duration_ms=last.duration_ms if last else None,

@@ -244,6 +244,8 @@ class _FollowedFiles(SplitEnumerator):
 class _FileReader(BlockingReader):
     """Reads file after file."""
 
+    reads_in_turn = True
+
     def __init__(self, schema: pa.Schema, splits: Sequence[Split]) -> None:
         self._schema = schema
         for split in splits:
@@ -309,9 +311,12 @@ class ParquetSource(FileSource):
 
 
 class _ParquetReader(_FileReader):
-    def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
+    def has_ended(self, split: Split) -> bool:
         # A file that was read to its end may be archived; an empty one has no footer to read.
-        if split.position.get("ended") or split.position["size"] == 0:
+        return bool(split.position.get("ended")) or split.position["size"] == 0
+
+    def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
+        if self.has_ended(split):
             return
         path = _unchanged_path(split)
         done = _number(split, "rows")
@@ -497,10 +502,13 @@ class JsonLinesSource(FileSource):
 
 
 class _JsonLinesReader(_FileReader):
+    def has_ended(self, split: Split) -> bool:
+        return _number(split, "offset") >= _number(split, "size")
+
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
-        offset = _number(split, "offset")
-        if offset >= _number(split, "size"):
+        if self.has_ended(split):
             return
+        offset = _number(split, "offset")
         path = _unchanged_path(split)
         try:
             with open(path, "rb", buffering=0) as file:

@@ -242,6 +242,10 @@ class _Cursor:
         self._split = split
 
     @property
+    def id(self) -> str:
+        return self._split.id
+
+    @property
     def ended(self) -> bool:
         return self.next >= self.end
 
@@ -267,6 +271,8 @@ class _GeneratingReader(SourceReader):
         self._clock = clock
         self._opened_seconds = clock.monotonic_seconds()
         self._turn = 0
+        self._open = frozenset(cursor.id for cursor in cursors if not cursor.ended)
+        self._polled: str | None = None
 
     def poll(self) -> Polled:
         elapsed_seconds = self._clock.monotonic_seconds() - self._opened_seconds
@@ -279,9 +285,22 @@ class _GeneratingReader(SourceReader):
             wait = self._wait_seconds(cursor, elapsed_seconds)
             if wait <= 0:
                 self._turn = turn + 1
-                return cursor.take(self._rows_due(cursor, elapsed_seconds))
+                return self._take(cursor, self._rows_due(cursor, elapsed_seconds))
             wait_seconds = min(wait_seconds, wait)
         return EndOfData() if wait_seconds == math.inf else NothingYet(wait_seconds)
+
+    def _take(self, cursor: _Cursor, rows: int) -> pa.RecordBatch:
+        batch = cursor.take(rows)
+        self._polled = cursor.id
+        if cursor.ended:
+            self._open -= {cursor.id}
+        return batch
+
+    def open_splits(self) -> frozenset[str]:
+        return self._open
+
+    def polled_split(self) -> str | None:
+        return self._polled
 
     def _wait_seconds(self, cursor: _Cursor, elapsed_seconds: float) -> float:
         """Until this split has gathered enough for a batch."""

@@ -42,6 +42,7 @@ class StagedSink(Sink):
     handler: Handler | None = field(compare=False, repr=False)
     schema: pa.Schema
     description: str = "staged"
+    is_whole: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "handler": None}

@@ -271,8 +271,8 @@ class RunningAttempt:
                     self._outcome = AttemptStopped()
             case CheckpointWanted():
                 self._keep_request(mail)
-            case SlotReported(slot, Progress(records_in, records_out)):
-                self._history.report_progress(slot, records_in, records_out)
+            case SlotReported(slot, Progress() as progress):
+                self._history.report_progress(slot, progress)
 
     def _loss(self, slot: SlotIndex, reason: str) -> str:
         joined = self._joined.get(slot)  # it may have come while the attempt was breaking
@@ -311,8 +311,8 @@ class RunningAttempt:
         match report:
             case Running():
                 self._on_running(slot)
-            case Progress(records_in, records_out):
-                self._history.report_progress(slot, records_in, records_out)
+            case Progress():
+                self._history.report_progress(slot, report)
             case Failed(reason, cause):
                 self._complained.add(slot)
                 self._break(reason, cause)
@@ -384,7 +384,7 @@ class RunningAttempt:
                 self._checkpoints.on_store_failed(checkpoint_id, str(error), self._now())
             )
             return
-        records_in, records_out = self._history.records_of_attempt()
+        records = self._history.records_of_attempt()
         self._history.tell(
             CheckpointCompleted(
                 checkpoint_id=checkpoint_id,
@@ -394,8 +394,9 @@ class RunningAttempt:
                 duration_ms=(self._now() - triggered_at_seconds) * 1000,
                 state_bytes=manifest.state_bytes() + completed.manifest_length_bytes,
                 timings=manifest.timings,
-                records_in=records_in,
-                records_out=records_out,
+                records_in=records.records_in,
+                records_out=records.records_out,
+                records_late=records.records_late,
             )
         )
         del self._triggered_at_ms[checkpoint_id]

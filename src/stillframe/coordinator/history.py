@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import SubtaskTimings
+from stillframe.protocol.messages import Progress
 
 _KEPT_MAX = 100
 log = logging.getLogger("stillframe")
@@ -54,6 +55,8 @@ class CheckpointCompleted:
     records_in: int
     """Read from the sources in this attempt so far, as last reported."""
     records_out: int
+    records_late: int = 0
+    """Came too late in this attempt so far, and were dropped."""
 
     def __str__(self) -> str:
         size = format_bytes(self.state_bytes)
@@ -139,6 +142,8 @@ class Summary:
     records_in: int
     """Read from the sources in this process, replayed ones included."""
     records_out: int
+    records_late: int = 0
+    """Came too late and were dropped, replayed ones included."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -150,6 +155,7 @@ class Summary:
             "last_checkpoint": self.last_checkpoint,
             "records_in": self.records_in,
             "records_out": self.records_out,
+            "records_late": self.records_late,
         }
 
 
@@ -165,8 +171,8 @@ class History:
         self._checkpoints_completed = 0
         self._checkpoints_failed = 0
         self._outcome = "running"
-        self._past_attempts = (0, 0)
-        self._this_attempt: dict[SlotIndex, tuple[int, int]] = {}
+        self._past_attempts = Progress(0, 0)
+        self._this_attempt: dict[SlotIndex, Progress] = {}
 
     def add_listener(self, listener: Listener) -> None:
         """Called with every event from now on, on the job's thread; it must not block."""
@@ -184,9 +190,9 @@ class History:
             except Exception:  # a curious listener must not harm the job
                 log.exception("a listener failed on %s", event)
 
-    def report_progress(self, slot: SlotIndex, records_in: int, records_out: int) -> None:
+    def report_progress(self, slot: SlotIndex, progress: Progress) -> None:
         with self._lock:
-            self._this_attempt[slot] = (records_in, records_out)
+            self._this_attempt[slot] = progress
 
     def events(self) -> list[Event]:
         with self._lock:
@@ -197,13 +203,13 @@ class History:
         with self._lock:
             return list(self._completed)
 
-    def records_of_attempt(self) -> tuple[int, int]:
+    def records_of_attempt(self) -> Progress:
         with self._lock:
-            return self._sum_of_attempt()
+            return _sum_of(self._this_attempt.values())
 
     def summary(self) -> Summary:
         with self._lock:
-            records_in, records_out = self._sum_of_attempt()
+            records = self._records_of_all()
             return Summary(
                 outcome=self._outcome,
                 attempts=self._attempts,
@@ -211,24 +217,21 @@ class History:
                 checkpoints_completed=self._checkpoints_completed,
                 checkpoints_failed=self._checkpoints_failed,
                 last_checkpoint=self._completed[-1].checkpoint_id if self._completed else None,
-                records_in=self._past_attempts[0] + records_in,
-                records_out=self._past_attempts[1] + records_out,
+                records_in=records.records_in,
+                records_out=records.records_out,
+                records_late=records.records_late,
             )
 
-    def _sum_of_attempt(self) -> tuple[int, int]:
-        counts = self._this_attempt.values()
-        return sum(read for read, _ in counts), sum(written for _, written in counts)
+    def _records_of_all(self) -> Progress:
+        """Of this attempt and those before it."""
+        return _sum_of([self._past_attempts, *self._this_attempt.values()])
 
     def _note(self, event: Event) -> None:
         self._events.append(event)
         match event:
             case AttemptStarted():
                 self._attempts += 1
-                read, written = self._sum_of_attempt()
-                self._past_attempts = (
-                    self._past_attempts[0] + read,
-                    self._past_attempts[1] + written,
-                )
+                self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
             case CheckpointCompleted():
                 self._checkpoints_completed += 1
@@ -237,6 +240,14 @@ class History:
                 self._checkpoints_failed += 1
             case JobEnded(outcome):
                 self._outcome = outcome
+
+
+def _sum_of(parts: Collection[Progress]) -> Progress:
+    return Progress(
+        sum(part.records_in for part in parts),
+        sum(part.records_out for part in parts),
+        sum(part.records_late for part in parts),
+    )
 
 
 def format_bytes(count: int) -> str:

@@ -219,6 +219,7 @@ class Query:
     ) -> dict[str, Any]:
         same_attempt = before is not None and before.attempt == this.attempt
         rows = this.records_in - (before.records_in if before and same_attempt else 0)
+        late = this.records_late - (before.records_late if before and same_attempt else 0)
         elapsed_ms = this.triggered_at_ms - before.triggered_at_ms if before else None
         rate = rows / elapsed_ms * 1000 if elapsed_ms else None
         return {
@@ -228,6 +229,7 @@ class Query:
             "timestamp": this.triggered_at_ms,
             "batchId": this.epoch,
             "numInputRows": rows,
+            "numRowsDroppedByWatermark": late,
             "inputRowsPerSecond": rate,
             "processedRowsPerSecond": rate,
             "durationMs": {"checkpoint": this.duration_ms},

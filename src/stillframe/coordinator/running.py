@@ -69,6 +69,7 @@ def run_attempt(
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
         checkpoint_mode=parts.config.checkpoint_mode,
         idle_timeout_seconds=parts.config.watermark_idle_timeout_seconds,
+        ahead_seconds_max=parts.config.watermark_ahead_seconds_max,
     )
     slots: RunningSlots | None = None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class SlotLaunch:
     channel_buffer_bytes: int
     checkpoint_mode: CheckpointMode = "exactly-once"
     idle_timeout_seconds: float | None = None
+    ahead_seconds_max: float = math.inf
 
 
 class RunningSlots(ABC):

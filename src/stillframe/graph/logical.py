@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
 from stillframe.api.aggregates import AggregateCall
-from stillframe.api.functions import TwoInputFunction
+from stillframe.api.functions import KeyedFunction, TwoInputFunction
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
 from stillframe.api.windows import WINDOW as WINDOW
+from stillframe.api.windows import SessionWindow as SessionWindow
 from stillframe.api.windows import Window as Window
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Expression, Named
@@ -69,10 +71,12 @@ class Aggregate:
 
     keys: tuple[str, ...]
     calls: tuple[AggregateCall, ...]
-    window: Window | None = None
+    window: Window | SessionWindow | None = None
     """Per window as well as per key; a window that event time has passed is dropped."""
     emits_closed: bool = False
     """Emit the values of a window once, when event time has passed it (output mode append)."""
+    emits_all: bool = False
+    """Emit all values at each barrier; no window is dropped, and nothing is late (complete)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,97 @@ class Connect:
     name: str
     keys: tuple[str, ...] | None
     """By which both inputs are parted; None: the second input goes to every subtask whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Call the user's function with the batches of one input, parted by key."""
+
+    make: Callable[[], KeyedFunction]
+    name: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropDuplicates:
+    """Pass on the first record of each key."""
+
+    keys: tuple[str, ...]
+    time: str | None = None
+    """The event time: a record that is not after the watermark is late. None: nothing is."""
+    keep_us: int | None = None
+    """How long after its event time a key is remembered; None: for ever."""
+
+
+JoinKind = Literal["inner", "left", "right", "full", "semi"]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSide:
+    """One input of a join."""
+
+    keys: tuple[str, ...]
+    time: str | None
+    """Its event time; None where the join has no bound in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Pair the records of two inputs that have the same keys and meet the condition.
+
+    It emits the columns of the left input, then those of the right one; of a semi join the left
+    ones alone. No two have one name.
+    """
+
+    how: JoinKind
+    left: JoinSide
+    right: JoinSide
+    earliest_us: int | None = None
+    """The least that a right record's event time may be after the left one's; None: no limit."""
+    latest_us: int | None = None
+    """The most; None: no limit."""
+    condition: Expression | None = None
+    """What else must hold, over the columns of both; the bounds in time are part of it."""
+
+
+class TableAtStart(Protocol):
+    """A table that is read when the job starts, and is the same for all its attempts."""
+
+    def read(self) -> pa.Table: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Pair records with the rows of a table that does not change.
+
+    Emits the columns of the input, then those of the table; of a semi or anti join the former.
+    """
+
+    table: pa.Table | TableAtStart
+    """Where a plan is run it has been read."""
+    how: Literal["inner", "left", "semi", "anti"]
+    keys: tuple[str, ...]
+    table_keys: tuple[str, ...]
+    condition: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enrich:
+    """Pair each record of the first input with the newest one of the second that has its keys.
+
+    Emits the columns of the first, then those of the second.
+    """
+
+    how: Literal["inner", "left"]
+    keys: tuple[str, ...]
+    newest_keys: tuple[str, ...]
+    newest_time: str | None
+    """The event time by which the second's records are newer or older; None: as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The records that came too late for its input, which is an operator of event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +212,32 @@ Operator = (
     | Aggregate
     | WithWatermark
     | Connect
+    | Process
+    | DropDuplicates
+    | Join
+    | Lookup
+    | Enrich
+    | Late
     | Union
     | LoopHead
     | CloseLoop
     | Write
 )
+
+
+def keys_of(operator: Operator, place: int = 0) -> tuple[str, ...] | None:
+    """The columns of an input by which the operator's state is parted; None: it is not."""
+    match operator:
+        case Aggregate(keys) | Process(keys=keys) | DropDuplicates(keys):
+            return keys
+        case Connect(keys=keys):
+            return keys
+        case Join(left=left, right=right):
+            return left.keys if place == 0 else right.keys
+        case Enrich(keys=keys, newest_keys=newest_keys):
+            return keys if place == 0 else newest_keys
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,14 +317,22 @@ def replaced(last: Node, old: Node, new: Node) -> Node:
     return made[id(last)]
 
 
-def walk(sinks: Iterable[Node]) -> list[Node]:
-    """Every node from which a sink can be reached, inputs before what they feed."""
+def late_readers(node: Node, nodes: Iterable[Node]) -> list[Node]:
+    """Those of `nodes` that read what comes too late for this one."""
+    return [each for each in nodes if isinstance(each.operator, Late) and each.inputs[0] is node]
+
+
+def walk(sinks: Iterable[Node], *, through_late: bool = True) -> list[Node]:
+    """Every node from which a sink can be reached, inputs before what they feed.
+
+    Not `through_late`: without those of which only what comes too late reaches one.
+    """
     ordered: dict[int, Node] = {}
 
     def visit(node: Node) -> None:
         if id(node) in ordered:
             return
-        for upstream in node.inputs:
+        for upstream in node.inputs if through_late or not isinstance(node.operator, Late) else ():
             visit(upstream)
         ordered[id(node)] = node
 

@@ -26,14 +26,22 @@ from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
     Connect,
+    DropDuplicates,
+    Enrich,
+    Join,
+    Late,
+    Lookup,
     LoopHead,
     MapInArrow,
     Node,
     Operator,
+    Process,
     Read,
     Union,
     WithWatermark,
     Write,
+    keys_of,
+    late_readers,
     walk,
 )
 from stillframe.graph.pruning import columns_read
@@ -243,8 +251,8 @@ def _refuse_wrong_cycles(tasks: Sequence[Task], edges: Sequence[Edge]) -> None:
 
 
 def _is_stateful(node: Node) -> bool:
-    stateful = Read | Aggregate | WithWatermark | Connect | LoopHead | Write
-    return isinstance(node.operator, stateful)
+    stateful = Read | WithWatermark | Connect | LoopHead | Write
+    return isinstance(node.operator, stateful) or keys_of(node.operator) is not None
 
 
 _IN_PASSING = (Union, CloseLoop)
@@ -296,20 +304,20 @@ class _Planner:
         """A source or a keyed operator spreads over all slots; the others stay with their input."""
         if node.parallelism is not None:
             wanted = node.parallelism
-        elif isinstance(node.operator, Aggregate) and not node.operator.keys:
+        elif keys_of(node.operator) == ():
             wanted = 1
-        elif isinstance(node.operator, Read | Aggregate) or _is_keyed(node.operator):
+        elif isinstance(node.operator, Read) or keys_of(node.operator):
             wanted = self._slots
         elif isinstance(node.operator, Connect | CloseLoop):
             wanted = self._parallelism[id(node.inputs[0])]
         else:
             wanted = max(self._parallelism[id(upstream)] for upstream in node.inputs)
-        if isinstance(node.operator, Aggregate) and not node.operator.keys and wanted > 1:
+        if keys_of(node.operator) == () and wanted > 1:
             raise BuildError(
                 f"{describe(node.operator)} has parallelism {wanted}, but an aggregate without keys"
                 " is one value and runs once: leave its parallelism out, or group by something"
             )
-        if wanted > self._max_parallelism and _is_keyed(node.operator):
+        if wanted > self._max_parallelism and keys_of(node.operator) is not None:
             raise BuildError(
                 f"{describe(node.operator)} has parallelism {wanted}, but the job has only"
                 f" {self._max_parallelism} key groups: lower it or raise maxParallelism"
@@ -322,7 +330,8 @@ class _Planner:
         return (
             len(_feeding(node)) == 1
             and node.parallelism is None
-            and not isinstance(node.operator, Aggregate | Connect | LoopHead)
+            and keys_of(node.operator) is None
+            and not isinstance(node.operator, Connect | LoopHead)
         )
 
     def _assign_tasks(self) -> dict[int, int]:
@@ -355,10 +364,17 @@ class _Planner:
             first_channel=last.first_channel + last.channels if last else 0,
             input=place,
             is_feedback=is_feedback,
-            combines=target.operator if isinstance(target.operator, Aggregate) else None,
+            combines=self._combined_for(target),
         )
+        assert not isinstance(target.operator, Late), "late records leave where they are noticed"
         self._edges.append(edge)
         self._edges_from.setdefault(id(source), []).append(edge.index)
+
+    def _combined_for(self, target: Node) -> Aggregate | None:
+        """Of records that are combined nothing is left to be read where they come too late."""
+        if not isinstance(target.operator, Aggregate) or late_readers(target, self._all_nodes):
+            return None
+        return target.operator
 
     def _edge_name(self, source: Node, target: Node, place: int) -> str:
         name = f"{source.uid}>{target.uid}" + (f"/{place}" if place else "")
@@ -369,13 +385,11 @@ class _Planner:
         return next(again for n in count(1) if (again := f"{name}#{n}") not in taken)
 
     def _partitioning(self, source: Node, target: Node, place: int) -> Partitioning:
-        match target.operator:
-            case Aggregate(keys):
-                return HashBy(keys)
-            case Connect(keys=keys) if keys is not None:
-                return HashBy(keys)
-            case Connect() if place == 1:
-                return Broadcast()
+        keys = keys_of(target.operator, place)
+        if keys is not None:
+            return HashBy(keys)
+        if isinstance(target.operator, Connect) and place == 1:
+            return Broadcast()
         same = self._parallelism[id(source)] == self._parallelism[id(target)]
         return Forward() if same else Rebalance()
 
@@ -436,12 +450,6 @@ def _reachable(task: int, edges: Sequence[Edge]) -> set[int]:
     return found
 
 
-def _is_keyed(operator: Operator) -> bool:
-    return isinstance(operator, Aggregate) or (
-        isinstance(operator, Connect) and operator.keys is not None
-    )
-
-
 def _in_words(partitioning: Partitioning) -> str:
     match partitioning:
         case Forward():
@@ -465,10 +473,23 @@ def describe(operator: Operator) -> str:
             return f"map {name}"
         case Connect(name=name, keys=keys):
             return f"connect {name}" + (f" by {', '.join(keys)}" if keys else "")
+        case Process(name=name, keys=keys):
+            return f"process {name} by {', '.join(keys)}"
+        case DropDuplicates(keys):
+            return f"drop duplicates of {', '.join(keys)}"
+        case Join(how, left, right):
+            pairs = zip(left.keys, right.keys, strict=True)
+            return f"{how} join on {', '.join(f'{a} = {b}' for a, b in pairs)}"
+        case Lookup(how=how, keys=keys):
+            return f"{how} join with a table on {', '.join(keys)}"
+        case Enrich(keys=keys):
+            return f"join with the newest row by {', '.join(keys)}"
         case WithWatermark(time, delay_us):
             return f"watermark {time} - {delay_us / 1e6:g} s"
         case LoopHead():
             return "head of a cycle"
+        case Late():
+            return "what came too late"
         case Aggregate(keys, calls):
             made = ", ".join(f"{call.function}({call.input or '*'})" for call in calls)
             return f"aggregate {made} by {', '.join(keys)}" if keys else f"aggregate {made}"

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stillframe.graph.expressions import Call, Column, Expression, RowFunction
-from stillframe.graph.logical import Aggregate, Filter, Node, Project, Union, WithWatermark
+from stillframe.graph.logical import (
+    Aggregate,
+    DropDuplicates,
+    Filter,
+    Node,
+    Project,
+    SessionWindow,
+    Union,
+    WithWatermark,
+    late_readers,
+)
 
 
 def columns_read(source: Node, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -38,9 +48,16 @@ def _wanted_by(reader: Node, node: Node, nodes: Sequence[Node]) -> set[str]:
             return {time, *_wanted_of(reader, nodes)}
         case Union():
             return _wanted_of(reader, nodes)
+        case DropDuplicates(keys, time):
+            return {*keys, *([time] if time else ()), *_wanted_of(reader, nodes)}
         case Aggregate(keys, calls, window):
             times = {window.time} if window is not None else set()
-            return {*keys, *times, *(call.input for call in calls if call.input is not None)}
+            if isinstance(window, SessionWindow) and isinstance(window.gap, str):
+                times.add(window.gap)
+            wanted = {*keys, *times, *(call.input for call in calls if call.input is not None)}
+            for late in late_readers(reader, nodes):
+                wanted |= _wanted_of(late, nodes)
+            return wanted
         case _:  # a user's function or a sink gets every column
             return set(node.schema.names)
 

@@ -4,7 +4,8 @@ Rules of this file
 ------------------
 1. A committable is kept, and is in every snapshot, until its commit has been carried out.
 2. A checkpoint commits its own committables and those of every older checkpoint, because an
-   aborted checkpoint's records must still come out with the next one that completes.
+   aborted checkpoint's records must still come out with the next one that completes. Only where
+   every epoch brings everything anew it commits its own alone.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Commit:
 class PendingCommits:
     """What one sink subtask has prepared and not yet committed, oldest first."""
 
-    def __init__(self, restored: Iterable[PendingCommit] = ()) -> None:
+    def __init__(self, restored: Iterable[PendingCommit] = (), *, is_whole: bool = False) -> None:
         self._pending: list[PendingCommit] = list(restored)
+        self._is_whole = is_whole
 
     def on_prepared(
         self, checkpoint_id: CheckpointId, committables: Iterable[JsonObject]
@@ -52,4 +54,9 @@ class PendingCommits:
         self._pending = [kept for kept in self._pending if kept.checkpoint_id > checkpoint_id]
 
     def _up_to(self, checkpoint_id: CheckpointId) -> tuple[PendingCommit, ...]:
-        return tuple(kept for kept in self._pending if kept.checkpoint_id <= checkpoint_id)
+        return tuple(
+            kept
+            for kept in self._pending
+            if kept.checkpoint_id == checkpoint_id
+            or (kept.checkpoint_id < checkpoint_id and not self._is_whole)
+        )

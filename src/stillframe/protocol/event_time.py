@@ -1,20 +1,23 @@
-"""Event time at one task: as far as its slowest input has come.
+"""Event time where several inputs meet: as far as the slowest of them has come.
+
+Inputs are the channels of a task, or the splits of a source, which come and go.
 
 Rules of this file
 ------------------
 1. Pure. The task tells what came on which channel and passes on what it is told.
 2. Time never goes back: a channel that was idle and wakes up with an older watermark holds time
    where it is, and does not turn it back.
-3. An idle or ended channel does not hold time back. When all are idle, so is the task; when all
-   have ended, time has come to its end.
+3. One of which nothing is known yet holds time where it is. An idle or closed one does not. When
+   all are idle or closed, time has come as far as the furthest, and the task is idle.
+4. Time comes to its end with the last record of all, which is not decided here: what is idle may
+   still give some, and they would all be late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-
-from stillframe.ids import ChannelIndex
+from typing import Generic, TypeVar
 
 END_OF_TIME_US = 2**63 - 1
 """The watermark of records that have ended."""
@@ -33,51 +36,88 @@ class BecomeIdle:
 
 
 TimeInstruction = AdvanceTime | BecomeIdle
+Channel = TypeVar("Channel", bound=Hashable)
 
 
-class EventTime:
+class EventTime(Generic[Channel]):
     """The event time of one task, by its channels."""
 
-    def __init__(self, channels: Iterable[ChannelIndex], restored_us: int | None = None) -> None:
+    def __init__(self, channels: Iterable[Channel], restored_us: int | None = None) -> None:
         self._time_us = restored_us
-        self._channels: dict[ChannelIndex, int | None] = dict.fromkeys(channels, restored_us)
-        self._idle: set[ChannelIndex] = set()
+        self._channels: dict[Channel, int | None] = dict.fromkeys(channels, restored_us)
+        self._idle: set[Channel] = set()
         self._is_idle = False
+        self._furthest_us: int | None = None
 
     @property
     def time_us(self) -> int | None:
         """None: nothing is known yet."""
         return self._time_us
 
-    def on_watermark(self, channel: ChannelIndex, time_us: int) -> list[TimeInstruction]:
+    @property
+    def channels(self) -> Mapping[Channel, int | None]:
+        """Those that are open and how far each has come; None: nothing is known of it."""
+        return self._channels
+
+    def on_watermark(self, channel: Channel, time_us: int) -> list[TimeInstruction]:
         """Event time on a channel has come this far."""
         before = self._channels[channel]
         self._channels[channel] = time_us if before is None else max(before, time_us)
         self.on_active(channel)
         return self._advanced()
 
-    def on_active(self, channel: ChannelIndex) -> None:
+    def on_active(self, channel: Channel) -> None:
         """Something came on the channel: it counts again."""
         self._idle.discard(channel)
         self._is_idle = False
 
-    def on_idle(self, channel: ChannelIndex) -> list[TimeInstruction]:
+    def on_idle(self, channel: Channel) -> list[TimeInstruction]:
         """Nothing comes on the channel for a while."""
         self._idle.add(channel)
-        if self._idle >= self._channels.keys():
-            if self._is_idle:
-                return []
-            self._is_idle = True
-            return [BecomeIdle()]
-        return self._advanced()
+        return self._rested() if self._idle >= self._channels.keys() else self._advanced()
+
+    def on_change(
+        self, closed: Iterable[Channel], opened: Mapping[Channel, int | None]
+    ) -> list[TimeInstruction]:
+        """Nothing will come on some channels any more; others count from now on.
+
+        Together, because what is opened must hold time back before what is closed lets it go.
+        """
+        for channel in closed:
+            self._close(channel)
+        instructions = [] if self._channels else self._furthest()
+        for channel, time_us in opened.items():
+            self._channels[channel] = time_us
+            self.on_active(channel)
+        if self._channels and self._idle >= self._channels.keys():
+            return instructions + self._rested()
+        return instructions + self._advanced()
+
+    def _close(self, channel: Channel) -> None:
+        time_us = self._channels.pop(channel)
+        self._idle.discard(channel)
+        if time_us is not None and (self._furthest_us is None or time_us > self._furthest_us):
+            self._furthest_us = time_us
+
+    def _rested(self) -> list[TimeInstruction]:
+        if self._is_idle:
+            return []
+        self._is_idle = True
+        return [*self._furthest(), BecomeIdle()]
+
+    def _furthest(self) -> list[TimeInstruction]:
+        known = [time for time in (*self._channels.values(), self._furthest_us) if time is not None]
+        return self._reached(max(known)) if known else []
 
     def _advanced(self) -> list[TimeInstruction]:
         counting = [time for each, time in self._channels.items() if each not in self._idle]
         known = [time for time in counting if time is not None]
         if len(known) < len(counting) or not known:
             return []
-        slowest_us = min(known)
-        if self._time_us is not None and slowest_us <= self._time_us:
+        return self._reached(min(known))
+
+    def _reached(self, time_us: int) -> list[TimeInstruction]:
+        if self._time_us is not None and time_us <= self._time_us:
             return []
-        self._time_us = slowest_us
-        return [AdvanceTime(slowest_us)]
+        self._time_us = time_us
+        return [AdvanceTime(time_us)]

@@ -146,6 +146,24 @@ class PendingCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsReached:
+    """How far event time had come for some key groups."""
+
+    first: int
+    stop: int
+    """The first key group after them."""
+    watermark_us: int
+
+    def to_json(self) -> JsonObject:
+        return {"first": self.first, "stop": self.stop, "watermark_us": self.watermark_us}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> GroupsReached:
+        fields = JsonFields(value)
+        return cls(fields.integer("first"), fields.integer("stop"), fields.integer("watermark_us"))
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSnapshot:
     """One operator's part of a checkpoint in one subtask."""
 
@@ -161,6 +179,8 @@ class OperatorSnapshot:
     """What every subtask has a whole copy of; its key groups mean nothing."""
     watermark_us: int | None = None
     """How far event time had come here; None where nobody remembers it."""
+    reached: tuple[GroupsReached, ...] = ()
+    """Key groups for which it had come further before a restore, and has not again yet."""
 
     def to_json(self) -> JsonObject:
         time: JsonObject = {} if self.watermark_us is None else {"watermark_us": self.watermark_us}
@@ -173,6 +193,7 @@ class OperatorSnapshot:
             "commits": [commit.to_json() for commit in self.commits],
             "finished": self.finished,
             **time,
+            **({"reached": [each.to_json() for each in self.reached]} if self.reached else {}),
         }
 
     @classmethod
@@ -187,6 +208,7 @@ class OperatorSnapshot:
             finished=fields.flag("finished"),
             broadcast=fields.parts_if_any("broadcast", KeyedState.from_json),
             watermark_us=fields.integer_if_any("watermark_us"),
+            reached=fields.parts_if_any("reached", GroupsReached.from_json),
         )
 
 

@@ -152,6 +152,8 @@ class Progress:
 
     records_in: int
     records_out: int
+    records_late: int = 0
+    """Those that came too late and were dropped."""
 
 
 FailureCause = Literal["permanent", "damaged snapshot", "bystander", "other"]
@@ -226,8 +228,12 @@ def _fields_of(message: Order | Report) -> JsonObject:
             return {"task": task, "subtask": subtask, "checkpoint": checkpoint_id}
         case Drained(task, subtask):
             return {"task": task, "subtask": subtask}
-        case Progress(records_in, records_out):
-            return {"records_in": records_in, "records_out": records_out}
+        case Progress(records_in, records_out, records_late):
+            return {
+                "records_in": records_in,
+                "records_out": records_out,
+                "records_late": records_late,
+            }
         case Failed(reason, cause):
             return {"reason": reason, "cause": cause}
         case AssignSplits(uid, subtask, splits, is_last):
@@ -326,6 +332,8 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
     "Declined": lambda f: Declined(_checkpoint(f), f.text("reason")),
     "Committed": lambda f: Committed(f.integer("task"), _subtask(f), _checkpoint(f)),
     "Drained": lambda f: Drained(f.integer("task"), _subtask(f)),
-    "Progress": lambda f: Progress(f.integer("records_in"), f.integer("records_out")),
+    "Progress": lambda f: Progress(
+        f.integer("records_in"), f.integer("records_out"), f.integer("records_late")
+    ),
     "Failed": lambda f: Failed(f.text("reason"), _cause(f)),
 }

@@ -17,6 +17,7 @@ from stillframe.key_groups import key_group_range
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
 from stillframe.protocol.manifests import (
     ChannelState,
+    GroupsReached,
     JsonFields,
     KeyedState,
     Manifest,
@@ -24,24 +25,6 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     PendingCommit,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsReached:
-    """How far event time had come for the key groups of one former subtask."""
-
-    first: int
-    stop: int
-    """The first key group after them."""
-    watermark_us: int
-
-    def to_json(self) -> JsonObject:
-        return {"first": self.first, "stop": self.stop, "watermark_us": self.watermark_us}
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> GroupsReached:
-        fields = JsonFields(value)
-        return cls(fields.integer("first"), fields.integer("stop"), fields.integer("watermark_us"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +213,24 @@ def _further(
     owned: range,
     max_parallelism: int,
 ) -> Iterator[GroupsReached]:
-    """Those of the owned key groups whose former subtask had come further in event time."""
+    """Those of the owned key groups for which event time had come further.
+
+    Because their former subtask had; or, where it was restored itself not long before, the one
+    that had them before it.
+    """
     for snapshot in snapshots:
         former = key_group_range(snapshot.subtask, len(snapshots), max_parallelism)
-        first, stop = max(former.start, owned.start), min(former.stop, owned.stop)
-        if first < stop and snapshot.watermark_us not in (None, watermark_us):
+        if snapshot.watermark_us not in (None, watermark_us):
             assert snapshot.watermark_us is not None
-            yield GroupsReached(first, stop, snapshot.watermark_us)
+            yield from _overlap(former.start, former.stop, snapshot.watermark_us, owned)
+        for reached in snapshot.reached:
+            yield from _overlap(reached.first, reached.stop, reached.watermark_us, owned)
+
+
+def _overlap(first: int, stop: int, watermark_us: int, owned: range) -> Iterator[GroupsReached]:
+    first, stop = max(first, owned.start), min(stop, owned.stop)
+    if first < stop:
+        yield GroupsReached(first, stop, watermark_us)
 
 
 ChannelKind = Literal["forward", "rebalance", "broadcast", "hash"]

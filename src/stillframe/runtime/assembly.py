@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,9 +19,15 @@ from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
     Connect,
+    DropDuplicates,
+    Enrich,
     Filter,
+    Join,
+    Late,
+    Lookup,
     LoopHead,
     MapInArrow,
+    Process,
     Project,
     Read,
     Union,
@@ -40,7 +48,12 @@ from stillframe.runtime.channels import (
     ReplayingInput,
 )
 from stillframe.runtime.connecting import Connecting
+from stillframe.runtime.deduplicating import Deduplicating, seen_keys
+from stillframe.runtime.enriching import Enriching, newest_rows
 from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
+from stillframe.runtime.joining import Joining
+from stillframe.runtime.keyed_functions import FunctionOperator, Processing
+from stillframe.runtime.lookups import LookingUp
 from stillframe.runtime.operators import (
     Aggregating,
     Background,
@@ -53,7 +66,12 @@ from stillframe.runtime.operators import (
     Writing,
 )
 from stillframe.runtime.outputs import Combiner, EdgeOutput
-from stillframe.runtime.reading import SplitAfterSplitReader, ThreadedReader, splits_of
+from stillframe.runtime.reading import (
+    SplitAfterSplitReader,
+    ThreadedReader,
+    splits_of,
+    times_of_splits,
+)
 from stillframe.runtime.restoring import read_copy, restored_batches
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.spilling import FeedbackInput
@@ -87,6 +105,8 @@ class Surroundings:
     channels: StartingChannels = field(default_factory=dict)
     idle_timeout_seconds: float | None = None
     """When a source that has nothing stops holding event time back; None: never."""
+    ahead_seconds_max: float = math.inf
+    """How far ahead of the clock a record may pull event time."""
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
@@ -238,24 +258,57 @@ def _operator(
                 planned.input_schema, planned.operator, around.plan.max_parallelism, state, rows
             )
             place = (planned.uid, index, around.attempt)
-            return Windowing(*place, tables, around.store, state.watermark_us)
-        case Aggregate(keys, calls):
+            emits_all = planned.operator.emits_all
+            return Windowing(*place, tables, around.store, state.watermark_us, emits_all=emits_all)
+        case Aggregate(keys, calls, emits_all=emits_all):
             table = AggregateTable(planned.input_schema, keys, calls, around.plan.max_parallelism)
             for batch in _restored_rows(around, state.keyed, task, index):
                 table.restore(batch)
-            return Aggregating(planned.uid, index, around.attempt, table, around.store)
+            place = (planned.uid, index, around.attempt)
+            return Aggregating(*place, table, around.store, emits_all=emits_all)
+        case DropDuplicates():
+            rows = _restored_rows(around, state.keyed, task, index)
+            seen = seen_keys(
+                planned.input_schema, planned.operator, around.plan.max_parallelism, state, rows
+            )
+            place = (planned.uid, index, around.attempt)
+            return Deduplicating(*place, seen, around.store, state.watermark_us)
+        case Lookup():
+            return LookingUp(planned.operator, planned.schema)
+        case Enrich():
+            return _enriching(around, planned, planned.operator, state, task, index)
         case WithWatermark():
-            restored_us = state.watermark_us
-            return Watermarking(planned.uid, index, planned.operator, restored_us)
-        case Connect():
-            return _connecting(around, planned, planned.operator, state, task, index)
-        case LoopHead():
+            return Watermarking(
+                planned.uid,
+                index,
+                planned.operator,
+                around.clock,
+                state.watermark_us,
+                _split_times(around, planned, task, index),
+                around.idle_timeout_seconds,
+                around.ahead_seconds_max,
+            )
+        case Join():
+            return _joining(around, planned, planned.operator, state, task, index)
+        case Connect() | Process():
+            return _function(around, planned, planned.operator, state, task, index)
+        case LoopHead() | Late():
             return Passing()
         case Write(sink):
             context = SinkContext(around.plan.job, around.attempt, planned.uid, index)
             return Writing(planned.uid, index, sink, sink.open_writer(context), state.commits)
         case Union() | CloseLoop():
             raise AssertionError(f"{planned.operator} is an edge, not an operator")
+
+
+def _split_times(
+    around: Surroundings, planned: PlannedOperator, task: Task, index: SubtaskIndex
+) -> dict[str, int]:
+    """How far the splits had come that the task's source goes on with, as this operator saw it."""
+    head = task.operators[0]
+    if not isinstance(head.operator, Read):
+        return {}
+    return times_of_splits(around.state.get((head.uid, index), SubtaskState()).items, planned.uid)
 
 
 def _reader(
@@ -289,15 +342,43 @@ def _open_split(source: Source, context: SourceContext, split: Split) -> Blockin
     return reader
 
 
-def _connecting(
+def _joining(
     around: Surroundings,
     planned: PlannedOperator,
-    operator: Connect,
+    operator: Join,
     state: SubtaskState,
     task: Task,
     index: SubtaskIndex,
-) -> Connecting:
-    connecting = Connecting(
+) -> Joining:
+    edges = [around.plan.edges[edge] for edge in task.input_edges]
+    second = next(edge.schema for edge in edges if edge.input == 1)
+    joining = Joining(
+        planned.uid,
+        index,
+        around.attempt,
+        operator,
+        (planned.input_schema, second),
+        planned.schema,
+        around.store,
+        around.plan.max_parallelism,
+        state,
+    )
+    for name in {keyed.name for keyed in state.keyed}:
+        files = [keyed for keyed in state.keyed if keyed.name == name]
+        joining.restore(name, _restored_rows(around, files, task, index))
+    return joining
+
+
+def _function(
+    around: Surroundings,
+    planned: PlannedOperator,
+    operator: Connect | Process,
+    state: SubtaskState,
+    task: Task,
+    index: SubtaskIndex,
+) -> FunctionOperator[Any]:
+    kind: type[FunctionOperator[Any]] = Processing if isinstance(operator, Process) else Connecting
+    function = kind(
         planned.uid,
         index,
         around.attempt,
@@ -306,13 +387,47 @@ def _connecting(
         planned.schema,
         around.store,
         around.plan.max_parallelism,
+        around.clock,
+        _own_time_us(around, state, task, index),
     )
-    for batch in _restored_rows(around, state.keyed, task, index):
-        connecting.restore(batch)
+    for keyed in state.keyed:
+        take = function.restore_timers if keyed.name == function.TIMERS else function.restore
+        for batch in _restored_rows(around, [keyed], task, index):
+            take(batch)
     for copy in state.broadcast:
         for batch in read_copy(around.store, copy):
-            connecting.restore(batch)
-    return connecting
+            function.restore(batch)
+    return function
+
+
+def _enriching(
+    around: Surroundings,
+    planned: PlannedOperator,
+    operator: Enrich,
+    state: SubtaskState,
+    task: Task,
+    index: SubtaskIndex,
+) -> Enriching:
+    rows = _restored_rows(around, state.keyed, task, index)
+    newest = newest_rows(
+        operator, planned.input_schema, planned.schema, around.plan.max_parallelism, rows
+    )
+    place = (planned.uid, index, around.attempt)
+    return Enriching(*place, operator, newest, planned.schema, around.store)
+
+
+def _own_time_us(
+    around: Surroundings, state: SubtaskState, task: Task, index: SubtaskIndex
+) -> int | None:
+    """How far event time had come for all key groups that are here now.
+
+    Further than for the whole operator, where all of them were: what a function has seen of time
+    does not go back only because a barrier overtook more on the way to another subtask.
+    """
+    owned = key_group_range(index, task.parallelism, around.plan.max_parallelism)
+    if sum(each.stop - each.first for each in state.reached) < len(owned):
+        return state.watermark_us
+    return min((each.watermark_us for each in state.reached), default=state.watermark_us)
 
 
 def _restored_rows(

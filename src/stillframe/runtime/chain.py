@@ -7,11 +7,19 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
+from stillframe.graph.logical import Late
 from stillframe.graph.plan import PlannedOperator
 from stillframe.ids import CheckpointId, SubtaskIndex
-from stillframe.protocol.event_time import END_OF_TIME_US
+from stillframe.protocol.event_time import (
+    END_OF_TIME_US,
+    AdvanceTime,
+    BecomeIdle,
+    TimeInstruction,
+)
+from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.connecting import TwoInputOperator
 from stillframe.runtime.elements import Barrier, Idle, Lap, Marker, Watermark
+from stillframe.runtime.firing import FiringOperator
 from stillframe.runtime.operators import RunningOperator, StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.watermarking import Watermarking
@@ -30,13 +38,35 @@ class Chain:
         outputs: Mapping[int, EdgeOutput],
     ) -> None:
         self._operators = operators
-        self._chained = [operator.chained for operator in planned]
+        self._chained = [
+            [at for at in operator.chained if not isinstance(planned[at].operator, Late)]
+            for operator in planned
+        ]
+        self._late_readers = [
+            [at for at in operator.chained if isinstance(planned[at].operator, Late)]
+            for operator in planned
+        ]
+        for operator, readers in zip(operators, self._late_readers, strict=True):
+            operator.keeps_late = bool(readers)
         self._outputs_of = [[outputs[edge] for edge in operator.edges] for operator in planned]
         self._outputs = list(outputs.values())
+        head = operators[0]
+        self._firing = head if isinstance(head, FiringOperator) else None
+        self._untold_us: int | None = None
+        """The watermark that goes on when all that it made due has fired."""
+        assert not any(isinstance(operator, FiringOperator) for operator in operators[1:])
+
+    @property
+    def watermarkings(self) -> list[Watermarking]:
+        return [op for op in self._operators if isinstance(op, Watermarking)]
 
     @property
     def stateful(self) -> list[StatefulOperator]:
         return [op for op in self._operators if isinstance(op, StatefulOperator)]
+
+    @property
+    def late_rows(self) -> int:
+        return sum(operator.late_rows for operator in self._operators)
 
     def has_room(self) -> bool:
         return all(output.has_room() for output in self._outputs)
@@ -57,21 +87,67 @@ class Chain:
             self._pass_on(position, self._operators[position].finish())
 
     def advance(self, time_us: int) -> None:
-        """Event time has come this far on the chain's input."""
-        self._advance_at(0, time_us)
+        """Event time has come this far on the chain's input; what it makes due is for `fire`."""
+        if self._firing is None:
+            self._advance_at(0, time_us)
+            return
+        self._pass_on(0, self._firing.on_watermark(time_us))
+        further_us = self._firing.watermark_us  # before a restore, perhaps
+        self._untold_us = time_us if further_us is None else max(time_us, further_us)
+        self._tell_if_fired()
 
     def end_time(self) -> None:
         """The records have ended: so does event time, also where the chain itself tells it."""
-        self._advance_at(0, END_OF_TIME_US)
+        if self._firing is not None:
+            self.advance(END_OF_TIME_US)
+        else:
+            self._advance_at(0, END_OF_TIME_US)
+            self._end_own_time()
+
+    @property
+    def is_firing(self) -> bool:
+        """Whether something is due by event time: it fires before the next records."""
+        return self._firing is not None and self._firing.is_due()
+
+    def fire(self) -> None:
+        """Fire one batch of what is due by event time; behind the last goes the watermark."""
+        assert self._firing is not None
+        self._pass_on(0, self._firing.fire())
+        self._tell_if_fired()
+
+    def fire_by_clock(self) -> bool:
+        """Fire one batch of what is due by the clock on the wall; whether there was any."""
+        if self._firing is None or self._firing.due_in_seconds() != 0:
+            return False
+        self._pass_on(0, self._firing.fire_by_clock())
+        return True
+
+    def due_in_seconds(self) -> float | None:
+        """When the clock on the wall makes something due; None: nothing waits for it."""
+        return None if self._firing is None else self._firing.due_in_seconds()
+
+    def on_splits(self, splits: OpenSplits) -> None:
+        """What the source at the head of this chain reads from now, which may move event time."""
         for position, operator in enumerate(self._operators):
             if isinstance(operator, Watermarking):
-                self._advance_after(position, END_OF_TIME_US)
+                for instruction in operator.on_splits(splits):
+                    self._carry_out_after(position, instruction)
 
     def resume_time(self) -> None:
         """After a restore: say again how far event time had come."""
         for position, operator in enumerate(self._operators):
             if isinstance(operator, StatefulOperator) and operator.watermark_us is not None:
-                self._advance_after(position, operator.watermark_us)
+                if operator is self._firing:  # what it had not fired comes before
+                    self._untold_us = operator.watermark_us
+                    self._tell_if_fired()
+                else:
+                    time_us = operator.time_after(operator.watermark_us)
+                    self._advance_after(position, time_us)
+
+    def end_epoch(self) -> None:
+        """A snapshot is about to be taken: what belongs before it goes on its way."""
+        for position, operator in enumerate(self._operators):
+            self._pass_on(position, operator.on_barrier())
 
     def become_idle(self) -> None:
         """Nothing comes for a while; what is behind the outputs does not wait for it."""
@@ -123,12 +199,25 @@ class Chain:
         if operator.watermark_us is not None and operator.watermark_us != before_us:
             self._advance_after(position, operator.watermark_us)
 
+    def _tell_if_fired(self) -> None:
+        if self._untold_us is None or self.is_firing:
+            return
+        time_us, self._untold_us = self._untold_us, None
+        self._advance_after(0, time_us)
+        if time_us == END_OF_TIME_US:
+            self._end_own_time()
+
+    def _end_own_time(self) -> None:
+        for position, operator in enumerate(self._operators):
+            if isinstance(operator, Watermarking):
+                self._advance_after(position, END_OF_TIME_US)
+
     def _advance_at(self, position: int, time_us: int) -> None:
         operator = self._operators[position]
         if isinstance(operator, Watermarking):
             return  # it tells the time itself
         self._pass_on(position, operator.on_watermark(time_us))
-        self._advance_after(position, time_us)
+        self._advance_after(position, operator.time_after(time_us))
 
     def _advance_after(self, position: int, time_us: int) -> None:
         if time_us != END_OF_TIME_US:  # the end of records says that too
@@ -136,6 +225,23 @@ class Chain:
                 output.broadcast(Watermark(time_us))
         for follower in self._chained[position]:
             self._advance_at(follower, time_us)
+        if time_us == END_OF_TIME_US:  # any other has passed what comes too late already
+            for reader in self._late_readers[position]:
+                self._advance_at(reader, time_us)
+
+    def _carry_out_after(self, position: int, instruction: TimeInstruction) -> None:
+        match instruction:
+            case AdvanceTime(time_us):
+                self._advance_after(position, time_us)
+            case BecomeIdle():
+                self._become_idle_after(position)
+
+    def _become_idle_after(self, position: int) -> None:
+        for output in self._outputs_of[position]:
+            output.broadcast(Idle())
+        for follower in self._chained[position]:
+            if not isinstance(self._operators[follower], Watermarking):  # it tells that itself
+                self._become_idle_after(follower)
 
     def _pass_on(self, position: int, batches: Iterable[pa.RecordBatch]) -> None:
         for made in batches:
@@ -145,3 +251,10 @@ class Chain:
                 output.send(made)
             for follower in self._chained[position]:
                 self._process_at(follower, made)
+        if self._late_readers[position]:
+            self._pass_on_late(position)
+
+    def _pass_on_late(self, position: int) -> None:
+        for late in self._operators[position].take_late():
+            for reader in self._late_readers[position]:
+                self._process_at(reader, late)

@@ -63,6 +63,10 @@ class InputChannel(ABC):
         """Whether there is nothing to take now."""
 
     @abstractmethod
+    def peek(self) -> Element:
+        """What `take` would answer. Only when not empty."""
+
+    @abstractmethod
     def take(self) -> Element:
         """The oldest element; the sender gets its room back. Only when not empty."""
 
@@ -96,6 +100,9 @@ class QueuedInput(InputChannel):
 
     def is_empty(self) -> bool:
         return not self._elements
+
+    def peek(self) -> Element:
+        return self._elements[0][0]
 
     def take(self) -> Element:
         element, size_bytes = self._elements.popleft()
@@ -155,6 +162,9 @@ class ReplayingInput(InputChannel):
 
     def is_empty(self) -> bool:
         return not self._restored and self._channel.is_empty()
+
+    def peek(self) -> Element:
+        return self._restored[0] if self._restored else self._channel.peek()
 
     def take(self) -> Element:
         return self._restored.popleft() if self._restored else self._channel.take()

@@ -194,6 +194,10 @@ class NetworkInput(InputChannel):
     def is_empty(self) -> bool:
         return not self._priority and not self._normal
 
+    def peek(self) -> Element:
+        with self._connection.lock:
+            return (self._priority or self._normal)[0][0]
+
     def take(self) -> Element:
         with self._connection.lock:
             element, size_bytes = (self._priority or self._normal).popleft()

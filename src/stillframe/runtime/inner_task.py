@@ -9,6 +9,9 @@ overtakes is pulled out of its place, and the batches in front of it, which it h
 part of the checkpoint. Barriers in channels of a cycle are always pulled, and so is the barrier
 that ends a recording.
 
+Timers that event time has made due fire one batch per step. Until the last has, no record is taken,
+only barriers and what else may pass (see `firing`); so a snapshot may be taken in the middle.
+
 At the head of a cycle, what comes back is taken out of the channel at once, even while there is no
 room to process it: the cycle could otherwise fill up and wait for itself. When the other inputs
 have ended, laps are sent round to find out when nothing circulates any more (see `protocol/laps`).
@@ -16,7 +19,7 @@ have ended, laps are sent round to find out when nothing circulates any more (se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -34,10 +37,10 @@ from stillframe.protocol.alignment import (
     TakeSnapshot,
 )
 from stillframe.protocol.event_time import (
-    END_OF_TIME_US,
     AdvanceTime,
     BecomeIdle,
     EventTime,
+    TimeInstruction,
 )
 from stillframe.protocol.laps import HeadLaps, PassingLaps, Returned, SendLap
 from stillframe.protocol.recording import Abandon, StopRecording
@@ -55,6 +58,9 @@ from stillframe.runtime.elements import (
 )
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
+
+_PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
+"""What is taken while timers fire. Records wait, and so does all that keeps a place behind them."""
 
 _LAP_PAUSE_SECONDS = 0.005
 """Between two laps, so that an idle cycle does not keep a core busy."""
@@ -137,6 +143,7 @@ class InnerSubtask(Subtask):
         self._next_lap_at_seconds = 0.0
         self._passing_laps = self._lap_passages()
         self._is_restored_finished = has_finished
+        self._has_ended_time = False
         self._event_time = EventTime(
             (index for index in indices if index not in self._feedback), restored_time_us
         )
@@ -150,6 +157,9 @@ class InnerSubtask(Subtask):
         progressed = self._pull_barriers() or progressed
         if not self._chain.has_room():
             return progressed
+        if self._chain.is_firing:
+            return self._let_pass() or self._fire()
+        progressed = self._chain.fire_by_clock() or progressed
         index = self._inputs.next_readable()
         if index is None:
             return self._go_round() or progressed
@@ -160,8 +170,26 @@ class InnerSubtask(Subtask):
             self._on_marker(ChannelIndex(index), element)
         return True
 
+    def _let_pass(self) -> bool:
+        """Take a barrier that stands in front, or what else may come between two firings."""
+        for index, channel in enumerate(self._inputs.channels):
+            if index in self._inputs.held or channel.is_empty():
+                continue
+            if isinstance(channel.peek(), _PASSING):
+                self._on_marker(ChannelIndex(index), channel.take())
+                return True
+        return False
+
+    def _fire(self) -> bool:
+        self._chain.fire()
+        self._finish_if_ended()
+        return True
+
     def idle_seconds_max(self) -> float:
         wait = super().idle_seconds_max()
+        due_seconds = self._chain.due_in_seconds()
+        if due_seconds is not None and self._chain.has_room():  # else its reader wakes us
+            wait = min(wait, due_seconds)
         now = self._clock.monotonic_seconds()
         for alignment in self._alignments.values():
             timeout_ms = alignment.barrier.alignment_timeout_ms
@@ -171,6 +199,15 @@ class InnerSubtask(Subtask):
         if self._is_lap_due():
             wait = min(wait, max(0.0, self._next_lap_at_seconds - now))
         return wait
+
+    def holdings(self) -> Iterator[tuple[CheckpointId | None, str]]:
+        yield from super().holdings()
+        for checkpoint_id in self._alignments:
+            yield checkpoint_id, "an alignment"
+        for checkpoint_id in self._recorded:
+            yield checkpoint_id, "a recording"
+        if self._inputs.held and not self._alignments:
+            yield None, "a channel held"
 
     def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
         place = self._places[index]
@@ -191,7 +228,7 @@ class InnerSubtask(Subtask):
         if self._has_finished:
             raise UserCodeError(
                 f"{self.name} got records back after its cycle had run empty: a function within a"
-                " cycle must not answer records in finish()"
+                " cycle must not answer records in finish(), or to timers that the end fires"
             )
 
     def _take_back(self) -> bool:
@@ -259,7 +296,7 @@ class InnerSubtask(Subtask):
                 self._unended.discard(channel)
                 # In a cycle time ends when nothing circulates any more; the last end is finishing.
                 if self._unended and not self._feedback:
-                    self._on_time(channel, Watermark(END_OF_TIME_US))
+                    self._follow(self._event_time.on_change([channel], {}))
                 self._finish_if_ended()
             case Lap():
                 self._on_lap(channel, marker)
@@ -271,11 +308,13 @@ class InnerSubtask(Subtask):
 
     def _on_time(self, channel: ChannelIndex, marker: Watermark | Idle) -> None:
         """What goes round a cycle does not hold its own time back."""
-        for instruction in (
-            self._event_time.on_watermark(channel, marker.time_us)
-            if isinstance(marker, Watermark)
-            else self._event_time.on_idle(channel)
-        ):
+        if isinstance(marker, Watermark):
+            self._follow(self._event_time.on_watermark(channel, marker.time_us))
+        else:
+            self._follow(self._event_time.on_idle(channel))
+
+    def _follow(self, instructions: Sequence[TimeInstruction]) -> None:
+        for instruction in instructions:
             match instruction:
                 case AdvanceTime(time_us):
                     self._chain.advance(time_us)
@@ -291,8 +330,12 @@ class InnerSubtask(Subtask):
     def _finish(self) -> None:
         if self._has_finished:
             return
+        if not self._has_ended_time:
+            self._has_ended_time = True
+            self._chain.end_time()
+        if self._chain.is_firing:
+            return  # the last batch comes back here
         self._has_finished = True
-        self._chain.end_time()
         if not self._is_restored_finished:
             self._chain.finish()
         self._chain.broadcast(EndOfRecords())
@@ -302,9 +345,10 @@ class InnerSubtask(Subtask):
 
     def _note_arrival(self, barrier: Barrier) -> None:
         """Several checkpoints' barriers may be under way where no channel is held back."""
-        if barrier.checkpoint_id not in self._alignments:
+        checkpoint_id = barrier.checkpoint_id
+        if checkpoint_id not in self._alignments and self._aligner.is_awaited(checkpoint_id):
             delay_ms = max(0, self._clock.wall_ms() - barrier.triggered_at_ms)
-            self._alignments[barrier.checkpoint_id] = _Alignment(barrier, delay_ms, self._now())
+            self._alignments[checkpoint_id] = _Alignment(barrier, delay_ms, self._now())
 
     def _on_barrier(
         self, channel: ChannelIndex, barrier: Barrier, overtaken: list[pa.RecordBatch] | None
@@ -335,13 +379,13 @@ class InnerSubtask(Subtask):
                         self._stop_recording(checkpoint_id)
                 case Abandon(checkpoint_id):
                     self._abandon(checkpoint_id)
+        self._forget_alignments()
         self._finish_if_ended()
 
     def _snapshot(
         self, take: TakeSnapshot, overtaken: dict[ChannelName, list[pa.RecordBatch]] | None
     ) -> None:
         alignment = self._alignments[take.checkpoint_id]
-        self._forget_alignments(take.checkpoint_id)
         if take.recorded:
             self._recorded[take.checkpoint_id] = set(take.recorded)
         barrier = alignment.barrier
@@ -355,9 +399,11 @@ class InnerSubtask(Subtask):
             overtaken=overtaken,
         )
 
-    def _forget_alignments(self, up_to: CheckpointId) -> None:
-        later = {number: each for number, each in self._alignments.items() if number > up_to}
-        self._alignments = later
+    def _forget_alignments(self) -> None:
+        """Those of snapshots that were taken, or will never be."""
+        over = [number for number in self._alignments if not self._aligner.is_awaited(number)]
+        for checkpoint_id in over:
+            del self._alignments[checkpoint_id]
 
     def _record(
         self, checkpoint_id: CheckpointId, name: ChannelName, batches: Sequence[pa.RecordBatch]

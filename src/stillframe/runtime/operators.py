@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -20,17 +21,21 @@ from stillframe.errors import StillframeError, UserCodeError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.json_values import JsonObject
 from stillframe.protocol.commits import Commit, PendingCommits
 from stillframe.protocol.manifests import (
     FileHandle,
+    GroupsReached,
     KeyedState,
     OperatorSnapshot,
     PendingCommit,
 )
 from stillframe.protocol.sharing import Sharing
+from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.expressions import filter_batch, project
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import is_partial
+from stillframe.state.reached import BEGINNING_US, Reached
 from stillframe.state.snapshots import FrozenRows, WrittenSnapshot, write_keyed_snapshot
 from stillframe.storage.paths import number_of_file, state_path
 from stillframe.storage.store import Store
@@ -44,12 +49,29 @@ _SPLITS_SECONDS = 1.0
 class RunningOperator(ABC):
     """One operator of one subtask, in one attempt. Called by the loop thread only."""
 
+    late_rows: int = 0
+    """Records that came too late for it in this attempt and were dropped."""
+    keeps_late: bool = False
+    """Whether somebody takes those that come too late; then they are not dropped."""
+
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         """Take one batch, answer what follows from it."""
 
     def on_watermark(self, time_us: int) -> Iterable[pa.RecordBatch]:
         """Event time has come this far; answer what follows from that."""
+        return ()
+
+    def time_after(self, time_us: int) -> int:
+        """How far event time is behind this operator when it has come this far in front of it."""
+        return time_us
+
+    def take_late(self) -> Iterable[pa.RecordBatch]:
+        """What came too late since this was called last, as it came in; if it is to keep that."""
+        return ()
+
+    def on_barrier(self) -> Iterable[pa.RecordBatch]:
+        """A snapshot is about to be taken; answer what still belongs to the epoch it ends."""
         return ()
 
     def finish(self) -> Iterable[pa.RecordBatch]:
@@ -215,6 +237,59 @@ class KeyedOperator(StatefulOperator):
         self._sharing.on_aborted(checkpoint_id)
 
 
+class TimedState(KeptState, Protocol):
+    """Keyed state that event time changes."""
+
+    @property
+    def reached(self) -> Reached | None:
+        """Key groups for which it had come further before a restore."""
+
+
+class TimedOperator(KeyedOperator):
+    """An operator with keyed state that remembers how far event time has come."""
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        attempt: Attempt,
+        state: TimedState,
+        store: Store | None,
+        watermark_us: int | None = None,
+    ) -> None:
+        super().__init__(uid, subtask, attempt, state, store)
+        self.watermark_us = None if watermark_us == BEGINNING_US else watermark_us
+        self._timed = state
+
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        time = SnapshotTime.of(self.watermark_us, self._timed.reached)
+        write = super().snapshot(checkpoint_id)
+        return lambda: (write(), time)
+
+    def described(
+        self, checkpoint_id: CheckpointId, written: tuple[tuple[KeyedState, ...], SnapshotTime]
+    ) -> OperatorSnapshot:
+        keyed, time = written
+        return time.noted(super().described(checkpoint_id, keyed))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTime:
+    """How far event time had come when a snapshot was taken."""
+
+    watermark_us: int
+    reached: tuple[GroupsReached, ...]
+
+    @classmethod
+    def of(cls, watermark_us: int | None, reached: Reached | None) -> SnapshotTime:
+        """A subtask that knows nothing yet says so: the others' time must not become its own."""
+        spans = () if reached is None else tuple(GroupsReached(*each) for each in reached.spans())
+        return cls(BEGINNING_US if watermark_us is None else watermark_us, spans)
+
+    def noted(self, snapshot: OperatorSnapshot) -> OperatorSnapshot:
+        return replace(snapshot, watermark_us=self.watermark_us, reached=self.reached)
+
+
 class Aggregating(KeyedOperator):
     """Running aggregates per key, kept as columns."""
 
@@ -227,13 +302,20 @@ class Aggregating(KeyedOperator):
         attempt: Attempt,
         table: AggregateTable,
         store: Store | None,
+        *,
+        emits_all: bool = False,
     ) -> None:
         super().__init__(uid, subtask, attempt, table, store)
         self._table = table
+        self._emits_all = emits_all
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         table = self._table
-        return (table.merge(batch) if is_partial(batch) else table.update(batch),)
+        changed = table.merge(batch) if is_partial(batch) else table.update(batch)
+        return () if self._emits_all else (changed,)
+
+    def on_barrier(self) -> Iterable[pa.RecordBatch]:
+        return (self._table.results(),) if self._emits_all else ()
 
 
 def described_file(state: str, written: WrittenSnapshot) -> KeyedState:
@@ -257,6 +339,8 @@ class Reading(StatefulOperator):
     ) -> None:
         self.uid = uid
         self._subtask = subtask
+        self.times_of: Callable[[str], JsonObject] = lambda split: {}
+        """How far event time has come for a split, by the operators that look at it."""
         self._reader = reader
         self._awaits_splits = awaits_splits
         # Of ended ones too, which the reader may have dropped: an order may come twice.
@@ -267,6 +351,17 @@ class Reading(StatefulOperator):
         if self._awaits_splits and isinstance(polled, EndOfData):
             return NothingYet(_SPLITS_SECONDS)
         return polled
+
+    def open_splits(self, polled: bool, listened_seconds: float) -> OpenSplits | None:
+        """What is read from now, if the reader tells; `polled`: the last poll answered a batch."""
+        ids = self._reader.open_splits()
+        if ids is None:
+            return None
+        return OpenSplits(
+            ids,
+            self._reader.polled_split() if polled else None,
+            None if self._reader.reads_in_turn else listened_seconds,
+        )
 
     def on_splits(self, splits: Sequence[Split], is_last: bool) -> None:
         """More splits to read, and whether they are the last; those it knows are passed over."""
@@ -281,10 +376,13 @@ class Reading(StatefulOperator):
         return (batch,)
 
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        items = tuple(
-            {"id": split.id, "position": split.position} for split in self._reader.splits()
-        )
+        items = tuple(map(self._item, self._reader.splits()))
         return lambda: items
+
+    def _item(self, split: Split) -> JsonObject:
+        times = self.times_of(split.id)
+        timed: JsonObject = {"times": times} if times else {}
+        return {"id": split.id, "position": split.position, **timed}
 
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
         return OperatorSnapshot(self.uid, self._subtask, items=written)
@@ -309,7 +407,7 @@ class Writing(StatefulOperator):
         self.records_written = 0
         self._subtask = subtask
         self._writer = writer
-        self._pending = PendingCommits(restored)
+        self._pending = PendingCommits(restored, is_whole=sink.is_whole)
         self._committer: Committer | None = sink.open_committer() if self.commits_here else None
 
     @property

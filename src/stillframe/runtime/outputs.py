@@ -12,7 +12,7 @@ from stillframe.graph.plan import Broadcast, Edge, HashBy
 from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import hash_columns, key_groups_of, subtask_of_key_group
 from stillframe.runtime.channels import OutputChannel
-from stillframe.runtime.elements import Barrier, Marker
+from stillframe.runtime.elements import Barrier, Marker, Watermark
 from stillframe.state.partials import is_partial
 
 
@@ -20,6 +20,9 @@ class Combiner(Protocol):
     """Makes of a batch what the receiver needs of it, with the keys as its first columns."""
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
+
+    def on_watermark(self, time_us: int) -> None:
+        """The receiver knows, before the next batch, that event time has come this far here."""
 
 
 class EdgeOutput:
@@ -68,6 +71,8 @@ class EdgeOutput:
                 self._turn = (self._turn + 1) % len(self._channels)
 
     def broadcast(self, marker: Marker) -> None:
+        if self._combiner is not None and isinstance(marker, Watermark):
+            self._combiner.on_watermark(marker.time_us)
         for channel in self._channels:
             channel.send(marker)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -19,16 +20,24 @@ from stillframe.api.sources import (
     SourceReader,
     Split,
 )
+from stillframe.ids import OperatorUid
 from stillframe.json_values import JsonObject
 
 _AHEAD_BATCHES_MAX = 4
 _OFFER_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0
+_NO_SPLITS: frozenset[str] = frozenset()
 
 
 def splits_of(items: Iterable[JsonObject]) -> list[Split]:
     """Splits out of what snapshots and orders say of them."""
     return [Split(str(item["id"]), cast(JsonObject, item["position"])) for item in items]
+
+
+def times_of_splits(items: Iterable[JsonObject], uid: OperatorUid) -> dict[str, int]:
+    """How far event time had come in each split, as the operator `uid` saw it."""
+    times = {str(item["id"]): cast(JsonObject, item.get("times", {})) for item in items}
+    return {split: cast(int, seen[uid]) for split, seen in times.items() if uid in seen}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class _AheadReader(SourceReader):
 
     def __init__(self, splits: Sequence[Split], wake: Callable[[], None]) -> None:
         self._splits = {split.id: split for split in splits}
+        self._polled: str | None = None
         self._wake = wake
         self._ahead: queue.Queue[_Read | BaseException] = queue.Queue(_AHEAD_BATCHES_MAX)
         self._closing = threading.Event()
@@ -56,6 +66,9 @@ class _AheadReader(SourceReader):
 
     def splits(self) -> list[Split]:
         return list(self._splits.values())
+
+    def polled_split(self) -> str | None:
+        return self._polled
 
     def _next(self) -> _Read | NothingYet:
         try:
@@ -69,6 +82,7 @@ class _AheadReader(SourceReader):
     def _emit(self, read: tuple[Split, pa.RecordBatch]) -> pa.RecordBatch:
         split, batch = read
         self._splits[split.id] = split
+        self._polled = split.id
         return batch
 
     def _run(self) -> None:
@@ -97,8 +111,11 @@ class ThreadedReader(_AheadReader):
         self, splits: Sequence[Split], reader: BlockingReader, wake: Callable[[], None]
     ) -> None:
         super().__init__(splits, wake)
+        self.reads_in_turn = reader.reads_in_turn
         self._reader = reader
         self._ended = False
+        self._open = {split.id: None for split in splits if not reader.has_ended(split)}
+        self._told_open = frozenset(self._open)
         self._thread.start()
 
     def poll(self) -> Polled:
@@ -114,7 +131,22 @@ class ThreadedReader(_AheadReader):
             case _SplitEnded():
                 raise AssertionError("one reader reads all splits")
             case _:
+                self._note_ended(read[0])
                 return self._emit(read)
+
+    def open_splits(self) -> frozenset[str]:
+        return self._told_open
+
+    def _note_ended(self, read: Split) -> None:
+        """What has ended now that the split is at this position."""
+        before = len(self._open)
+        if self.reads_in_turn and read.id in self._open:
+            while next(iter(self._open)) != read.id:
+                del self._open[next(iter(self._open))]
+        if self._reader.has_ended(read):
+            self._open.pop(read.id, None)
+        if len(self._open) < before:
+            self._told_open = frozenset(self._open)
 
     def close(self) -> None:
         self._closing.set()
@@ -132,13 +164,20 @@ class SplitAfterSplitReader(_AheadReader):
 
     One that was read to its end is dropped: the source's enumerator remembers it, and a directory
     that is followed for a year would otherwise be in every checkpoint, file by file.
+
+    Event time waits for splits that came together, as in Spark for the files of one micro-batch,
+    and not for those that came later: where some are always waiting, it would stand still.
     """
+
+    reads_in_turn = True
 
     def __init__(
         self, open_split: Callable[[Split], BlockingReader], wake: Callable[[], None]
     ) -> None:
         super().__init__((), wake)
         self._open_split = open_split
+        self._groups: deque[frozenset[str]] = deque()
+        """The splits that have not ended, by when they came."""
         # No bound of its own: what waits here is what the coordinator has assigned.
         self._waiting: queue.SimpleQueue[Split | None] = queue.SimpleQueue()
         self._thread.start()
@@ -148,14 +187,25 @@ class SplitAfterSplitReader(_AheadReader):
             read = self._next()
             match read:
                 case _SplitEnded(split_id):
-                    del self._splits[split_id]
+                    self._end(split_id)
                 case NothingYet() | EndOfData():
                     return read
                 case _:
                     return self._emit(read)
         return EndOfData()
 
+    def open_splits(self) -> frozenset[str]:
+        return self._groups[0] if self._groups else _NO_SPLITS
+
+    def _end(self, split_id: str) -> None:
+        del self._splits[split_id]
+        self._groups[0] -= {split_id}
+        if not self._groups[0]:
+            self._groups.popleft()
+
     def add_splits(self, splits: Sequence[Split]) -> None:
+        if splits:
+            self._groups.append(frozenset(split.id for split in splits))
         for split in splits:
             self._splits[split.id] = split
             self._waiting.put(split)

@@ -15,6 +15,7 @@ raises, so that the worker process ends with it and nothing of it can reach the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,8 @@ _START_SECONDS_MAX = 120.0
 _CONNECT_SECONDS_MAX = 30.0
 _FLUSH_SECONDS_MAX = 10.0
 
+log = logging.getLogger("stillframe")
+
 
 class SlotLost(StillframeError):
     """The slot can no longer be part of its attempt."""
@@ -125,6 +128,8 @@ class _Slot(TaskEvents):
         self._ended = False
         self._start: StartSlot | None = None
         self._subtasks: dict[SubtaskRef, Subtask] = {}
+        self._warned_of: set[SubtaskRef] = set()
+        """Subtasks for which records came too late, which is said once of each."""
         self._store = open_store(launch.store_address) if launch.store_address else None
         self._snapshot_pool = ThreadPoolExecutor(2, "stillframe-snapshot")
         self._commit_pool = ThreadPoolExecutor(1, "stillframe-commit")
@@ -182,6 +187,7 @@ class _Slot(TaskEvents):
                 mode=self._launch.checkpoint_mode,
                 channels=self._start.channels,
                 idle_timeout_seconds=self._launch.idle_timeout_seconds,
+                ahead_seconds_max=self._launch.ahead_seconds_max,
             )
         )
         peers = {
@@ -330,9 +336,19 @@ class _Slot(TaskEvents):
 
     def _progress(self) -> Report:
         subtasks = list(self._subtasks.values())
+        for subtask in subtasks:
+            if subtask.records_late and subtask.ref not in self._warned_of:
+                self._warned_of.add(subtask.ref)
+                log.warning(
+                    "records came too late for %s, subtask %d, and are dropped: give withWatermark"
+                    " a longer delay to wait for them, or take them with with_late()",
+                    subtask.name,
+                    subtask.ref.subtask,
+                )
         return Progress(
             records_in=sum(subtask.counters.records_read for subtask in subtasks),
             records_out=sum(subtask.records_written for subtask in subtasks),
+            records_late=sum(subtask.records_late for subtask in subtasks),
         )
 
 

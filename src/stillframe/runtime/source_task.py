@@ -7,11 +7,16 @@ that. *Stop-the-world* does not poll between a checkpoint's trigger and its end,
 drains and stands still. *At-most-once* emits nothing that a restart could read again: what was
 polled waits until a checkpoint with the position behind it is complete. A restart begins at that
 position and skips whatever the job had not got to.
+
+Event time is told by split (`protocol.split_times`). Which split a batch is from, and what else the
+reader was reading from then, stay with the batch until it is processed.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -20,7 +25,9 @@ from stillframe.clock import Clock
 from stillframe.config import CheckpointMode
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch
+from stillframe.json_values import JsonObject
 from stillframe.protocol.messages import AssignSplits
+from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.elements import Barrier, EndOfRecords
 from stillframe.runtime.operators import Reading
@@ -28,6 +35,15 @@ from stillframe.runtime.reading import splits_of
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
 
 _RESERVED_BYTES_MAX = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """What a poll answered, and where it is from."""
+
+    batch: pa.RecordBatch
+    splits: OpenSplits | None = None
+    """None: the reader does not tell."""
 
 
 class Reserved:
@@ -38,8 +54,8 @@ class Reserved:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[CheckpointId | None, pa.RecordBatch]] = deque()
-        self._free: deque[pa.RecordBatch] = deque()
+        self._waiting: deque[tuple[CheckpointId | None, ReadBatch]] = deque()
+        self._free: deque[ReadBatch] = deque()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -48,29 +64,29 @@ class Reserved:
     def has_room(self) -> bool:
         return self._bytes < _RESERVED_BYTES_MAX
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append((None, batch))
-        self._bytes += batch.nbytes
+    def add(self, read: ReadBatch) -> None:
+        self._waiting.append((None, read))
+        self._bytes += read.batch.nbytes
 
     def on_trigger(self, checkpoint_id: CheckpointId) -> None:
         """A checkpoint takes the position behind all that was added until now."""
-        self._waiting = deque((since or checkpoint_id, batch) for since, batch in self._waiting)
+        self._waiting = deque((since or checkpoint_id, read) for since, read in self._waiting)
 
     def on_complete(self, checkpoint_id: CheckpointId) -> None:
         while self._waiting:
-            since, batch = self._waiting[0]
+            since, read = self._waiting[0]
             if since is None or since > checkpoint_id:
                 return
             self._waiting.popleft()
-            self._free.append(batch)
+            self._free.append(read)
 
-    def next_free(self) -> pa.RecordBatch | None:
+    def next_free(self) -> ReadBatch | None:
         """A batch that may be emitted now."""
         if not self._free:
             return None
-        batch = self._free.popleft()
-        self._bytes -= batch.nbytes
-        return batch
+        read = self._free.popleft()
+        self._bytes -= read.batch.nbytes
+        return read
 
 
 class SourceSubtask(Subtask):
@@ -101,35 +117,76 @@ class SourceSubtask(Subtask):
         self._pauses = mode == "stop-the-world"
         self._paused_for: CheckpointId | None = None
         self._reserved = Reserved() if mode == "at-most-once" else None
+        self._listened_seconds = 0.0
+        self._listens_since_seconds: float | None = None
+        source.times_of = self._times_of
 
     def step(self) -> bool:
         self._resume_time()
         self._hasten_barriers()
         self._retry_seconds = 1.0
         if self._has_finished or self._paused_for is not None or not self._chain.has_room():
+            self._listens_since_seconds = None
             return False
         if self._reserved is not None:
             return self._step_reserved(self._reserved)
-        batch = self._poll()
-        if batch is not None:
-            self._chain.process(batch)
+        read = self._poll()
+        if read is not None:
+            self._process(read)
         elif self._has_ended:
             self._finish()
-        return batch is not None or self._has_finished
+        else:
+            self._note_splits()
+        return read is not None or self._has_finished
 
     def _step_reserved(self, reserved: Reserved) -> bool:
         free = reserved.next_free()
         if free is not None:
-            self._chain.process(free)
+            self._process(free)
             return True
-        batch = None if self._has_ended or not reserved.has_room() else self._poll()
-        if batch is not None:
-            reserved.add(batch)
-        elif self._has_ended and not len(reserved):
-            self._finish()
-        return batch is not None or self._has_finished
+        read = None if self._has_ended or not reserved.has_room() else self._poll()
+        if read is not None:
+            reserved.add(read)
+        elif not len(reserved):
+            if self._has_ended:
+                self._finish()
+            else:
+                self._note_splits()
+        return read is not None or self._has_finished
 
-    def _poll(self) -> pa.RecordBatch | None:
+    def _process(self, read: ReadBatch) -> None:
+        splits = read.splits
+        if splits is not None:
+            self._chain.on_splits(splits)
+        self._chain.process(read.batch)
+        if splits is not None:  # the split may have ended with the batch
+            self._chain.on_splits(replace(splits, polled=None))
+        self._listens_since_seconds = self._clock.monotonic_seconds()
+
+    def _resume_time(self) -> None:
+        if not self._has_told_time:
+            self._note_splits()
+        super()._resume_time()
+
+    def _note_splits(self) -> None:
+        """What is read from may have changed without a record."""
+        splits = self._source.open_splits(False, self._listened_seconds)
+        if splits is not None:
+            self._chain.on_splits(splits)
+
+    def _times_of(self, split: str) -> JsonObject:
+        times = {op.uid: op.time_of(split) for op in self._chain.watermarkings}
+        return {uid: time_us for uid, time_us in times.items() if time_us is not None}
+
+    def _listen(self) -> None:
+        """Measure for how long the source could have given something, had it had something."""
+        now = self._clock.monotonic_seconds()
+        if self._listens_since_seconds is not None:
+            self._listened_seconds += now - self._listens_since_seconds
+        self._listens_since_seconds = now
+
+    def _poll(self) -> ReadBatch | None:
+        self._listen()
         polled = self._source.poll()
         match polled:
             case NothingYet(retry_seconds):
@@ -140,7 +197,8 @@ class SourceSubtask(Subtask):
                 self.counters.records_read += polled.num_rows
                 self._nothing_since_seconds = None
                 self._is_idle = False
-                return polled
+                splits = self._source.open_splits(True, self._listened_seconds)
+                return ReadBatch(polled, splits)
         return None
 
     def _until_idle_seconds(self) -> float:
@@ -167,6 +225,11 @@ class SourceSubtask(Subtask):
     def idle_seconds_max(self) -> float:
         return min(self._retry_seconds, super().idle_seconds_max())
 
+    def holdings(self) -> Iterator[tuple[CheckpointId | None, str]]:
+        yield from super().holdings()
+        if self._paused_for is not None:
+            yield self._paused_for, "a pause"
+
     def on_splits(self, order: AssignSplits) -> None:
         if (order.uid, order.subtask) == (self._source.uid, self.ref.subtask):
             self._source.on_splits(splits_of(order.splits), order.is_last)
@@ -175,6 +238,7 @@ class SourceSubtask(Subtask):
         if barrier.checkpoint_id <= self._last_triggered:
             return  # the message came twice
         self._last_triggered = barrier.checkpoint_id
+        self._resume_time()  # the snapshot says how far each split had come
         if self._reserved is not None:
             self._reserved.on_trigger(barrier.checkpoint_id)
         if self._pauses:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -178,6 +178,11 @@ class Subtask(ABC):
         self._unwritten: deque[CheckpointId] = deque()
         self._written: dict[CheckpointId, Sequence[object]] = {}
 
+    @property
+    def is_firing(self) -> bool:
+        """Whether timers are due that it fires one batch per step: it then does one per turn."""
+        return self._chain.is_firing
+
     @abstractmethod
     def step(self) -> bool:
         """Do one piece of work; False if there is nothing to do or no room for its result."""
@@ -195,12 +200,26 @@ class Subtask(ABC):
         """How many records were handed to sinks here."""
         return sum(sink.records_written for sink in self._sinks)
 
+    @property
+    def records_late(self) -> int:
+        """How many records came too late here and were dropped."""
+        return self._chain.late_rows
+
     def _resume_time(self) -> None:
         """Once, at the start: the watermark that was sent last may have been overtaken, or the
         task it was sent to does not remember it."""
         if not self._has_told_time:
             self._has_told_time = True
             self._chain.resume_time()
+
+    def holdings(self) -> Iterator[tuple[CheckpointId | None, str]]:
+        """What is kept here for checkpoints that are under way, in words, and for which.
+
+        None: for one that nobody knows any more. What an attempt of its own still needs, such as
+        epochs to be committed, is not meant.
+        """
+        for checkpoint_id in self._open:
+            yield checkpoint_id, "an open snapshot"
 
     def on_trigger(self, barrier: Barrier) -> None:  # noqa: B027 - for sources
         """The coordinator begins a checkpoint; sources send its barrier."""
@@ -350,6 +369,7 @@ class Subtask(ABC):
         """The synchronous part, and the barrier on its way, which has `overtaken` these already."""
         checkpoint_id = barrier.checkpoint_id
         began = self._clock.monotonic_seconds()
+        self._chain.end_epoch()
         writes = tuple(op.snapshot(checkpoint_id) for op in self._stateful)
         sent: OutputLog = {}
         if barrier.is_overtaking:
@@ -458,6 +478,8 @@ def take_turn(subtasks: Sequence[Subtask]) -> bool:
             if not subtask.step():
                 break
             progressed = True
+            if subtask.is_firing:  # a barrier, also of a source here, waits for one batch only
+                break
     return progressed
 
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from typing import Protocol
 
 import pyarrow as pa
 
-from stillframe.graph.logical import Aggregate
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
-from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
+from stillframe.graph.logical import Aggregate, SessionWindow
+from stillframe.ids import Attempt, OperatorUid, SubtaskIndex
 from stillframe.protocol.restore import SubtaskState
-from stillframe.runtime.operators import Background, KeyedOperator
+from stillframe.runtime.operators import TimedOperator, TimedState
+from stillframe.runtime.outputs import Combiner
 from stillframe.state import windows
-from stillframe.state.windows import BEGINNING_US, WindowedPartials, WindowTables
+from stillframe.state.sessions import SessionPartials, SessionTable
+from stillframe.state.windows import Added, WindowedPartials, WindowTables
 from stillframe.storage.store import Store
 
-_Written = tuple[tuple[KeyedState, ...], int | None]
-"""The files of a snapshot, and how far event time had come."""
+
+class KeptWindows(TimedState, Protocol):
+    """Windows that are open, of whichever kind."""
+
+    def add(self, batch: pa.RecordBatch, watermark_us: int | None) -> Added: ...
+
+    def close(self, watermark_us: int) -> Iterable[pa.RecordBatch]: ...
+
+    def everything(self) -> Iterable[pa.RecordBatch]: ...
 
 
-class Windowing(KeyedOperator):
+class Windowing(TimedOperator):
     """Aggregates per window and key, and how far event time has come."""
 
     STATE = "windows"
@@ -30,42 +38,46 @@ class Windowing(KeyedOperator):
         uid: OperatorUid,
         subtask: SubtaskIndex,
         attempt: Attempt,
-        tables: WindowTables,
+        tables: KeptWindows,
         store: Store | None,
         watermark_us: int | None = None,
+        *,
+        emits_all: bool = False,
     ) -> None:
-        super().__init__(uid, subtask, attempt, tables, store)
-        self.watermark_us = None if watermark_us == BEGINNING_US else watermark_us
-        self.late_rows = 0
-        """Rows that came after all their windows had closed; of combined ones, combined rows."""
+        super().__init__(uid, subtask, attempt, tables, store, watermark_us)
         self._tables = tables
+        self._emits_all = emits_all
+        self._late: list[pa.RecordBatch] = []
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        added = self._tables.add(batch, self.watermark_us)
-        self.late_rows += added.late_rows
+        added = self._tables.add(batch, None if self._emits_all else self.watermark_us)
+        if not self.keeps_late:
+            self.late_rows += added.late_rows
+        elif added.late is not None:
+            self._late.append(added.late)
         return added.outputs
+
+    def take_late(self) -> Iterable[pa.RecordBatch]:
+        taken, self._late = self._late, []
+        return taken
 
     def on_watermark(self, time_us: int) -> Iterable[pa.RecordBatch]:
         if self.watermark_us is not None and time_us <= self.watermark_us:
             return ()
         self.watermark_us = time_us
-        return self._tables.close(time_us)
+        return () if self._emits_all else self._tables.close(time_us)
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        # A subtask that knows nothing yet says so: the others' time must not become its own.
-        watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
-        write = super().snapshot(checkpoint_id)
-        return lambda: (write(), watermark_us)
-
-    def described(self, checkpoint_id: CheckpointId, written: _Written) -> OperatorSnapshot:
-        keyed, watermark_us = written
-        return replace(super().described(checkpoint_id, keyed), watermark_us=watermark_us)
+    def on_barrier(self) -> Iterable[pa.RecordBatch]:
+        return self._tables.everything() if self._emits_all else ()
 
 
-def windowed_partials(input_schema: pa.Schema, aggregate: Aggregate) -> WindowedPartials:
+def windowed_partials(input_schema: pa.Schema, aggregate: Aggregate) -> Combiner:
     """What combines batches on their way to this aggregate, which has a window."""
-    assert aggregate.window is not None
-    return WindowedPartials(input_schema, aggregate.keys, aggregate.calls, aggregate.window)
+    window = aggregate.window
+    assert window is not None
+    if isinstance(window, SessionWindow):
+        return SessionPartials(input_schema, aggregate.keys, aggregate.calls, window)
+    return WindowedPartials(input_schema, aggregate.keys, aggregate.calls, window)
 
 
 def output_schema(input_schema: pa.Schema, aggregate: Aggregate) -> pa.Schema:
@@ -79,19 +91,30 @@ def window_tables(
     max_parallelism: int,
     state: SubtaskState,
     rows: Iterable[pa.RecordBatch],
-) -> WindowTables:
+) -> KeptWindows:
     """The state of this aggregate, which has a window, as it was: `rows` are those of `state`."""
-    assert aggregate.window is not None
-    tables = WindowTables(
-        input_schema,
-        aggregate.keys,
-        aggregate.calls,
-        aggregate.window,
-        max_parallelism,
-        emits_closed=aggregate.emits_closed,
-    )
+    tables = _no_windows(input_schema, aggregate, max_parallelism)
     for batch in rows:
         tables.restore(batch)
+    if aggregate.emits_all:
+        return tables  # event time closes nothing
     further = ((each.first, each.stop, each.watermark_us) for each in state.reached)
     tables.resume(state.watermark_us, further)
     return tables
+
+
+def _no_windows(
+    input_schema: pa.Schema, aggregate: Aggregate, max_parallelism: int
+) -> WindowTables | SessionTable:
+    window = aggregate.window
+    assert window is not None
+    grouping = (input_schema, aggregate.keys, aggregate.calls)
+    if isinstance(window, SessionWindow):
+        return SessionTable(*grouping, window, max_parallelism)
+    return WindowTables(
+        *grouping,
+        window,
+        max_parallelism,
+        emits_closed=aggregate.emits_closed,
+        emits_all=aggregate.emits_all,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from stillframe.graph.logical import CloseLoop, Connect, LoopHead, Node, Project
 from stillframe.key_groups import unsupported_key_type
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark.expressions import projection_of
+from stillframe.spark.processed import refuse_no_function
 from stillframe.spark.stream import Stream, frame_of_columns, leaf_of, refuse_repeated
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 
@@ -100,7 +100,7 @@ def connected(
     keys = _keys_meant(other, by)
     if keys is not None:
         _refuse_unfit_keys(keys, first, second)
-    _refuse_no_function(function)
+    refuse_no_function(function, TwoInputFunction, "connect")
     declared = parse_schema(first.still.spark, schema)
     made = to_arrow_schema(declared)
     refuse_repeated(made.names)
@@ -154,25 +154,6 @@ def _refuse_unfit_keys(keys: tuple[str, ...], first: Stream, second: Stream) -> 
                 " cast it to a string or a number"
             )
     refuse_repeated(list(keys))
-
-
-def _refuse_no_function(function: object) -> None:
-    if isinstance(function, TwoInputFunction):
-        raise BuildError(
-            f"connect takes what makes a {type(function).__name__}, as every subtask has its own,"
-            " not an object that is there already: give the class, or a function that calls it"
-        )
-    if not callable(function):
-        raise BuildError(f"connect takes a subclass of TwoInputFunction, not {function!r}")
-    if not isinstance(function, type):
-        return
-    if not issubclass(function, TwoInputFunction):
-        raise BuildError(
-            f"connect takes a subclass of TwoInputFunction, not the class {function.__name__}"
-        )
-    if inspect.isabstract(function):
-        missing = ", ".join(sorted(function.__abstractmethods__))
-        raise BuildError(f"{function.__name__} does not say what to do in {missing}: write it")
 
 
 # --- Iterate ----------------------------------------------------------------------------------

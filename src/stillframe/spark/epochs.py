@@ -47,13 +47,25 @@ class FrameOfEpoch:
 
 
 class MemoryTable:
-    """Keeps the rows of all epochs on the driver, as a temporary view named after the query."""
+    """Keeps the rows of all epochs on the driver, as a temporary view named after the query.
 
-    def __init__(self, spark: SparkSession, name: str, schema: pa.Schema, rows_max: int) -> None:
+    Those of the last one, if every epoch brings the whole table.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        schema: pa.Schema,
+        rows_max: int,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         self._spark = spark
         self._name = name
         self._schema = schema
         self._rows_max = rows_max
+        self._is_whole = is_whole
         self._table = schema.empty_table()
         self._last: Epoch | None = None
         # Now, so that a name that Spark refuses is refused at once.
@@ -63,15 +75,16 @@ class MemoryTable:
         if self._last is not None and epoch <= self._last:
             return  # a commit that is repeated
         tables = [pq.read_table(file, schema=self._schema) for file in files]
-        grown = pa.concat_tables([self._table, *tables])
-        if grown.num_rows > self._rows_max:
+        before = self._schema.empty_table() if self._is_whole else self._table
+        after = pa.concat_tables([before, *tables])
+        if after.num_rows > self._rows_max:
             raise DataError(
-                f"the memory table {self._name} would have {grown.num_rows} rows, more than its"
+                f"the memory table {self._name} would have {after.num_rows} rows, more than its"
                 f" maxRows of {self._rows_max}: raise the option or write to files instead"
             )
-        if grown.num_rows > self._table.num_rows:
-            self._show(grown)
-        self._table = grown
+        if after.num_rows != self._table.num_rows or self._is_whole:
+            self._show(after)
+        self._table = after
         self._last = epoch
 
     def _show(self, table: pa.Table) -> None:

@@ -41,12 +41,18 @@ from pyspark.util import PythonEvalType
 from stillframe.api.aggregates import AggregateCall, AggregateFunction
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
-from stillframe.graph.logical import WINDOW, Window
+from stillframe.graph.logical import WINDOW, SessionWindow, Window
 from stillframe.runtime import casts
 from stillframe.spark.patterns import UnknownPattern, like_to_re2, rlike_to_re2
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 from stillframe.spark.types import TIMESTAMP, TIMESTAMP_NTZ, to_arrow_type
-from stillframe.spark.windows import WINDOW_TYPE, FoundWindow, is_for_window, window_below
+from stillframe.spark.windows import (
+    WINDOW_TYPE,
+    FoundSession,
+    FoundWindow,
+    is_for_window,
+    window_below,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Aggregation:
     calls: tuple[AggregateCall, ...]
     after: tuple[Named, ...]
     """Spark's result columns, computed from the keys and the aggregates."""
-    window: Window | None = None
+    window: Window | SessionWindow | None = None
     is_watermarked: bool = False
     """Whether the event time of the window is the one that the stream's watermark is about."""
 
@@ -114,6 +120,16 @@ def aggregation_of(frame: DataFrame) -> Aggregation:
     )
 
 
+def columns_of(plan: JavaObject) -> dict[ExprId, Expression]:
+    """What each column that comes out of the plan is, over the columns of the stream below it."""
+    return _columns_of(plan)
+
+
+def translated(node: JavaObject, columns: dict[ExprId, Expression]) -> Expression:
+    """The expression over columns whose meaning is known by their ids."""
+    return _Translator(columns).translate(node)
+
+
 # The plan
 
 
@@ -146,13 +162,28 @@ _GROUP_BY_WINDOW = "say groupBy(window(...)) and take window.start and window.en
 def _leaf_columns(plan: JavaObject) -> dict[ExprId, Expression]:
     outputs = sequence(plan.output())
     names = [output.name() for output in outputs]
+    if len(set(names)) < len(names):
+        names = [_name_within(output) for output in outputs]
     repeated = {name for name in names if names.count(name) > 1}
     if repeated:
         raise BuildError(
             f"the stream has more than one column named {min(repeated)}: "
             "rename one of them where it is made, with alias(...)"
         )
-    return {id_of(output): Column(output.name(), _type_of(output)) for output in outputs}
+    return {
+        id_of(output): Column(name, _type_of(output))
+        for output, name in zip(outputs, names, strict=True)
+    }
+
+
+COLUMN_NOTE = "stillframe.column"
+"""In the metadata of a column: its name in the stream, where Spark has two of one name."""
+
+
+def _name_within(output: JavaObject) -> str:
+    metadata = output.metadata()
+    noted = metadata.contains(COLUMN_NOTE)
+    return str(metadata.getString(COLUMN_NOTE) if noted else output.name())
 
 
 def _refused_plan(plan: JavaObject) -> BuildError:
@@ -650,9 +681,111 @@ def _interval_parts(node: JavaObject, interval: JavaObject) -> tuple[int, int, i
             days = abs(int(value)) // _DAY_MICROS * (1 if value >= 0 else -1)
             return 0, days, int(value) - days * _DAY_MICROS
         case _:
-            names = ("months", "days", "microseconds")
-            months, days, micros = (int(get_field(value, name)) for name in names)
-            return months, days, micros
+            return _parts_of_interval(value)
+
+
+def _parts_of_interval(value: JavaObject) -> tuple[int, int, int]:
+    names = ("months", "days", "microseconds")
+    months, days, micros = (int(get_field(value, name)) for name in names)
+    return months, days, micros
+
+
+def gap_of(translator: _Translator, adding: JavaObject) -> Expression:
+    """By how many microseconds this makes a moment later; null where it makes it null."""
+    moments, _ = children(adding)
+    return _Gaps(translator, adding, translator.translate(moments)).of(adding.children(), 1)
+
+
+class _Gaps:
+    """Intervals in microseconds: constants, chosen among such row by row, or made of numbers."""
+
+    def __init__(self, translator: _Translator, adding: JavaObject, moments: Expression) -> None:
+        self._translator = translator
+        self._adding = adding
+        self._moments = moments
+
+    def of(self, nodes: JavaObject, place: int, cast: JavaObject | None = None) -> Expression:
+        """Of one of these nodes; `cast` is what makes an interval of it, which is a text then."""
+        node = nodes.apply(place)
+        whole = node if cast is None else cast.withNewChildren(nodes.slice(place, place + 1))
+        if (interval := _constant(whole)) is not None:
+            return self._constant(interval[0])
+        match class_name(node):
+            case "Cast" if cast is None:
+                return self.of(node.children(), 0, node)
+            case "CaseWhen" | "If":
+                return self._chosen(node.children(), cast)
+            case "Coalesce":
+                parts = node.children()
+                gaps = (self.of(parts, place, cast) for place in range(parts.size()))
+                return Call("coalesce", tuple(gaps), pa.int64())
+            case "MakeInterval":
+                return self._made(children(node))
+        raise _refused(
+            node,
+            "is no gap that a stream can compute (say a text, such as '5 minutes', choose among"
+            " such with when(...).otherwise(...), or say make_interval(...) of whole numbers)",
+        )
+
+    def _constant(self, interval: JavaObject | None) -> Expression:
+        if interval is None:
+            return Literal(pa.scalar(None, pa.int64()))
+        months, days, micros = _parts_of_interval(interval)
+        zone = _zone_of(self._adding)
+        if not months and (not days or zone.value.as_py() == "UTC"):
+            return Literal(pa.scalar(days * _DAY_MICROS + micros, pa.int64()))
+        # A day may have 23 hours, and a month has as many days as it has.
+        parts = [Literal(pa.scalar(part, pa.int64())) for part in (months, days, micros)]
+        later = Call("add_interval", (self._moments, *parts, zone), self._moments.type)
+        times = (Call("unix_micros", (each,), pa.int64()) for each in (later, self._moments))
+        return Call("subtract", tuple(times), pa.int64())
+
+    def _chosen(self, parts: JavaObject, cast: JavaObject | None) -> Expression:
+        """Conditions and values take turns; at the end there may be a value for all others."""
+        count = parts.size()
+        chosen = [
+            self.of(parts, place, cast)
+            if place % 2 or place == count - 1
+            else self._translator.translate(parts.apply(place))
+            for place in range(count)
+        ]
+        if count % 2 == 0:
+            chosen.append(Literal(pa.scalar(None, pa.int64())))
+        return Call("case", tuple(chosen), pa.int64())
+
+    def _made(self, parts: list[JavaObject]) -> Expression:
+        *calendar, hours, minutes, seconds = parts
+        if any(_constant(part) != [0] for part in calendar):
+            raise _refused(self._adding, "adds what is longer than hours, row by row")
+        units = ((hours, 3_600_000_000), (minutes, 60_000_000), (seconds, 1_000_000))
+        first, *rest = (self._times(part, micros) for part, micros in units)
+        for product in rest:
+            first = Call("add", (first, product), pa.int64())
+        return first
+
+    def _times(self, part: JavaObject, micros: int) -> Expression:
+        if class_name(part) == "Cast":  # seconds are decimals
+            part = part.child()
+        number = self._translator.translate(part)
+        if isinstance(number, Literal):
+            value = number.value.as_py()
+            micros_made = None if value is None else int(value * micros)
+            return Literal(pa.scalar(micros_made, pa.int64()))
+        if not types.is_integer(number.type):
+            raise _refused(part, "is not a whole number, and a gap is made of such in a stream")
+        if number.type != pa.int64():
+            number = Call("cast", (number, _text("UTC")), pa.int64())
+        return Call("multiply", (number, Literal(pa.scalar(micros, pa.int64()))), pa.int64())
+
+
+def _positive_gap(found: FoundSession, gap: Literal) -> int:
+    gap_us = gap.value.as_py()
+    if gap_us is None or gap_us <= 0:
+        raise BuildError(
+            f"session_window has the gap {children(found.adding)[1].sql()}, with which no record is"
+            " in a session: give a positive one, such as '5 minutes'"
+        )
+    return int(gap_us)
 
 
 def _add_months(translator: _Translator, node: JavaObject) -> Expression:
@@ -804,11 +937,11 @@ class _Grouping(_Translator):
         self.before: dict[str, Expression] = {}
         self.keys: list[str] = []
         self.calls: list[AggregateCall] = []
-        self.window: Window | None = None
+        self.window: Window | SessionWindow | None = None
         self._taken: tuple[str, ...] = ()
         """Names that what comes out of the aggregation has besides its keys and aggregates."""
 
-    def add_window(self, found: FoundWindow, keys: list[JavaObject]) -> None:
+    def add_window(self, found: FoundWindow | FoundSession, keys: list[JavaObject]) -> None:
         if not any(found.is_at(key) for key in keys):
             raise _refused(
                 found.column, f"is a window, and not grouped by as such ({_GROUP_BY_WINDOW})"
@@ -817,8 +950,20 @@ class _Grouping(_Translator):
         self.before[name] = self._source.translate(found.time)
         self._input_nodes.append((found.time, name))
         self._key_nodes.append((found.column, Column(WINDOW, WINDOW_TYPE)))
-        self.window = Window(name, found.size_us, found.slide_us, found.start_us)
         self._taken = (WINDOW,)
+        if isinstance(found, FoundSession):
+            self.window = SessionWindow(name, self._gap(found))
+        else:
+            self.window = Window(name, found.size_us, found.slide_us, found.start_us)
+
+    def _gap(self, found: FoundSession) -> int | str:
+        """In microseconds, if it is the same for every record; else the column that has it."""
+        gap = gap_of(self._source, found.adding)
+        if isinstance(gap, Literal):
+            return _positive_gap(found, gap)
+        name = self._new_name(str(children(found.adding)[1].sql()), self.before)
+        self.before[name] = gap
+        return name
 
     def add_key(self, node: JavaObject, outputs: list[JavaObject]) -> None:
         if any(known.semanticEquals(node) for known, _ in self._key_nodes):

@@ -23,6 +23,7 @@ from stillframe.ids import OperatorUid
 from stillframe.spark import checks
 from stillframe.spark.deploy import SparkDeployment
 from stillframe.spark.frames import resolve_frames
+from stillframe.spark.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
 
 _LOOPBACK = "127.0.0.1"
@@ -57,7 +58,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
 
     resolved = resolve_frames(spark, sinks, config.parallelism, spool, max(1, available - beside))
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
-    plan = build_plan(name, resolved.sinks, slots, config.max_parallelism)
+    plan = build_plan(name, with_tables_read(resolved.sinks), slots, config.max_parallelism)
     checks.refuse_unsendable(plan)
     checks.refuse_too_few_slots(plan.slots, beside, available)
     checks.refuse_unfit_executors(spark, plan.slots)

@@ -51,8 +51,9 @@ from stillframe.state.accumulators import unsupported
 if TYPE_CHECKING:
     import pandas
 
-    from stillframe.api.functions import TwoInputFunction
+    from stillframe.api.functions import KeyedFunction, TwoInputFunction
     from stillframe.spark.combined import BroadcastStream
+    from stillframe.spark.lookups import LatestStream
     from stillframe.spark.session import Still
     from stillframe.spark.writer import StreamWriter
 
@@ -68,14 +69,7 @@ _REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("orderBy", "sort"), f"a stream has no last row to sort by; {_BEFORE}"),
     **dict.fromkeys(("limit", "offset"), f"a stream is not cut off; {_BEFORE}"),
-    **dict.fromkeys(
-        ("join", "crossJoin"),
-        f"streams cannot be joined yet: connect(...) calls a function with both, or {_BEFORE}",
-    ),
-    **dict.fromkeys(
-        ("distinct", "dropDuplicates", "drop_duplicates", "dropDuplicatesWithinWatermark"),
-        f"duplicates cannot be dropped yet; {_BEFORE}",
-    ),
+    "crossJoin": "rows of streams meet where they have the same key: say join(other, on, how)",
     "write": "a stream is written with writeStream",
     "agg": "say groupBy().agg(...)",
 }  # fmt: skip
@@ -96,6 +90,8 @@ class Stream:
         *,
         principal: Node | None = None,
         is_updates: bool = False,
+        grouped: Stream | None = None,
+        is_settled: bool = False,
     ) -> None:
         self._still = still
         self._node = node
@@ -104,6 +100,10 @@ class Stream:
         """Whose uid and parallelism are meant: an aggregate, not the projection behind it."""
         self._is_updates = is_updates
         """Whether a row replaces the one before it with the same key."""
+        self._grouped = grouped
+        """The stream that was aggregated to make this one."""
+        self._is_settled = is_settled
+        """Whether another stream begins at its principal too, which must stay what it is."""
 
     @classmethod
     def reading(cls, still: Still, node: Node) -> Stream:
@@ -115,6 +115,13 @@ class Stream:
     @property
     def node(self) -> Node:
         """Its place in the graph."""
+        names = self._frame.columns
+        if len(set(names)) < len(names):  # which only a join makes
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise BuildError(
+                f"the stream has two columns named {repeated}, of either side of a join: drop one,"
+                f" drop(other.{repeated}), or rename it with select(...) and alias(...)"
+            )
         return self._node
 
     @property
@@ -146,6 +153,16 @@ class Stream:
     def is_updates(self) -> bool:
         """Whether rows are new values of keys, as an aggregation makes them."""
         return self._is_updates
+
+    @property
+    def principal(self) -> Node:
+        """The operator that it is named after."""
+        return self._principal
+
+    @property
+    def grouped(self) -> Stream | None:
+        """The stream that was aggregated to make this one; None: none was, or several."""
+        return self._grouped
 
     def printSchema(self, level: int | None = None) -> None:
         self._frame.printSchema(level)
@@ -297,6 +314,47 @@ class Stream:
             self, other, lambda first, second: first.unionByName(second, allowMissingColumns)
         )
 
+    def join(
+        self,
+        other: Stream | DataFrame | LatestStream,
+        on: str | list[str] | Column | list[Column] | None = None,
+        how: str | None = None,
+    ) -> Stream:
+        """The rows of both that match; the other is a stream, a DataFrame or `latest_by(...)`.
+
+        Two streams are joined on equal keys, and on event times that are so far apart: a row is
+        kept until the watermark says that nothing more can match it. `how` is inner, left, right,
+        full or left_semi; all but inner need watermarks and such a range. A row that comes later
+        than the watermark is dropped.
+        """
+        from stillframe.spark.joins import joined
+
+        return joined(self, other, on, how)
+
+    def dropDuplicates(self, subset: list[str] | None = None) -> Stream:
+        """The first row of each key: of all columns, or of those named.
+
+        Keys are kept for ever, unless the column of `withWatermark` is one of them.
+        """
+        from stillframe.spark.duplicates import without_duplicates
+
+        return without_duplicates(self, subset, within=False)
+
+    drop_duplicates = dropDuplicates
+
+    def distinct(self) -> Stream:
+        """Every different row once."""
+        return self.dropDuplicates()
+
+    def dropDuplicatesWithinWatermark(self, subset: list[str] | None = None) -> Stream:
+        """The first row of each key; it is forgotten when the watermark passes event time + delay.
+
+        Duplicates whose event times are no further apart than the watermark's delay are dropped.
+        """
+        from stillframe.spark.duplicates import without_duplicates
+
+        return without_duplicates(self, subset, within=True)
+
     @property
     def writeStream(self) -> StreamWriter:
         from stillframe.spark.writer import StreamWriter
@@ -310,6 +368,16 @@ class Stream:
         from stillframe.spark.combined import BroadcastStream
 
         return BroadcastStream(self)
+
+    def latest_by(self, *keys: str) -> LatestStream:
+        """Of each key the newest row, for `other.join(this.latest_by("currency"), "currency")`.
+
+        Every row of the other stream comes out at once, beside the row that is the newest one
+        known then: by event time if this stream has a watermark, otherwise the one that came last.
+        """
+        from stillframe.spark.lookups import latest_of
+
+        return latest_of(self, keys)
 
     def connect(
         self,
@@ -345,6 +413,18 @@ class Stream:
 
         return iterated(self, body)
 
+    def with_late(self) -> tuple[Stream, Stream]:
+        """This stream of windows, and the rows that came too late for it.
+
+        `counts, late = counts.with_late()`: the second has the rows that were grouped, with all
+        their columns, whose windows had all closed when they came. They are not combined before
+        they travel, which costs speed. To name the aggregate or to set its parallelism, do so
+        before. Behind the late rows there is no watermark; they may be given one anew.
+        """
+        from stillframe.spark.late import with_late
+
+        return with_late(self)
+
     def uid(self, name: str) -> Stream:
         """Name the operator that made this stream, so that its state finds it after changes."""
         return self._with_principal(self._principal.with_uid(name))
@@ -365,7 +445,14 @@ class Stream:
         operator = Aggregate(made.keys, made.calls, made.window)
         aggregate = Node(operator, _aggregate_schema(made, node), (node,))
         last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
-        return Stream(self._still, last, leaf_of(frame), principal=aggregate, is_updates=True)
+        return Stream(
+            self._still,
+            last,
+            leaf_of(frame),
+            principal=aggregate,
+            is_updates=True,
+            grouped=self,
+        )
 
     def _projected(self, frame: DataFrame) -> Stream:
         refuse_repeated(frame.columns)
@@ -380,6 +467,7 @@ class Stream:
     ) -> Stream:
         if not callable(given):
             raise BuildError(f"a function is wanted here, not {given!r}")
+        refuse_repeated(self.columns)
         schema = to_arrow_schema(declared)
         refuse_repeated(schema.names)
         frame = empty_frame(self._still.spark, declared)
@@ -389,13 +477,31 @@ class Stream:
         return self._with(Node(operator, schema, (self._node,)), frame)
 
     def _with(self, node: Node, frame: DataFrame) -> Stream:
-        principal = self._principal if node is self._node else node
-        return Stream(self._still, node, frame, principal=principal, is_updates=self._is_updates)
+        is_same = node is self._node
+        return Stream(
+            self._still,
+            node,
+            frame,
+            principal=self._principal if is_same else node,
+            is_updates=self._is_updates,
+            grouped=self._grouped,
+            is_settled=self._is_settled and is_same,
+        )
 
     def _with_principal(self, principal: Node) -> Stream:
+        if self._is_settled:
+            raise BuildError(
+                "uid and parallelism are said before with_late(), because the stream of late rows"
+                " begins at the same operator: counts, late = counts.uid(...).with_late()"
+            )
         node = replaced(self._node, self._principal, principal)
         return Stream(
-            self._still, node, self._frame, principal=principal, is_updates=self._is_updates
+            self._still,
+            node,
+            self._frame,
+            principal=principal,
+            is_updates=self._is_updates,
+            grouped=self._grouped,
         )
 
 
@@ -426,11 +532,23 @@ class GroupedStream:
 
     mean = avg
 
+    def process(self, function: Callable[[], KeyedFunction], schema: str | StructType) -> Stream:
+        """Call a `KeyedFunction` with the batches of this stream, parted by its keys.
+
+        `function` is the class, or whatever makes an object of it when called without arguments;
+        it is called on executors, once per subtask and start. `schema` is that of the batches it
+        answers. The rows of a key all come to the same object, which may register timers.
+        """
+        from stillframe.spark.processed import processed
+
+        return processed(self._stream, self._grouped, function, schema)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"a grouped stream has no attribute {name!r}")
         raise NotOffered(
-            f"a grouped stream has no {name}: it has count, sum, min, max, avg and agg; {_BEFORE}"
+            f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg and process;"
+            f" {_BEFORE}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Event time in PySpark's words: `withWatermark`, and `window(...)` in a `groupBy`.
+"""Event time in PySpark's words: `withWatermark`, and `window(...)` and `session_window(...)`.
 
 Theory of operation
 -------------------
@@ -7,6 +7,10 @@ projection below computes with arithmetic on microseconds: `Project` over `Filte
 not overlap, `Filter` over `Expand`, with one projection per overlapping window, where they do. Of
 the call itself nothing is left. Its size, slide and start are found by asking Spark for the windows
 of one moment: the moment is put into the arithmetic in place of the event time.
+
+Of `session_window(...)` it makes a column too, of the span that each record is by itself: `Filter`
+over `Project`. That they are joined is left to the grouping. There the gap is still to be seen, in
+what is added to the event time.
 
 That an event time has a watermark Spark notes in the metadata of the column. It does so only for
 its own streams, and our empty frames are none; so here the note is written by hand, and a frame of
@@ -31,10 +35,10 @@ from pyspark.sql.functions import lit
 from pyspark.sql.types import TimestampType
 
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Node, WithWatermark, walk
+from stillframe.graph.logical import Late, Node, WithWatermark, walk
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 
-_DELAY = "spark.watermarkDelayMs"
+DELAY = "spark.watermarkDelayMs"
 _WINDOW_MARK = "spark.timeWindow"
 _SESSION_MARK = "spark.sessionWindow"
 _MOMENT_US = 2**50
@@ -55,13 +59,13 @@ def watermark_of(frame: DataFrame, event_time: str, delay: str) -> tuple[WithWat
     column = _plain_column(frame, event_time)
     name = event_time if column is None else f"`{column.name().replace('`', '``')}`"
     said = _asked_of_spark(frame).withWatermark(name, delay).schema
-    (time,) = (field for field in said if _DELAY in field.metadata)
+    (time,) = (field for field in said if DELAY in field.metadata)
     if not isinstance(time.dataType, TimestampType):
         raise BuildError(
             f"the event time {event_time} is a {time.dataType.simpleString()}, but a stream reads"
             " it from a column of timestamps: select the field into a column of its own"
         )
-    delay_us = int(time.metadata[_DELAY]) * 1000
+    delay_us = int(time.metadata[DELAY]) * 1000
     if delay_us > _DELAY_US_MAX:
         raise BuildError(
             f"the delay {delay!r} is longer than the times a stream can tell: give a shorter one"
@@ -81,23 +85,41 @@ def _asked_of_spark(frame: DataFrame) -> DataFrame:
     return frame.sparkSession.readStream.format("rate").load().select(columns)
 
 
-def _noted(frame: DataFrame, time: str, delay_ms: int) -> JavaObject:
+def without_notes(frame: DataFrame) -> JavaObject:
+    """The columns of the frame, none of which has a watermark, a sequence."""
+    return _noted(frame, None, 0)
+
+
+def _noted(frame: DataFrame, time: str | None, delay_ms: int) -> JavaObject:
     """The columns of the frame as Spark has them behind a watermark: one has the note."""
     jvm: Any = frame.sparkSession._jvm
     columns = jvm.java.util.ArrayList()
     for column in sequence(frame._jdf.queryExecution().analyzed().output()):
         builder = jvm.org.apache.spark.sql.types.MetadataBuilder().withMetadata(column.metadata())
         if column.name() == time:
-            builder.putLong(_DELAY, delay_ms)
+            builder.putLong(DELAY, delay_ms)
         else:
-            builder.remove(_DELAY)
+            builder.remove(DELAY)
         columns.add(column.withMetadata(builder.build()))
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq(columns)
 
 
+def is_event_time(column: JavaObject) -> bool:
+    """Whether a watermark is about it."""
+    return bool(column.metadata().contains(DELAY))
+
+
+def without_note(spark: SparkSession, column: JavaObject) -> JavaObject:
+    """The column as one that no watermark is about."""
+    jvm: Any = spark._jvm
+    builder = jvm.org.apache.spark.sql.types.MetadataBuilder().withMetadata(column.metadata())
+    return column.withMetadata(builder.remove(DELAY).build())
+
+
 def has_watermark(node: Node) -> bool:
-    """Whether event time comes to it from somewhere."""
-    return any(isinstance(each.operator, WithWatermark) for each in walk([node]))
+    """Whether event time comes to it from somewhere; what came too late has none."""
+    nodes = walk([node], through_late=False)
+    return any(isinstance(each.operator, WithWatermark) for each in nodes)
 
 
 def refuse_untimely(node: Node, *, is_watermarked: bool) -> None:
@@ -118,26 +140,30 @@ def refuse_untimely(node: Node, *, is_watermarked: bool) -> None:
         )
 
 
+def is_watermarked_throughout(node: Node) -> bool:
+    """Whether event time comes to it from all sides."""
+    return not _reaches_source_without_watermark(node)
+
+
 def _reaches_source_without_watermark(node: Node) -> bool:
     if isinstance(node.operator, WithWatermark):
         return False
-    return not node.inputs or any(map(_reaches_source_without_watermark, node.inputs))
+    if not node.inputs or isinstance(node.operator, Late):
+        return True
+    return any(map(_reaches_source_without_watermark, node.inputs))
 
 
 # --- Windows ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class FoundWindow:
-    """A `window(...)` that Spark has taken out of a grouping."""
+class Found:
+    """What Spark has taken out of a grouping."""
 
     column: JavaObject
     """What stands in its place."""
     time: JavaObject
     """The event time, over the columns of `below`."""
-    size_us: int
-    slide_us: int
-    start_us: int
     below: JavaObject
     """The plan without it."""
     is_watermarked: bool
@@ -146,7 +172,24 @@ class FoundWindow:
         return class_name(node) == "AttributeReference" and id_of(node) == id_of(self.column)
 
 
-def window_below(spark: SparkSession, plan: JavaObject) -> FoundWindow | None:
+@dataclass(frozen=True)
+class FoundWindow(Found):
+    """A `window(...)`."""
+
+    size_us: int
+    slide_us: int
+    start_us: int
+
+
+@dataclass(frozen=True)
+class FoundSession(Found):
+    """A `session_window(...)`."""
+
+    adding: JavaObject
+    """What adds the gap to the event time, over the columns of `below`."""
+
+
+def window_below(spark: SparkSession, plan: JavaObject) -> FoundWindow | FoundSession | None:
     """The window that the plan below a grouping computes; None if it computes none."""
     plan = below_aliases(plan)
     making = plan.child() if class_name(plan) == "Filter" else plan
@@ -154,10 +197,7 @@ def window_below(spark: SparkSession, plan: JavaObject) -> FoundWindow | None:
         return None
     for place, column in enumerate(sequence(making.output())):
         if column.metadata().contains(_SESSION_MARK):
-            raise BuildError(
-                "session_window is not there yet: group by window(...), or keep sessions with"
-                " Spark before still.stream(df)"
-            )
+            return _found_session(making, place, column)
         if column.metadata().contains(_WINDOW_MARK):
             return _found(spark, making, place, column)
     return None
@@ -179,19 +219,31 @@ def _found(spark: SparkSession, making: JavaObject, place: int, column: JavaObje
     if class_name(below) == "Filter":  # which drops the records without event time, as we do
         below = below.child()
     time = _time_in(structs[0])
-    _refuse_unless_timestamp(time)
     start_us, end_us = _bounds_us(spark, structs[0])
     size_us = end_us - start_us
     # Each projection is one slide before the one in front of it.
     slide_us = start_us - _bounds_us(spark, structs[1])[0] if len(structs) > 1 else size_us
-    is_watermarked = class_name(time) == "AttributeReference" and _is_noted(below, id_of(time))
-    return FoundWindow(column, time, size_us, slide_us, start_us % slide_us, below, is_watermarked)
+    shape = (size_us, slide_us, start_us % slide_us)
+    return FoundWindow(column, time, below, _is_event_time(time, below), *shape)
+
+
+def _found_session(making: JavaObject, place: int, column: JavaObject) -> FoundSession:
+    struct, below = making.projectList().apply(place).child(), making.child()
+    time = _time_in(struct)
+    *_, end = children(struct)
+    # The outermost: the event time may be computed likewise.
+    adding = next(node for node in _subtree(end) if class_name(node) == "TimestampAddInterval")
+    return FoundSession(column, time, below, _is_event_time(time, below), adding)
+
+
+def _is_event_time(time: JavaObject, below: JavaObject) -> bool:
+    return class_name(time) == "AttributeReference" and _is_noted(below, id_of(time))
 
 
 def _is_noted(plan: JavaObject, column: ExprId) -> bool:
     """By the column and not by the reference: one taken from an earlier stream has no note."""
     return any(
-        id_of(each) == column and each.metadata().contains(_DELAY)
+        id_of(each) == column and each.metadata().contains(DELAY)
         for each in sequence(plan.output())
     )
 
@@ -211,7 +263,9 @@ def _is_to_microseconds(node: JavaObject) -> bool:
 
 
 def _time_in(struct: JavaObject) -> JavaObject:
-    return next(node for node in _subtree(struct) if _is_to_microseconds(node)).child()
+    time = next(node for node in _subtree(struct) if _is_to_microseconds(node)).child()
+    _refuse_unless_timestamp(time)
+    return time
 
 
 def _subtree(node: JavaObject) -> Iterator[JavaObject]:

@@ -17,10 +17,23 @@ from stillframe.connectors.file_sink import FileFormat, FileSink
 from stillframe.connectors.files import local_path
 from stillframe.connectors.staged import Handler, StagedSink
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Aggregate, Node, Read, Write, moved, walk
+from stillframe.graph.logical import (
+    Aggregate,
+    Filter,
+    MapInArrow,
+    Node,
+    Project,
+    Read,
+    SessionWindow,
+    Write,
+    moved,
+    walk,
+)
+from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark import formats
 from stillframe.spark.epochs import FrameOfEpoch, MemoryTable
+from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.windows import has_watermark
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 
@@ -30,6 +43,8 @@ if TYPE_CHECKING:
 
 _MEMORY_ROWS_MAX = "1000000"
 _OUTPUT_MODES = ("append", "update", "complete")
+_ROW_BY_ROW = (Project, Filter, MapInArrow)
+"""What stays in the task of an aggregate, and says of its rows what it would say of all."""
 
 
 class StreamWriter:
@@ -59,18 +74,17 @@ class StreamWriter:
         return self
 
     def outputMode(self, outputMode: str) -> StreamWriter:
-        mode = str(outputMode).lower()
-        if mode not in _OUTPUT_MODES:
+        if not isinstance(outputMode, str) or not outputMode.strip():
             raise BuildError(
-                f"Invalid streaming output mode: {outputMode}; say 'append', or 'update' for an"
-                " aggregation"
+                "[VALUE_NOT_NON_EMPTY_STR] Value for `outputMode` must be a non-empty string, got"
+                f" '{outputMode}'."
             )
-        if mode == "complete":
+        if outputMode.lower() not in _OUTPUT_MODES:
             raise BuildError(
-                "outputMode 'complete' is not there yet: say 'update', which gives the new values"
-                " of the keys that changed"
+                f"[STREAMING_OUTPUT_MODE.INVALID] Invalid streaming output mode: {outputMode}."
+                " Accepted output modes are 'Append', 'Complete', 'Update'."
             )
-        self._output_mode = mode
+        self._output_mode = outputMode.lower()
         return self
 
     def option(self, key: str, value: Any) -> StreamWriter:
@@ -164,18 +178,20 @@ class StreamWriter:
         return {k: v for k, v in self._options.items() if k.lower() not in owned}
 
     @property
-    def appends(self) -> bool:
-        """Whether rows are only written that no later row replaces."""
-        return self._output_mode == "append"
+    def output_mode(self) -> str:
+        return self._output_mode
 
     def aggregates(self) -> list[Node]:
         """What makes the rows that may replace each other."""
-        nodes = walk([self._stream.node])
+        nodes = walk([self._stream.node], through_late=False)
         return [node for node in nodes if isinstance(node.operator, Aggregate)]
 
     def sink_node(self, job: str, config: JobConfig) -> Node:
         """The end of the graph. Everything that can be refused before the job runs is, here."""
         self._refuse_append_of_updates()
+        self._refuse_updates_of_sessions()
+        self._refuse_incomplete()
+        refuse_mode_of_joins(self._stream.node, self._output_mode)
         self._refuse_names_alike()
         self._refuse_trigger_without_end()
         return self._node(self._sink(job, config))
@@ -252,7 +268,13 @@ class StreamWriter:
             raise BuildError("queryName must be specified for memory sink: it names the table")
         text = formats.option_value(self._options, "maxRows") or _MEMORY_ROWS_MAX
         rows_max = parse_count("maxRows", text)
-        table = MemoryTable(self._stream.still.spark, self._name, self._schema, rows_max)
+        table = MemoryTable(
+            self._stream.still.spark,
+            self._name,
+            self._schema,
+            rows_max,
+            is_whole=self._is_whole,
+        )
         return self._staged(table, f"memory {self._name}", job, config)
 
     def _staged(
@@ -266,7 +288,11 @@ class StreamWriter:
             STAGED_DIRECTORY,
             quoted_name(self._node(draft).uid, "operator uid"),
         )
-        return StagedSink(directory, handler, self._schema, description)
+        return StagedSink(directory, handler, self._schema, description, self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._output_mode == "complete"
 
     @property
     def _schema(self) -> pa.Schema:
@@ -279,6 +305,43 @@ class StreamWriter:
                 " append. This output mode is not supported for streaming aggregations without"
                 " watermark on streaming DataFrames/DataSets; say .outputMode('update'), or"
                 " withWatermark(...) before and groupBy(window(...)) over its column"
+            )
+
+    def _refuse_updates_of_sessions(self) -> None:
+        operators = (node.operator for node in self.aggregates())
+        windows = [each.window for each in operators if isinstance(each, Aggregate)]
+        if self._output_mode == "update" and any(isinstance(w, SessionWindow) for w in windows):
+            raise BuildError(
+                "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
+                " update. This output mode is not supported for session window streaming"
+                " aggregations on streaming DataFrames/DataSets; say .outputMode('append'), which"
+                " writes a session when it is over"
+            )
+
+    def _refuse_incomplete(self) -> None:
+        """The whole result at each barrier: of an aggregation, where it can be told apart."""
+        if not self._is_whole:
+            return
+        invalid = "Invalid streaming output mode: complete. This output mode is not supported"
+        if not self.aggregates():
+            raise BuildError(
+                f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] {invalid} for no streaming"
+                " aggregations on streaming DataFrames/DataSets; say .outputMode('append')"
+            )
+        if self._sink_name() in ("parquet", "json"):
+            raise BuildError(
+                f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE] {invalid} in Data Source"
+                f" {self._sink_name()}; overwrite a table in foreachBatch, or say"
+                " .outputMode('update')"
+            )
+        node = self._stream.node
+        while isinstance(node.operator, _ROW_BY_ROW) and node.parallelism is None:
+            (node,) = node.inputs
+        if not isinstance(node.operator, Aggregate):
+            raise BuildError(
+                "outputMode 'complete' gives the whole result of one aggregation, but between it"
+                f" and the sink there is {describe(node.operator)}: write it as it comes from"
+                " groupBy, at most selected, filtered or mapped, or say .outputMode('update')"
             )
 
     def _refuse_names_alike(self) -> None:
@@ -326,26 +389,29 @@ def with_output_modes(writers: Sequence[StreamWriter], sinks: Sequence[Node]) ->
 
     All at once: two sinks that share an aggregate must share the one that takes its place.
     """
-    closing = {id(node) for writer in writers if writer.appends for node in writer.aggregates()}
-    updating = {
-        id(node) for writer in writers if not writer.appends for node in writer.aggregates()
-    }
-    if closing & updating:
-        raise BuildError(
-            "one aggregation is written both with outputMode 'append' and with 'update', but its"
-            " windows are either written once, when they are closed, or whenever they change: give"
-            " the writers one output mode, or start two jobs"
-        )
+    modes: dict[int, str] = {}
+    for writer in writers:
+        for node in writer.aggregates():
+            other = modes.setdefault(id(node), writer.output_mode)
+            if other != writer.output_mode:
+                raise BuildError(
+                    f"one aggregation is written both with outputMode {other!r} and with"
+                    f" {writer.output_mode!r}, but it is either written once, when its windows are"
+                    " closed, or whenever it changes, or as a whole: give the writers one output"
+                    " mode, or start two jobs"
+                )
     made: dict[int, Node] = {}
     for node in walk(sinks):
         fed = moved(node, made)
-        made[id(node)] = _closing(fed) if id(node) in closing else fed
+        made[id(node)] = _emitting(fed, modes.get(id(node), "update"))
     return [made[id(sink)] for sink in sinks]
 
 
-def _closing(node: Node) -> Node:
-    assert isinstance(node.operator, Aggregate), node.operator
-    operator = replace(node.operator, emits_closed=True)
+def _emitting(node: Node, mode: str) -> Node:
+    if not isinstance(node.operator, Aggregate) or mode == "update":
+        return node
+    appends = mode == "append"
+    operator = replace(node.operator, emits_closed=appends, emits_all=not appends)
     return Node(operator, node.schema, node.inputs, node.given_uid, node.parallelism)
 
 

@@ -223,28 +223,18 @@ class FrozenTable:
         """
         groups = key_groups_of(self._index.hashes, self._max_parallelism)
         order, bounds = by_key_group(groups, self._max_parallelism)
-        columns = self._whole_columns()
+        columns = self._columns.whole()
         for group in np.flatnonzero(np.diff(bounds)).tolist():
             rows = order[bounds[group] : bounds[group + 1]]
             yield group, self._batch(rows, [column.take(rows) for column in columns])
 
     def rows(self) -> pa.RecordBatch:
         """All rows at once, in no order."""
-        return self._batch(np.arange(len(self)), self._whole_columns())
+        return self._batch(np.arange(len(self)), self._columns.whole())
 
     def release(self) -> None:
         """Give the memory back; later updates copy nothing for this view. May be called twice."""
         self._columns.release()
-
-    def _whole_columns(self) -> list[Array]:
-        whole = [np.empty(len(self), dtype=spec.dtype) for spec in self._layout.columns]
-        start = 0
-        for chunk in range(self._columns.chunk_count):
-            parts = self._columns.chunk(chunk)
-            for column, part in zip(whole, parts, strict=True):
-                column[start : start + len(part)] = part
-            start += len(parts[0]) if parts else 0
-        return whole
 
     def _batch(self, rows: Positions, parts: Sequence[Array]) -> pa.RecordBatch:
         columns = [key.take(rows) for key in self._index.columns]

@@ -172,6 +172,17 @@ class FrozenColumns:
                     self._keep(chunk, kept)
         return tuple(part[:rows] for part in kept)
 
+    def whole(self) -> list[Array]:
+        """All rows of every column."""
+        whole = [np.empty(self._length, dtype=array.dtype) for array in self._arrays]
+        start = 0
+        for chunk in range(self.chunk_count):
+            parts = self.chunk(chunk)
+            for column, part in zip(whole, parts, strict=True):
+                column[start : start + len(part)] = part
+            start += len(parts[0]) if parts else 0
+        return whole
+
     def release(self) -> None:
         """Give the memory back; nothing is copied for this view any more. May be called twice."""
         with self._lock:

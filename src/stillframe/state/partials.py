@@ -14,6 +14,7 @@ columns nobody reads. Which of the two a batch is, is said in its schema.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,21 +52,26 @@ class PartialAggregates:
         self._keys = tuple(keys)
         self._calls = tuple(calls)
         inputs = [call.input for call in calls if call.input is not None]
-        self._read = list(dict.fromkeys([*keys, *inputs]))
+        self.columns_read = list(dict.fromkeys([*keys, *inputs]))
+        """Keys first."""
         layout = Layout(key_fields_of(input_schema, keys), accumulators_of(input_schema, calls))
         self._schema = layout.snapshot_schema.with_metadata(_MARK)
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The partial aggregates of the batch if they are few, else the records; keys first."""
         keys = [batch.column(key) for key in self._keys]
-        if not _seem_to_repeat(keys, batch.num_rows):
-            return batch.select(self._read)
-        groups = _Groups([canonical(key) for key in keys], batch.num_rows)
+        if not seem_to_repeat(keys, batch.num_rows):
+            return batch.select(self.columns_read)
+        groups = _ByKey([canonical(key) for key in keys], batch.num_rows)
         if 2 * groups.count > batch.num_rows:
-            return batch.select(self._read)
-        return self._partials(batch, groups)
+            return batch.select(self.columns_read)
+        return self.made_of(batch, groups)
 
-    def _partials(self, batch: pa.RecordBatch, groups: _Groups) -> pa.RecordBatch:
+    def on_watermark(self, time_us: int) -> None:
+        """What a batch adds to a key does not depend on event time."""
+
+    def made_of(self, batch: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
+        """The partial aggregates of these groups of the batch's records."""
         columns = groups.keys()
         # New ones for each batch: what one remembers of a batch must not reach the next.
         for accumulator in accumulators_of(self._input_schema, self._calls):
@@ -78,41 +84,53 @@ class PartialAggregates:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-class _Groups(Touched):
-    """The records of a batch by key: a table whose rows are the batch's own keys, all touched."""
+class Groups(Touched):
+    """The records of a batch in groups: a table whose rows are the batch's own, all touched."""
 
-    def __init__(self, keys: Sequence[pa.Array], record_count: int) -> None:
-        self._keys = keys
-        numbered = _numbered(keys, record_count)
-        self.rows = numbered.numbers
-        self.count = numbered.count
-        self.distinct = np.arange(self.count)
-        self._values = numbered.values
+    count: int
 
     @property
     def groups(self) -> Positions:
         return self.rows
 
+    @abstractmethod
     def keys(self) -> list[pa.Array]:
         """The key columns of the groups."""
-        if len(self._keys) == 1 and self._keys[0].type == self._values.type:
-            return [self._values]
+
+    def first_of(self, keys: Sequence[pa.Array]) -> list[pa.Array]:
+        """Of each group the values in its first record."""
         first_records = np.empty(self.count, dtype=np.int64)
         # Of several writes to one place the last stays.
         first_records[self.rows[::-1]] = np.arange(len(self.rows))[::-1]
         first = pa.array(first_records)
-        return [plain(key.take(first)) for key in self._keys]
+        return [plain(key.take(first)) for key in keys]
 
 
-def _seem_to_repeat(keys: Sequence[pa.Array], record_count: int) -> bool:
+class _ByKey(Groups):
+    def __init__(self, keys: Sequence[pa.Array], record_count: int) -> None:
+        self._keys = keys
+        numbered = numbered_by(keys, record_count)
+        self.rows = numbered.numbers
+        self.count = numbered.count
+        self.distinct = np.arange(self.count)
+        self._values = numbered.values
+
+    def keys(self) -> list[pa.Array]:
+        if len(self._keys) == 1 and self._keys[0].type == self._values.type:
+            return [self._values]
+        return self.first_of(self._keys)
+
+
+def seem_to_repeat(keys: Sequence[pa.Array], record_count: int) -> bool:
+    """Whether it is worth a try to combine the records of a batch."""
     if record_count < _RECORDS_MIN:
         return False
     sample = [key.slice(0, _SAMPLE_ROWS) for key in keys]
-    return _numbered(sample, _SAMPLE_ROWS).count <= _SAMPLE_DISTINCT_MAX
+    return numbered_by(sample, _SAMPLE_ROWS).count <= _SAMPLE_DISTINCT_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbered:
+class Numbered:
     """A number for each record, equal where all keys are equal."""
 
     numbers: Positions
@@ -124,9 +142,10 @@ class _Numbered:
         return len(self.values)
 
 
-def _numbered(keys: Sequence[pa.Array], record_count: int) -> _Numbered:
+def numbered_by(keys: Sequence[pa.Array], record_count: int) -> Numbered:
+    """The records by their keys."""
     if not keys:
-        return _Numbered(np.zeros(record_count, dtype=np.int64), pa.nulls(1))
+        return Numbered(np.zeros(record_count, dtype=np.int64), pa.nulls(1))
     numbered = _column_numbered(keys[0])
     for key in keys[1:]:
         other = _column_numbered(key, among_pairs_max=record_count)
@@ -136,16 +155,16 @@ def _numbered(keys: Sequence[pa.Array], record_count: int) -> _Numbered:
     return numbered
 
 
-def _pairs_numbered(pairs: Positions, bound: int) -> _Numbered:
+def _pairs_numbered(pairs: Positions, bound: int) -> Numbered:
     """Numbers without gaps for numbers below `bound`."""
     if bound > _PLACES_PER_RECORD_MAX * len(pairs):
         return _column_numbered(pa.array(pairs))
     used = np.zeros(bound, dtype=np.bool_)
     used[pairs] = True
-    return _Numbered((np.cumsum(used) - 1).take(pairs), pa.array(np.flatnonzero(used)))
+    return Numbered((np.cumsum(used) - 1).take(pairs), pa.array(np.flatnonzero(used)))
 
 
-def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> _Numbered:
+def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> Numbered:
     """Of a dictionary column its indices are numbered, which is quicker.
 
     In a pair, where numbers may have gaps, they are taken as they are if the dictionary has no more
@@ -156,7 +175,7 @@ def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> _Numbered:
     """
     if pt.is_dictionary(column.type):
         if not column.null_count and len(column.dictionary) <= among_pairs_max:
-            return _Numbered(fixed_width_values(column.indices).astype(np.int64), column.dictionary)
+            return Numbered(fixed_width_values(column.indices).astype(np.int64), column.dictionary)
         column = column.indices
     encoded = column.dictionary_encode(null_encoding="encode")
-    return _Numbered(fixed_width_values(encoded.indices).astype(np.int64), encoded.dictionary)
+    return Numbered(fixed_width_values(encoded.indices).astype(np.int64), encoded.dictionary)

@@ -35,6 +35,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ from stillframe.key_groups import (
     NO_COLUMNS_HASH,
     Flags,
     Positions,
+    Words,
     fixed_width_values,
     hash_columns,
     key_groups_of,
@@ -65,15 +67,16 @@ from stillframe.state.aggregates import (
 from stillframe.state.columns import Array
 from stillframe.state.key_index import FrozenKeyIndex
 from stillframe.state.partials import PartialAggregates, is_partial
+from stillframe.state.reached import BEGINNING_US, GroupSpan, Reached
 
 PANE = "__pane"
 """The column that says to which pane a row belongs, by when that begins."""
-BEGINNING_US = -(2**63)
-"""A watermark that nothing is older than."""
 
 _END_US = 2**63 - 1
 _KEY = "__key"
 """The column with the numbers of keys."""
+_RECORDS = "__records"
+"""The column that says how many records a row is made of, where no aggregate says it."""
 _PANE_FIELD = pa.field(PANE, pa.int64())
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _BOUNDS = [pa.field("start", _TIMESTAMP), pa.field("end", _TIMESTAMP)]
@@ -82,6 +85,8 @@ _EMITTED_ROWS_MAX = 32_768
 _NUMBERS_MIN = 16_384
 """With fewer numbers than this it is not worth looking for unused ones."""
 _NUMBERS_PER_KEY_MAX = 4
+_SCANNED_PER_NUMBER_MAX = 8
+"""So many keys of a pane are looked at for each that is asked for."""
 
 
 # --- which pane, which windows
@@ -118,6 +123,10 @@ class Panes:
         """When the newest window that contains the pane ends."""
         return self.end_until(pane + self.size_us)
 
+    def open_from(self, time_us: int) -> int:
+        """Panes that begin before belong to no window that ends after this time."""
+        return self.end_until(time_us) - self.size_us + self.slide_us
+
     def end_from(self, time_us: int) -> int:
         """The first end of a window at this time or later."""
         return self.end_until(time_us + self.slide_us - 1)
@@ -130,10 +139,11 @@ class Panes:
 
 def panes_of(times: pa.Array, window: Window) -> npt.NDArray[np.int64]:
     """When the pane of each time begins; of a null, whatever it may be."""
-    return Panes(window).starts_of(_microseconds(times))
+    return Panes(window).starts_of(microseconds(times))
 
 
-def _microseconds(times: pa.Array) -> npt.NDArray[np.int64]:
+def microseconds(times: pa.Array) -> npt.NDArray[np.int64]:
+    """Event times as numbers; of a null, whatever it may be."""
     if not pt.is_timestamp(times.type):
         raise BuildError(f"windows are made of timestamps, not of {times.type}: cast the column")
     if times.type.unit == "ns":
@@ -153,6 +163,10 @@ def with_panes(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
     """
     batch = _with_times(batch, window)
     return batch.append_column(_PANE_FIELD, pa.array(panes_of(batch.column(window.time), window)))
+
+
+def _without_panes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select([name for name in batch.schema.names if name != PANE])
 
 
 def _with_times(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
@@ -175,6 +189,18 @@ def _with_window(schema: pa.Schema) -> pa.Schema:
 # --- before the exchange
 
 
+def counting_records(calls: Sequence[AggregateCall]) -> tuple[AggregateCall, ...]:
+    """The same calls, among them one that counts records: those that come too late are counted."""
+    if _place_of_count(calls) is not None:
+        return tuple(calls)
+    return (*calls, AggregateCall("count", None, _RECORDS, pa.int64()))
+
+
+def _place_of_count(calls: Sequence[AggregateCall]) -> int | None:
+    kinds = [(call.function, call.input) for call in calls]
+    return kinds.index(("count", None)) if ("count", None) in kinds else None
+
+
 class WindowedPartials:
     """As `PartialAggregates`, per pane: the columns are the keys, then the pane, then the rest."""
 
@@ -188,14 +214,18 @@ class WindowedPartials:
         self._window = window
         self._panes = Panes(window)
         self._key_count = len(keys)
+        calls = counting_records(calls)
         self._of_one_pane = PartialAggregates(input_schema, keys, calls)
         schema = input_schema.append(_PANE_FIELD)
         self._of_several = PartialAggregates(schema, (*keys, PANE), calls)
 
+    def on_watermark(self, time_us: int) -> None:
+        """Whether a record is late follows from its pane, which the receiver knows."""
+
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The partial aggregates of the batch if they are few, else the records; keys first."""
         batch = _with_times(batch, self._window)
-        starts = self._panes.starts_of(_microseconds(batch.column(self._window.time)))
+        starts = self._panes.starts_of(microseconds(batch.column(self._window.time)))
         first, last = (int(starts.min()), int(starts.max())) if len(starts) else (0, 0)
         if first == last:
             return self._with_pane(self._of_one_pane.combine(batch), first)
@@ -352,13 +382,97 @@ class _Sliding:
 # --- the state
 
 
+class _LookedUp:
+    """Numbers of keys that are looked for in one pane after the other."""
+
+    def __init__(self, asked: Positions, count: int) -> None:
+        """`count` is that of all numbers there are."""
+        self._asked = pa.array(asked)
+        self._count = count
+
+    def is_to_be_scanned(self, table: AggregateTable) -> bool:
+        """Whether to look at all that a pane has is quicker than to hash what is asked for."""
+        return len(table) <= _SCANNED_PER_NUMBER_MAX * len(self._asked)
+
+    def found_in(self, table: AggregateTable) -> tuple[Positions, list[Array]]:
+        """Which of them a pane has, by their places, and what it has accumulated of them."""
+        return table.held_of([self._asked], self._hashes)
+
+    def found_among(self, numbers: Positions, parts: list[Array]) -> tuple[Positions, list[Array]]:
+        """The same, of a pane that has these numbers; good until the pane changes."""
+        places = self._place_of[numbers]
+        here = places >= 0
+        if here.all():
+            return places, parts
+        return places[here], [array[here] for array in parts]
+
+    @cached_property
+    def _hashes(self) -> Words:
+        return hash_columns([self._asked])
+
+    @cached_property
+    def _place_of(self) -> Positions:
+        place_of = np.full(self._count, -1, dtype=np.int64)
+        place_of[fixed_width_values(self._asked)] = np.arange(len(self._asked))
+        return place_of
+
+
+class _Wanted:
+    """Which keys were touched between two times, asked for windows that follow each other."""
+
+    def __init__(self, places: dict[int, Positions]) -> None:
+        """`places` are those of the keys, for each pane that was touched."""
+        self._panes = sorted(places)
+        self._places = places
+        self._last: tuple[int, int] | None = None
+        self._flags: Flags = np.zeros(0, dtype=np.bool_)
+
+    def between(self, start_us: int, end_us: int, count: int) -> Flags:
+        """Of `count` keys, those of the panes between; good until the next call."""
+        span = bisect_left(self._panes, start_us), bisect_left(self._panes, end_us)
+        if span != self._last:  # most windows have the same of the touched panes as the one before
+            self._last = span
+            self._flags = np.zeros(count, dtype=np.bool_)
+            for pane in self._panes[span[0] : span[1]]:
+                self._flags[self._places[pane]] = True
+        return self._flags
+
+
+class _Keys:
+    """A few of all keys, which are taken many times."""
+
+    def __init__(self, keys: FrozenKeyIndex, numbers: Positions) -> None:
+        self.columns = [_TakenColumn(column.take(numbers)) for column in keys.columns]
+        self.hashes = keys.hashes[numbers]
+
+
+class _TakenColumn:
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def take(self, rows: Positions) -> pa.Array:
+        return self._column.take(pa.array(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What has been accumulated of some keys in one window."""
+
+    end_us: int
+    numbers: Positions
+    """Of its keys."""
+    parts: list[Array]
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
     """What follows from a batch."""
 
     outputs: list[pa.RecordBatch]
     late_rows: int
-    """Rows that no open window takes; of combined batches, combined rows."""
+    """Records that no open window takes, also those that are combined into fewer rows."""
+    late: pa.RecordBatch | None = None
+    """Those records as they came, if they came as they were made; None: there are none."""
 
 
 class WindowTables:
@@ -373,22 +487,32 @@ class WindowTables:
         max_parallelism: int,
         *,
         emits_closed: bool,
+        emits_all: bool = False,
     ) -> None:
+        """Windows are emitted as they change, or when they close, or whenever all are asked for."""
         self._keys = tuple(keys)
         self._calls = tuple(calls)
         self._max_parallelism = max_parallelism
         self._emits_closed = emits_closed
+        self._emits_updates = not (emits_closed or emits_all)
+        self._window = window
         self._panes = Panes(window)
         self._tables: dict[int, AggregateTable] = {}
+        self._known_numbers: dict[int, Positions] = {}
+        """Of the keys of panes, as they were when somebody asked; a key never leaves its pane."""
         self._keys_expected = 0
         self._version = 0
         self._closed_us = BEGINNING_US
         """Windows that end until then are closed."""
-        self._reached_us: npt.NDArray[np.int64] | None = None
+        self._reached: Reached | None = None
         """By key group, where some had come further than `_closed_us` before a restore."""
         key_fields = key_fields_of(input_schema, keys)
         layout = Layout(key_fields, accumulators_of(input_schema, calls))
         self._snapshot_schema = layout.snapshot_schema.insert(len(self._keys), _PANE_FIELD)
+        place = _place_of_count(calls)
+        in_snapshot = layout.in_snapshot[place].start if place is not None else None
+        self._records_at = 1 + (len(layout.snapshot_schema) if in_snapshot is None else in_snapshot)
+        """Where partial aggregates say how many records they are made of."""
         self._output_schema = _with_window(layout.result_schema)
         self._inputs = list(dict.fromkeys(call.input for call in calls if call.input is not None))
         inputs = [input_schema.field(name) for name in self._inputs]
@@ -397,6 +521,7 @@ class WindowTables:
         self._index = key_index(self._key_types, None)
         self._numbers_max = _NUMBERS_MIN
         self._closing = _Closing(self._layout())
+        self._results = self._layout()
 
     def __len__(self) -> int:
         """How many rows there are: keys, in each pane that has them."""
@@ -426,26 +551,29 @@ class WindowTables:
     # --- records
 
     def add(self, batch: pa.RecordBatch, watermark_us: int | None) -> Added:
-        """Fold in a batch with a column of panes, of records or of partial aggregates.
+        """Fold in a batch of records or of partial aggregates, which have a column of panes.
 
         The new values of each key and open window it touched, unless windows are emitted when
         they close.
         """
         now_us = BEGINNING_US if watermark_us is None else watermark_us
         partial = is_partial(batch)
+        if not partial and PANE not in batch.schema.names:
+            batch = with_panes(batch, self._window)
         panes, rows = self._numbered(batch) if partial else self._numbered_records(batch)
-        panes, rows = self._without_passed(panes, rows, now_us)
-        late_rows = batch.num_rows - rows.num_rows
+        is_late = self._is_late(panes, rows, now_us)
+        late_rows, late = 0, None
+        if is_late is not None:
+            late_rows = self._records_in(batch, is_late)
+            late = None if partial else _without_panes(batch.filter(pa.array(is_late)))
+            panes, rows = panes[~is_late], rows.filter(pa.array(~is_late))
         touched: dict[int, pa.RecordBatch] = {}
         for pane, part in self._by_pane(panes, rows):
-            if self._panes.last_end(pane) <= now_us:
-                late_rows += part.num_rows
-                continue
             table = self._table(pane)
             touched[pane] = table.merge(part) if partial else table.update(part)
             self._closing.on_change(pane)
         self._version += bool(touched)
-        return Added(self._updates(touched, now_us), late_rows)
+        return Added(self._updates(touched, now_us), late_rows, late)
 
     def _numbered_records(self, batch: pa.RecordBatch) -> tuple[Array, pa.RecordBatch]:
         numbers = self._numbers_of([batch.column(key) for key in self._keys], batch.num_rows)
@@ -457,9 +585,17 @@ class WindowTables:
         """The panes of rows like those of a snapshot, and the rows with numbers for keys."""
         count = len(self._keys)
         numbers = pa.array(self._numbers_of(rows.columns[:count], rows.num_rows))
-        names = [_KEY, *rows.schema.names[count + 1 :]]
-        numbered = pa.RecordBatch.from_arrays([numbers, *rows.columns[count + 1 :]], names=names)
+        # Without the column of `counting_records`, which is no aggregate of ours.
+        values = slice(count + 1, len(self._snapshot_schema))
+        names = [_KEY, *rows.schema.names[values]]
+        numbered = pa.RecordBatch.from_arrays([numbers, *rows.columns[values]], names=names)
         return fixed_width_values(rows.column(count)), numbered
+
+    def _records_in(self, batch: pa.RecordBatch, chosen: Flags) -> int:
+        """How many records these rows of a batch are, or are made of."""
+        if not is_partial(batch):
+            return int(np.count_nonzero(chosen))
+        return int(fixed_width_values(batch.column(self._records_at))[chosen].sum())
 
     def _numbers_of(self, keys: Sequence[pa.Array], count: int) -> Positions:
         if not keys:
@@ -503,41 +639,55 @@ class WindowTables:
     # --- output as windows change
 
     def _updates(self, touched: dict[int, pa.RecordBatch], now_us: int) -> list[pa.RecordBatch]:
-        if self._emits_closed or not touched:
+        if not self._emits_updates or not touched:
             return []
         if not self._panes.is_tumbling:
-            return list(_joined(self._sliding_updates(touched, now_us)))
+            return self._sliding_updates(touched, now_us)
         size_us = self._panes.size_us
         return list(_joined(self._of_window(pane + size_us, touched[pane]) for pane in touched))
 
     def _sliding_updates(
         self, touched: dict[int, pa.RecordBatch], now_us: int
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> list[pa.RecordBatch]:
         """Of each open window that has a touched pane, the keys that were touched in it."""
         numbers = {pane: _numbers_in(rows) for pane, rows in touched.items()}
         asked = np.unique(np.concatenate(list(numbers.values())))
-        places = {pane: np.searchsorted(asked, each) for pane, each in numbers.items()}
-        keys = pa.array(asked)
-        hashes = hash_columns([keys])
-        layout = self._layout()
-        sliding = _Sliding(layout)
+        values = self._sliding_values(asked, numbers, now_us)
+        return list(self._emitted(values, _Keys(self._index.freeze(), asked)))
+
+    def _sliding_values(
+        self, asked: Positions, numbers: dict[int, Positions], now_us: int
+    ) -> Iterator[_Values]:
+        """The same, with places among `asked` for keys, which has all the numbers once, sorted."""
+        wanted = _Wanted({pane: np.searchsorted(asked, each) for pane, each in numbers.items()})
+        looked_up = _LookedUp(asked, len(self._index))
+        sliding = _Sliding(self._layout())
         panes, following = sorted(self._tables), 0
-        for end_us in self._ends(sorted(touched), now_us, _END_US):
+        for end_us in self._ends(sorted(numbers), now_us, _END_US):
             start_us = end_us - self._panes.size_us
             following = max(following, bisect_left(panes, start_us))
             while following < len(panes) and panes[following] < end_us:
-                held = self._tables[panes[following]].held_of([keys], hashes)
-                sliding.append(_Pane(panes[following], *held))
+                sliding.append(_Pane(panes[following], *self._held(panes[following], looked_up)))
                 following += 1
             sliding.drop_before(start_us)
-            wanted = np.zeros(len(asked), dtype=np.bool_)
-            for pane, of_pane in places.items():
-                if start_us <= pane < end_us:
-                    wanted[of_pane] = True
             found, parts = sliding.merged()
-            here = wanted[found]
-            rows = _results(layout, asked[found[here]], [array[here] for array in parts])
-            yield self._of_window(end_us, rows)
+            here = wanted.between(start_us, end_us, len(asked))[found]
+            if not here.all():
+                found, parts = found[here], [array[here] for array in parts]
+            yield _Values(end_us, found, parts)
+
+    def _held(self, pane: int, looked_up: _LookedUp) -> tuple[Positions, list[Array]]:
+        table = self._tables[pane]
+        if looked_up.is_to_be_scanned(table):
+            return looked_up.found_among(self._numbers_in_pane(pane), table.parts())
+        return looked_up.found_in(table)
+
+    def _numbers_in_pane(self, pane: int) -> Positions:
+        """Of its keys; most panes have got none since they were asked last."""
+        table, known = self._tables[pane], self._known_numbers.get(pane)
+        if known is None or len(known) != len(table):
+            known = self._known_numbers[pane] = _numbers_in(table.keys())
+        return known
 
     # --- windows that close
 
@@ -547,33 +697,46 @@ class WindowTables:
         What is answered has to be gone through before anything else is asked.
         """
         since_us, self._closed_us = self._closed_us, max(self._closed_us, watermark_us)
-        if self._reached_us is not None and int(self._reached_us.max()) <= since_us:
-            self._reached_us = None
+        if self._reached is not None and self._reached.is_passed_by(since_us):
+            self._reached = None
         if self._emits_closed:
-            return _joined(self._closed(since_us, watermark_us))
+            return self._emit_closed(since_us, watermark_us)
         self._drop(sorted(self._tables), watermark_us)
+        self._take_numbers_back_if_many()
         return ()
 
-    def _closed(self, since_us: int, until_us: int) -> Iterator[pa.RecordBatch]:
+    def _emit_closed(self, since_us: int, until_us: int) -> Iterator[pa.RecordBatch]:
+        yield from self._emitted(self._closed(since_us, until_us))
+        self._take_numbers_back_if_many()  # not before the last batch is made, which goes by them
+
+    def everything(self) -> Iterable[pa.RecordBatch]:
+        """All windows as they are now; to be gone through before anything else is asked."""
+        panes = sorted(self._tables)
+        self._closing = _Closing(self._layout())
+        ends = self._ends(panes, BEGINNING_US, _END_US)
+        return self._emitted(self._values_of_window(panes, end_us) for end_us in ends)
+
+    def _closed(self, since_us: int, until_us: int) -> Iterator[_Values]:
         panes = sorted(self._tables)
         dropped = 0
         for end_us in self._ends(panes, since_us, until_us):
-            yield self._of_window(end_us, self._values_of_window(panes, end_us))
+            yield self._values_of_window(panes, end_us)
             while dropped < len(panes) and self._panes.last_end(panes[dropped]) <= end_us:
                 self._drop_one(panes[dropped])
                 dropped += 1
         self._drop(panes[dropped:], until_us)
 
-    def _values_of_window(self, panes: Sequence[int], end_us: int) -> pa.RecordBatch:
+    def _values_of_window(self, panes: Sequence[int], end_us: int) -> _Values:
         start_us = end_us - self._panes.size_us
         if self._panes.is_tumbling:
-            return self._tables[start_us].results()
+            table = self._tables[start_us]
+            return _Values(end_us, _numbers_in(table.keys()), table.parts())
         if self._closing.is_outdated:
             self._closing = _Closing(self._layout())
         begin = bisect_left(panes, max(start_us, self._closing.next_us))
         for pane in panes[begin : bisect_left(panes, end_us)]:
             self._closing.append(pane, self._tables[pane])
-        return self._closing.values_from(start_us)
+        return _Values(end_us, *self._closing.values_from(start_us))
 
     def _ends(self, panes: Sequence[int], since_us: int, until_us: int) -> Iterator[int]:
         """When the windows end that contain any of these panes, after `since_us`, ascending."""
@@ -592,29 +755,72 @@ class WindowTables:
             if self._panes.last_end(pane) > passed_us:
                 break
             self._drop_one(pane)
-        if len(self._index) > self._numbers_max:
-            self._take_numbers_back()
 
     def _drop_one(self, pane: int) -> None:
+        self._known_numbers.pop(pane, None)
         self._keys_expected = len(self._tables.pop(pane))
         self._version += 1
+
+    def _emitted(
+        self, windows: Iterable[_Values], keys: _Keys | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The windows as they are emitted, as many in a batch as have room in it.
+
+        `keys` are those that the windows' numbers stand for; None: they are the table's.
+        """
+        waiting: list[_Values] = []
+        rows = 0
+        for window in windows:
+            if waiting and rows + len(window.numbers) > _EMITTED_ROWS_MAX:
+                yield self._of_windows(waiting, keys or self._index.freeze())
+                waiting, rows = [], 0
+            waiting.append(window)
+            rows += len(window.numbers)
+        if rows:
+            yield self._of_windows(waiting, keys or self._index.freeze())
+
+    def _of_windows(
+        self, windows: Sequence[_Values], keys: _Keys | FrozenKeyIndex
+    ) -> pa.RecordBatch:
+        numbers = np.concatenate([window.numbers for window in windows])
+        ends_us = np.repeat(
+            [min(window.end_us, _END_US) for window in windows],
+            [len(window.numbers) for window in windows],
+        )
+        parts = [np.concatenate(arrays) for arrays in zip(*(w.parts for w in windows), strict=True)]
+        if self._reached is not None:
+            # Some keys' values of these windows were emitted before a restore.
+            new = self._reached.times_of(keys.hashes[numbers]) < ends_us
+            numbers, ends_us, parts = numbers[new], ends_us[new], [array[new] for array in parts]
+        return pa.RecordBatch.from_arrays(
+            [
+                _window_column(ends_us, self._panes.size_us),
+                *(column.take(numbers) for column in keys.columns),
+                *(each.result(parts[where]) for each, where in self._results.each_in_memory()),
+            ],
+            schema=self._output_schema,
+        )
 
     def _of_window(self, end_us: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows with numbers for keys, as they are emitted."""
         keys = self._index.freeze()
         numbers = _numbers_in(rows)
-        if self._reached_us is not None:
+        if self._reached is not None:
             # Some keys' values of this window were emitted before a restore.
-            groups = key_groups_of(keys.hashes[numbers], self._max_parallelism)
-            rows = rows.filter(pa.array(self._reached_us[groups] < end_us))
+            rows = rows.filter(pa.array(self._reached.times_of(keys.hashes[numbers]) < end_us))
             numbers = _numbers_in(rows)
         columns = [column.take(numbers) for column in keys.columns]
-        window = _window_column(end_us - self._panes.size_us, end_us, rows.num_rows)
+        ends_us = np.full(rows.num_rows, min(end_us, _END_US))
+        window = _window_column(ends_us, self._panes.size_us)
         return pa.RecordBatch.from_arrays(
             [window, *columns, *rows.columns[1:]], schema=self._output_schema
         )
 
     # --- numbers of keys
+
+    def _take_numbers_back_if_many(self) -> None:
+        if len(self._index) > self._numbers_max:
+            self._take_numbers_back()
 
     def _take_numbers_back(self) -> None:
         """Give the keys that some pane has new numbers, if they are few among all."""
@@ -629,6 +835,7 @@ class WindowTables:
         self._index = key_index(self._key_types, None)
         self._index.rows_of([key.take(numbers) for key in keys.columns], keys.hashes[numbers])
         renumbered = np.cumsum(used) - 1
+        self._known_numbers = {}
         for pane, table in self._tables.items():
             rows = table.freeze().rows()
             new = pa.array(renumbered[_numbers_in(rows)])
@@ -650,38 +857,40 @@ class WindowTables:
         for pane, rows in self._by_pane(*self._numbered(batch)):
             self._table(pane).restore(rows)
 
-    def resume(
-        self, watermark_us: int | None, further: Iterable[tuple[int, int, int]] = ()
-    ) -> None:
+    def resume(self, watermark_us: int | None, further: Iterable[GroupSpan] = ()) -> None:
         """Windows that event time had passed before a restore are closed, and stay so.
 
-        `further` are key groups for which it had come further: the first, the one after the last,
-        and how far.
+        `further` are key groups for which it had come further.
         """
         self._closed_us = BEGINNING_US if watermark_us is None else watermark_us
-        reached_us = np.full(self._max_parallelism, BEGINNING_US, dtype=np.int64)
-        for first, stop, group_us in further:
-            reached_us[first:stop] = group_us
-        self._reached_us = reached_us if int(reached_us.max()) > self._closed_us else None
+        self._reached = Reached.beyond(watermark_us, self._max_parallelism, further)
 
-    def _without_passed(
-        self, panes: Array, rows: pa.RecordBatch, now_us: int
-    ) -> tuple[Array, pa.RecordBatch]:
-        """Without the rows that were late for their key groups already before a restore."""
-        if self._reached_us is None or int(self._reached_us.max()) <= now_us:
-            return panes, rows
+    @property
+    def reached(self) -> Reached | None:
+        """Key groups for which event time had come further before a restore."""
+        return self._reached
+
+    def _is_late(self, panes: Array, rows: pa.RecordBatch, now_us: int) -> Flags | None:
+        """Which rows no open window takes; None: there are none."""
+        is_late: Flags = panes < min(max(self._panes.open_from(now_us), BEGINNING_US), _END_US)
+        if self._reached is not None and not self._reached.is_passed_by(now_us):
+            is_late |= self._was_late(panes, rows)
+        return is_late if is_late.any() else None
+
+    def _was_late(self, panes: Array, rows: pa.RecordBatch) -> Flags:
+        """Which rows were late for their key groups already before a restore."""
+        assert self._reached is not None
         starts, where = np.unique(panes, return_inverse=True)
         ends = np.array([min(self._panes.last_end(pane), _END_US) for pane in starts.tolist()])
         hashes = self._index.freeze().hashes[_numbers_in(rows)]
-        kept = ends[where] > self._reached_us[key_groups_of(hashes, self._max_parallelism)]
-        return panes[kept], rows.filter(pa.array(kept))
+        was_late: Flags = ends[where] <= self._reached.times_of(hashes)
+        return was_late
 
 
 class _Closing:
     """The newest window that was closed, on its way to the next."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout = layout
         self._sliding = _Sliding(layout)
         self.is_outdated = False
         """Whether a pane has changed that is in already."""
@@ -695,25 +904,18 @@ class _Closing:
         self._sliding.append(_Pane(pane, _numbers_in(table.keys()), table.parts()))
         self.next_us = pane + 1
 
-    def values_from(self, start_us: int) -> pa.RecordBatch:
+    def values_from(self, start_us: int) -> tuple[Positions, list[Array]]:
         self._sliding.drop_before(start_us)
-        return _results(self._layout, *self._sliding.merged())
-
-
-def _results(layout: Layout, numbers: Positions, parts: Sequence[Array]) -> pa.RecordBatch:
-    columns = [pa.array(numbers)]
-    for accumulator, where in layout.each_in_memory():
-        columns.append(accumulator.result(parts[where]))
-    return pa.RecordBatch.from_arrays(columns, schema=layout.result_schema)
+        return self._sliding.merged()
 
 
 def _numbers_in(rows: pa.RecordBatch) -> Positions:
     return fixed_width_values(rows.column(0))
 
 
-def _window_column(start_us: int, end_us: int, count: int) -> pa.Array:
-    times = [min(max(time_us, BEGINNING_US), _END_US) for time_us in (start_us, end_us)]
-    columns = [pa.array(np.full(count, time_us)).view(_TIMESTAMP) for time_us in times]
+def _window_column(ends_us: npt.NDArray[np.int64], size_us: int) -> pa.Array:
+    starts_us = np.maximum(ends_us, BEGINNING_US + size_us) - size_us
+    columns = [pa.array(times).view(_TIMESTAMP) for times in (starts_us, ends_us)]
     return pa.StructArray.from_arrays(columns, fields=_BOUNDS)
 
 

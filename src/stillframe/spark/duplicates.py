@@ -1,0 +1,97 @@
+"""`dropDuplicates` and `dropDuplicatesWithinWatermark` in PySpark's words.
+
+What they mean is Spark's: where the stream has a watermark, records that are not after it are
+dropped; keys are forgotten if the event time is one of them, or within the watermark, and are kept
+for ever otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
+
+from stillframe.errors import BuildError
+from stillframe.graph.logical import DropDuplicates, Node
+from stillframe.key_groups import unsupported_key_type
+from stillframe.spark.plans import below_aliases, sequence
+from stillframe.spark.stream import Stream, refuse_repeated
+from stillframe.spark.windows import DELAY, refuse_untimely
+
+
+def without_duplicates(stream: Stream, subset: list[str] | None, within: bool) -> Stream:
+    """The first record of each key; `within` the delay of the watermark, or of all."""
+    method = "dropDuplicatesWithinWatermark" if within else "dropDuplicates"
+    _refuse_updates(stream, method)
+    keys = _keys_of(stream.frame, subset)
+    refuse_repeated(list(keys))
+    _refuse_unfit_keys(stream, keys, method)
+    operator = _operator(stream, keys, within)
+    node = Node(operator, stream.node.schema, (stream.node,))
+    return Stream(stream.still, node, stream.frame)
+
+
+def _operator(stream: Stream, keys: tuple[str, ...], within: bool) -> DropDuplicates:
+    time = event_time_of(stream)
+    if time is None and within:
+        raise BuildError(
+            "dropDuplicatesWithinWatermark is not supported on streaming DataFrames/DataSets"
+            " without watermark: call withWatermark before it, and keep the column it names"
+        )
+    if time is None:
+        return DropDuplicates(keys)
+    if within:
+        return DropDuplicates(keys, time.name, time.delay_us)
+    return DropDuplicates(keys, time.name, 0 if time.name in keys else None)
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """The column that a stream's watermark is about, and its delay."""
+
+    name: str
+    delay_us: int
+
+
+def event_time_of(stream: Stream) -> EventTime | None:
+    """By the note of Spark's columns: one that was computed anew is not the event time."""
+    noted = [field for field in stream.schema if DELAY in field.metadata]
+    if not noted:
+        return None
+    if len(noted) > 1:
+        raise BuildError(
+            "More than one event time columns are available. The column list:"
+            f" {', '.join(field.name for field in noted)}. Please ensure there is only one event"
+            " time column per stream: drop the others, or compute them anew with withColumn"
+        )
+    refuse_untimely(stream.node, is_watermarked=True)
+    return EventTime(noted[0].name, int(noted[0].metadata[DELAY]) * 1000)
+
+
+def _keys_of(frame: DataFrame, subset: list[str] | None) -> tuple[str, ...]:
+    """As Spark's analyzer finds them, without regard to case; it says what is wrong."""
+    plan = below_aliases(_analyzed(frame.dropDuplicates(subset)))
+    return tuple(str(key.name()) for key in sequence(plan.keys()))
+
+
+def _analyzed(frame: DataFrame) -> JavaObject:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _refuse_updates(stream: Stream, method: str) -> None:
+    if stream.is_updates:
+        raise BuildError(
+            f"{method} is called on an aggregated stream, whose rows are new values of older ones"
+            " and of which it would keep the first: drop duplicates before groupBy"
+        )
+
+
+def _refuse_unfit_keys(stream: Stream, keys: tuple[str, ...], method: str) -> None:
+    kinds = dict(stream.dtypes)
+    for key in keys:
+        if unsupported_key_type(stream.node.schema.field(key).type) is not None:
+            raise BuildError(
+                f"{method} by {key!r} is not possible, as rows are not told apart by a"
+                f" {kinds[key]}: name other columns, {method}(['...']), or cast it to a string"
+            )

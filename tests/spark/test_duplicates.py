@@ -1,0 +1,275 @@
+"""Duplicates on real local Spark: compared with Spark's own streams, and with a `kill -9`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import AnalysisException, PySparkTypeError
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import stillframe
+from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
+from stillframe.errors import BuildError
+from stillframe.graph.logical import DropDuplicates, Node, Read
+from stillframe.spark.session import Still
+from stillframe.spark.stream import Stream
+from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait
+
+pytestmark = pytest.mark.spark
+
+WAIT_SECONDS_MAX = 120.0
+COLUMNS = "n long, k string, at timestamp"
+SCHEMA = pa.schema([("n", pa.int64()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+
+
+@pytest.fixture
+def still(spark: SparkSession) -> Still:
+    return stillframe.on(spark)
+
+
+@pytest.fixture
+def rows(still: Still, tmp_path: Path) -> Stream:
+    path = tmp_path / "rows.json"
+    path.write_text('{"k": "a"}\n')
+    return still.readStream.schema(COLUMNS + ", more array<int>").json(str(path))
+
+
+# --- What is built ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "operator"),
+    [
+        (lambda rows: rows.dropDuplicates(["K"]), DropDuplicates(("k",))),
+        (lambda rows: rows.drop("more").distinct(), DropDuplicates(("n", "k", "at"))),
+        (lambda rows: rows.dropDuplicates([]), DropDuplicates(())),
+        (
+            lambda rows: rows.withWatermark("at", "5 seconds").dropDuplicates(["k"]),
+            DropDuplicates(("k",), "at"),
+        ),
+        (
+            lambda rows: rows.withWatermark("at", "5 seconds").drop_duplicates(["k", "at"]),
+            DropDuplicates(("k", "at"), "at", 0),
+        ),
+        (
+            lambda rows: rows.withWatermark("at", "5 seconds").dropDuplicatesWithinWatermark(["k"]),
+            DropDuplicates(("k",), "at", 5_000_000),
+        ),
+        (
+            lambda rows: (
+                rows.withWatermark("at", "5 seconds")
+                .withColumnRenamed("at", "moment")
+                .dropDuplicatesWithinWatermark(["k"])
+            ),
+            DropDuplicates(("k",), "moment", 5_000_000),
+        ),
+        (
+            lambda rows: (
+                rows.withWatermark("at", "5 seconds")
+                .withColumn("at", F.col("at") + F.expr("interval 1 day"))
+                .dropDuplicates(["k"])
+            ),
+            DropDuplicates(("k",)),
+        ),
+    ],
+)
+def test_keys_and_event_time_are_found_as_spark_finds_them(
+    rows: Stream, make: Callable[[Stream], Stream], operator: DropDuplicates
+) -> None:
+    made = make(rows)
+    assert made.node.operator == operator
+    assert not made.is_updates
+
+
+def test_the_result_has_the_columns_and_the_watermark_of_the_stream(rows: Stream) -> None:
+    watched = rows.withWatermark("at", "5 seconds")
+    assert watched.dropDuplicates(["k"]).schema == watched.schema
+
+
+def test_without_a_watermark_nothing_is_within_it(rows: Stream) -> None:
+    for stream in (rows, rows.withWatermark("at", "1 second").select("k")):
+        with pytest.raises(BuildError, match="is not supported on streaming DataFrames/DataSets"):
+            stream.dropDuplicatesWithinWatermark(["k"])
+
+
+def test_duplicates_of_aggregates_are_refused(rows: Stream) -> None:
+    with pytest.raises(BuildError, match="drop duplicates before groupBy"):
+        rows.groupBy("k").count().distinct()
+
+
+def test_columns_that_cannot_be_keys_are_named(rows: Stream) -> None:
+    with pytest.raises(BuildError, match=r"by 'more' is not possible.*array<int>"):
+        rows.dropDuplicates()
+
+
+def test_wrong_subsets_are_told_in_sparks_words(rows: Stream) -> None:
+    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN_AMONG_FIELD_NAMES"):
+        rows.dropDuplicates(["nope"])
+    with pytest.raises(PySparkTypeError, match="should be list or tuple"):
+        rows.dropDuplicates("k")  # type: ignore[arg-type]
+
+
+# --- As Spark's own streams do it -----------------------------------------------------------------
+
+
+BATCH_ROWS = 40
+FIRST = datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
+
+
+def disordered(batches: int) -> list[list[dict[str, Any]]]:
+    """Keys that come again soon, or much later; some rows come far too late, some without time."""
+    chance = random.Random(4)
+    made = []
+    for number in range(batches):
+        batch = []
+        for place in range(BATCH_ROWS):
+            second = number * 10 + chance.randrange(10) - chance.choice([0, 0, 0, 3, 8, 25, 60])
+            moment = (FIRST + datetime.timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            key = f"k{chance.randrange(25)}"
+            batch.append({"n": number * BATCH_ROWS + place, "k": key, "at": moment})
+        made.append(batch)
+    return made
+
+
+def of_spark(
+    spark: SparkSession, batches: list[list[dict[str, Any]]], make: Any, place: Path
+) -> list[int]:
+    """One micro-batch after the other."""
+    (place / "in").mkdir(parents=True)
+    stream = make(spark.readStream.schema(COLUMNS).json(str(place / "in")))
+    query = (
+        stream.writeStream.format("memory")
+        .queryName("of_spark")
+        .option("checkpointLocation", str(place / "chk"))
+        .start()
+    )
+    try:
+        for number, batch in enumerate(batches):
+            text = "".join(json.dumps(row) + "\n" for row in batch)
+            (place / f"{number}.json").write_text(text)
+            (place / f"{number}.json").rename(place / "in" / f"{number}.json")
+            query.processAllAvailable()
+        return sorted(row.n for row in spark.table("of_spark").collect())
+    finally:
+        query.stop()
+
+
+def of_stillframe(
+    still: Still, batches: list[list[dict[str, Any]]], make: Any, place: Path
+) -> list[int]:
+    """The same batches; in their middle a slot dies, after a checkpoint of what came before."""
+    place.mkdir()
+    gate, died = Gate(str(place / "gate")), Gate(str(place / "died"))
+    items: list[Item] = [arrow_of(batch) for batch in batches]
+    half = len(items) // 2
+    source = ScriptedSource(SCHEMA, ((*items[:half], Wait(gate), Die(died), *items[half:]),))
+    # In one subtask: another one, which has nothing to read, would hold time back until it ends.
+    stream = Stream.reading(still, Node(Read(source), SCHEMA, parallelism=1))
+    query = (
+        make(stream)
+        .writeStream.format("parquet")
+        .queryName("duplicates")
+        .option("path", str(place / "out"))
+        .option("checkpointLocation", str(place / "checkpoints"))
+        .option("checkpointInterval", "200 ms")
+        .option("restartDelay", "100 ms")
+        .option("parallelism", "2")
+        .start()
+    )
+
+    def listen(event: Event) -> None:
+        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 3:
+            gate.open()
+
+    query.add_listener(listen)
+    assert query.awaitTermination(WAIT_SECONDS_MAX)
+    assert died.is_open
+    return sorted(pq.read_table(place / "out").column("n").to_pylist())
+
+
+def arrow_of(batch: list[dict[str, Any]]) -> pa.RecordBatch:
+    rows = [{**row, "at": datetime.datetime.fromisoformat(row["at"])} for row in batch]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: rows.dropDuplicates(["k"]),
+        lambda rows: rows.withWatermark("at", "12 seconds").dropDuplicates(["k"]),
+        lambda rows: rows.withWatermark("at", "12 seconds").dropDuplicates(["k", "at"]),
+        lambda rows: rows.withWatermark("at", "12 seconds").dropDuplicatesWithinWatermark(["k"]),
+    ],
+    ids=["for ever", "for ever without late", "with the event time", "within the watermark"],
+)
+def test_the_rows_that_pass_are_those_of_sparks_own_streams_also_after_a_kill(
+    spark: SparkSession, still: Still, tmp_path: Path, make: Any
+) -> None:
+    batches = disordered(8)
+    expected = of_spark(spark, batches, make, tmp_path / "spark")
+    assert of_stillframe(still, batches, make, tmp_path / "ours") == expected
+    assert 0 < len(expected) < 8 * BATCH_ROWS
+
+
+# --- With a kill ----------------------------------------------------------------------------------
+
+RECORDS = 40_000
+
+
+def run_and_kill(stream: Stream, directory: Path) -> tuple[list[dict[str, Any]], int]:
+    """Run to the end; a slot dies after the second checkpoint. What came out, and restores."""
+    events: list[Event] = []
+    query = (
+        stream.writeStream.queryName("duplicates")
+        .outputMode("append")
+        .format("parquet")
+        .option("path", str(directory / "out"))
+        .option("checkpointLocation", str(directory / "checkpoints"))
+        .option("checkpointInterval", "300 ms")
+        .option("restartDelay", "100 ms")
+        .option("restartAttempts", "10")
+        .option("parallelism", "2")
+        .start()
+    )
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
+            os.kill(query.slot_pids[1], signal.SIGKILL)
+
+    query.add_listener(listen)
+    assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]
+    restores = [e for e in events if isinstance(e, AttemptStarted) and e.restored_from]
+    return pq.read_table(directory / "out").to_pylist(), len(restores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("within", [False, True], ids=["for ever", "within the watermark"])
+def test_each_key_comes_out_once_after_a_kill(still: Still, tmp_path: Path, within: bool) -> None:
+    clicks = (
+        still.readStream.format("clicks")
+        .options(records=RECORDS, partitions=2, apps=20, batchRows=500, recordsPerSecond=20_000)
+        .load()
+    )
+    keyed = clicks.select((F.col("id") / 4).cast("long").alias("key"), "at")
+    watched = keyed.withWatermark("at", "1 second")
+    stream = (
+        watched.dropDuplicatesWithinWatermark(["key"]) if within else keyed.dropDuplicates(["key"])
+    )
+    rows, restores = run_and_kill(stream, tmp_path)
+
+    assert restores == 1
+    assert Counter(row["key"] for row in rows) == Counter(range(RECORDS // 4))
