@@ -20,7 +20,7 @@ class StatefulFunction:
     it answered.
     """
 
-    def open(self, timers: Timers) -> None:  # noqa: B027 - most functions have no timers
+    def open(self, timers: Timers) -> None:
         """Keep `timers`, if the function wants any. Called once, before all other methods.
 
         Timers that a checkpoint holds are there when the first record comes, not yet here.
