@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from stillframe.api.functions import KeyedFunction, StatefulFunction
+from stillframe.api.functions import KeyedFunction, TwoInputFunction
 from stillframe.errors import BuildError
 from stillframe.graph import expressions as graph
 from stillframe.graph.logical import Node, Process
@@ -69,7 +69,7 @@ def _as_it_comes(key: graph.Expression) -> graph.Expression:
     return key
 
 
-def refuse_no_function(function: object, kind: type[StatefulFunction], method: str) -> None:
+def refuse_no_function(function: object, kind: type[KeyedFunction | TwoInputFunction], method: str) -> None:
     """What makes an object of this kind is wanted by this method."""
     if isinstance(function, kind):
         raise BuildError(
