@@ -69,7 +69,9 @@ def _as_it_comes(key: graph.Expression) -> graph.Expression:
     return key
 
 
-def refuse_no_function(function: object, kind: type[KeyedFunction | TwoInputFunction], method: str) -> None:
+def refuse_no_function(
+    function: object, kind: type[KeyedFunction | TwoInputFunction], method: str
+) -> None:
     """What makes an object of this kind is wanted by this method."""
     if isinstance(function, kind):
         raise BuildError(
