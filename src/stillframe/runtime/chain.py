@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from stillframe.graph.logical import Late
 from stillframe.graph.plan import PlannedOperator
-from stillframe.ids import CheckpointId, SubtaskIndex
+from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.protocol.event_time import (
     END_OF_TIME_US,
     AdvanceTime,
@@ -38,6 +38,7 @@ class Chain:
         outputs: Mapping[int, EdgeOutput],
     ) -> None:
         self._operators = operators
+        self._uids = [operator.uid for operator in planned]
         self._chained = [
             [at for at in operator.chained if not isinstance(planned[at].operator, Late)]
             for operator in planned
@@ -63,6 +64,14 @@ class Chain:
     @property
     def stateful(self) -> list[StatefulOperator]:
         return [op for op in self._operators if isinstance(op, StatefulOperator)]
+
+    def times_us(self) -> dict[OperatorUid, int | None]:
+        """How far event time has come in each operator that may remember it."""
+        return {
+            uid: operator.watermark_us
+            for uid, operator in zip(self._uids, self._operators, strict=True)
+            if isinstance(operator, StatefulOperator)
+        }
 
     @property
     def late_rows(self) -> int:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from stillframe.clock import Clock
 from stillframe.config import CheckpointMode
 from stillframe.graph.plan import SubtaskRef
-from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch, SubtaskIndex
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.manifests import (
     ChannelState,
@@ -204,6 +204,10 @@ class Subtask(ABC):
     def records_late(self) -> int:
         """How many records came too late here and were dropped."""
         return self._chain.late_rows
+
+    def times_us(self) -> dict[OperatorUid, int | None]:
+        """How far event time has come in each operator here; None: it knows of none."""
+        return self._chain.times_us()
 
     def _resume_time(self) -> None:
         """Once, at the start: the watermark that was sent last may have been overtaken, or the

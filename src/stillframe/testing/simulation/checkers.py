@@ -23,6 +23,7 @@ from stillframe.protocol.joblog import JobRecord, decode_record
 from stillframe.protocol.manifests import ChannelState, Manifest, decode_manifest
 from stillframe.runtime.task import Subtask
 from stillframe.state.channel_log import read_run
+from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import TEMPORARY_PREFIX
 from stillframe.storage.paths import LOG_DIRECTORY, log_path, metadata_path, sequence_of
@@ -30,7 +31,8 @@ from stillframe.testing.simulation.jobs import SOURCE, Branch, SimulatedJob, cou
 from stillframe.testing.simulation.outside import NO_RECORDS, Records, Row, place_of, split_index
 from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
 from stillframe.testing.simulation.storage import Disk
-from stillframe.testing.simulation.timed import Windowed, windows_of
+from stillframe.testing.simulation.timed import Place, Results, Timed, is_most, seconds
+from stillframe.testing.simulation.timed_pairs import Enriched
 
 _DECODED_MAX = 32
 _NO_TIMEOUT_SECONDS = 600
@@ -38,6 +40,8 @@ _NO_TIMEOUT_SECONDS = 600
 
 Counts = dict[int, tuple[int, int]]
 """Per key: how many records, and the sum of their ids."""
+Times = dict[OperatorUid, int | None]
+"""How far event time has come, in microseconds; None: nobody knows."""
 
 # The same bytes are looked at many times.
 _decode_record = lru_cache(_DECODED_MAX)(decode_record)
@@ -64,13 +68,15 @@ class Checkers:
         self._is_exact = self._mode in ("exactly-once", "stop-the-world")
         self._never_twice = self._mode != "at-least-once"
         self._early: dict[str, Counts] = {}
+        self._times: dict[Subtask, Times] = {}
+        self._restored_times: dict[Attempt, Times] = {}
         self.completed: list[CheckpointId] = []
         self.restored: list[CheckpointId] = []
         self._announced: set[tuple[Attempt, CheckpointId]] = set()
         self._last_place: dict[tuple[str, int, int, int], int] = {}
         self._ordered = {branch.uid for branch in job.branches if self._keeps_order(branch)}
         self._seen = {branch.uid: Counter[Row]() for branch in job.branches}
-        self._last_count: dict[str, dict[tuple[int, ...], int]] = defaultdict(dict)
+        self._last_said: dict[str, dict[Place, tuple[int, ...]]] = defaultdict(dict)
         for branch in job.branches:
             outside = job.outside[branch.uid]
             outside.on_visible = self._watcher(branch)
@@ -100,9 +106,9 @@ class Checkers:
             case CheckpointFailed(checkpoint_id, reason) if "it took longer than" in reason:
                 is_long = self._job.config.checkpoint_timeout_seconds >= _NO_TIMEOUT_SECONDS
                 _require(not is_long, "liveness", f"checkpoint {checkpoint_id} hangs: {reason}")
-            case AttemptStarted(restored_from=checkpoint_id) if checkpoint_id is not None:
+            case AttemptStarted(attempt, checkpoint_id) if checkpoint_id is not None:
                 self.restored.append(checkpoint_id)
-                self._note_early(checkpoint_id)
+                self._note_restored(attempt, checkpoint_id)
 
     def on_announced(self, attempt: Attempt, checkpoint_id: CheckpointId) -> None:
         """Slots are told of a checkpoint's completion once, and only if the log says so."""
@@ -118,9 +124,33 @@ class Checkers:
     ) -> None:
         """Of a checkpoint that is over nothing is kept; of any, once the job is (None)."""
         for subtask in subtasks:
+            self._check_time(subtask)
             for checkpoint_id, what in subtask.holdings():
                 is_over = closed is None or checkpoint_id is None or checkpoint_id in closed
                 _require(not is_over, "leftovers", f"{subtask.name} has {what} for {checkpoint_id}")
+
+    def on_started(self, attempt: Attempt, subtasks: Iterable[Subtask]) -> None:
+        """No operator is behind what its checkpoint says of all its subtasks."""
+        restored = self._restored_times.get(attempt, {})
+        for subtask in subtasks:
+            for uid, time_us in subtask.times_us().items():
+                self._check_not_behind(f"{uid}, restored,", time_us, restored.get(uid))
+
+    def _check_time(self, subtask: Subtask) -> None:
+        """Event time never goes back in an attempt, and nothing is late, as nothing can be.
+
+        At least once records are replayed that time has passed: those have been counted.
+        """
+        before, now = self._times.get(subtask, {}), subtask.times_us()
+        for uid, time_us in now.items():
+            self._check_not_behind(f"{uid} of {subtask.ref}", time_us, before.get(uid))
+        self._times[subtask] = now
+        late = subtask.records_late if self._never_twice else 0
+        _require(not late, "time", f"{late} records are late at {subtask.name}")
+
+    def _check_not_behind(self, who: str, time_us: int | None, before_us: int | None) -> None:
+        is_behind = before_us is not None and (time_us is None or time_us < before_us)
+        _require(not is_behind, "time", f"{who} went from {before_us} to {time_us}")
 
     def _watcher(self, branch: Branch) -> Callable[[str, list[Row]], None]:
         uid = branch.uid
@@ -132,15 +162,23 @@ class Checkers:
                     continue
                 _require(self._seen[uid][row] == 1, "duplicates", f"{uid} shows {row} twice")
                 if not branch.passes_records:
-                    *key, count, _ = row
-                    before = self._last_count[uid].get(tuple(key), 0)
-                    _require(count > before, "growth", f"{uid}: {key} from {before} to {count}")
-                    self._last_count[uid][tuple(key)] = count
+                    self._check_growth(branch, row)
             self._check_nothing_early(branch, rows)
             if uid in self._ordered:
                 self._check_order(writer, rows)
 
         return watch
+
+    def _check_growth(self, branch: Branch, row: Row) -> None:
+        """What is said again is more than before; what is said once is not said again."""
+        timed, said = branch.timed, self._last_said[branch.uid]
+        places = 1 if timed is None else timed.places
+        place, values = row[:places], row[places:]
+        if place in said:
+            what = f"{branch.uid}: {place} from {said[place]} to {values}"
+            _require(timed is None or not timed.says_once, "duplicates", what)
+            _require(values[0] > said[place][0], "growth", what)
+        said[place] = values
 
     def _check_order(self, writer: str, rows: list[Row]) -> None:
         """What took the same way from the same split to the same writer comes out in order."""
@@ -198,16 +236,21 @@ class Checkers:
                     f"checkpoint {manifest.checkpoint_id} holds {transaction}, which is gone",
                 )
 
-    def _note_early(self, restored: CheckpointId) -> None:
-        """What the restored checkpoint has counted and the sources will read again."""
+    def _note_restored(self, attempt: Attempt, restored: CheckpointId) -> None:
         record = self._record()
         assert record is not None
         kept = record.checkpoint(restored)
-        if self._mode != "at-least-once" or kept is None:
+        if kept is None:
             return
         manifest = self._manifest(restored, kept.attempt)
-        if any(zlib.crc32(self._file(file.path)) != file.crc32 for file in manifest.files()):
-            return  # it is damaged, as the slots will see
+        self._restored_times[attempt] = _least_times(manifest)
+        if self._mode == "at-least-once":
+            self._note_early(manifest)
+
+    def _note_early(self, manifest: Manifest) -> None:
+        """What the restored checkpoint has counted and the sources will read again."""
+        if self._is_damaged(manifest):
+            return  # as the slots will see
         before = self._job.records_before(self._positions(manifest))
         self._early = {
             branch.uid: _without(self._counted(manifest, branch), counts_of(branch.kept(before)))
@@ -284,8 +327,8 @@ class Checkers:
         for branch in self._job.branches:
             kept = branch.kept(records)
             visible = self._job.outside[branch.uid].visible
-            if branch.window is not None:
-                self._check_windows(branch, kept, visible)
+            if branch.timed is not None:
+                self._check_timed(branch, branch.timed, kept, visible)
             elif branch.counts:
                 last = {row[0]: (row[1], row[2]) for row in visible}
                 exact = counts_of(kept)
@@ -305,22 +348,53 @@ class Checkers:
                 f"{branch.uid} leaves {list(self._job.outside[branch.uid].prepared)[:3]} open",
             )
 
-    def _check_windows(self, branch: Branch, kept: Records, visible: list[Row]) -> None:
-        """Whatever went wrong, windows are what they would have been without."""
-        assert branch.window is not None
-        expected = windows_of(kept, *branch.window)
-        found: Windowed = {}
-        for start, key, count, total in visible:
-            found[start, key] = max((count, total), found.get((start, key), (0, 0)))
-        may_lose = self._mode == "at-most-once" and bool(self.restored)
-        holds = found == expected
-        if self._mode == "at-least-once" or may_lose:
-            less, more = (found, expected) if may_lose else (expected, found)
-            holds = all(more.get(place, (0, 0)) >= counts for place, counts in less.items())
-        if self._is_exact and branch.emits_closed:
-            holds = holds and len(visible) == len(found)  # each once
-        wrong = {p: (found.get(p), c) for p, c in expected.items() if found.get(p) != c}
-        _require(holds, "windows", f"{branch.uid}: {len(wrong)} wrong, {list(wrong.items())[:2]}")
+    def _check_timed(self, branch: Branch, timed: Timed, kept: Records, visible: list[Row]) -> None:
+        """Whatever went wrong, what is made by event time is what it would have been without.
+
+        At least once: of each place at least that, and of no other. At most once: what can come
+        of fewer records, as each kind says for itself.
+        """
+        expected = timed.expected(kept)
+        found: Results = {}
+        for row in visible:
+            place, said = row[: timed.places], row[timed.places :]
+            found[place] = max(said, found.get(place, said))
+        if self._mode == "at-least-once":
+            holds = found.keys() == expected.keys() and all(
+                is_most(said, found[place]) for place, said in expected.items()
+            )
+        elif self._mode == "at-most-once" and self.restored:
+            holds = timed.is_of_fewer(found, expected)
+        else:
+            holds = found == expected
+        wrong = [
+            (place, found.get(place), expected.get(place))
+            for place in found.keys() | expected.keys()
+            if found.get(place) != expected.get(place)
+        ]
+        what = f"{branch.uid}: {len(wrong)} wrong, (place, found, expected) {sorted(wrong)[:2]}"
+        _require(holds, timed.name, what)
+        if isinstance(timed, Enriched) and not (self._mode == "at-most-once" and self.restored):
+            self._check_newest(branch.uid, timed.newest(kept))
+
+    def _check_newest(self, uid: str, expected: dict[int, int]) -> None:
+        """The last checkpoint has the newest record of each key."""
+        record = self._record()
+        newest = record.newest if record else None
+        assert newest is not None
+        manifest = self._manifest(newest.checkpoint_id, newest.attempt)
+        if self._is_damaged(manifest):
+            return  # and nobody has read it since
+        found = {
+            key: moment
+            for batch in self._rows(manifest, OperatorUid(f"enrich-{uid}"))
+            for key, moment in zip(
+                batch.column("right_key").to_pylist(),
+                seconds(batch.column("right_at")).to_pylist(),
+                strict=True,
+            )
+        }
+        _require(found == expected, "enriched", f"{uid} knows {found} for {expected}")
 
     def _check_surplus(self, branch: Branch, last: Counts, exact: Counts) -> None:
         """At least once: what counts twice is what the last recovery's checkpoint had early."""
@@ -377,6 +451,9 @@ class Checkers:
     def _overtaken(self, state: ChannelState) -> list[pa.RecordBatch]:
         return read_run(self._file(state.file.path), state.offset_bytes, state.length_bytes)
 
+    def _is_damaged(self, manifest: Manifest) -> bool:
+        return any(zlib.crc32(self._file(f.path)) != f.crc32 for f in manifest.files())
+
     def _file(self, path: str) -> pa.Buffer:
         return pa.py_buffer(self._read(path))
 
@@ -385,6 +462,15 @@ class Checkers:
         _require(data is not None, "files", f"{path} is gone")
         assert data is not None
         return data
+
+
+def _least_times(manifest: Manifest) -> Times:
+    """How far event time had come in all subtasks of an operator."""
+    least: dict[OperatorUid, int] = {}
+    for part in manifest.snapshots:
+        if part.watermark_us is not None:
+            least[part.uid] = min(part.watermark_us, least.get(part.uid, part.watermark_us))
+    return {uid: None if time_us == BEGINNING_US else time_us for uid, time_us in least.items()}
 
 
 def _is_at_least(found: Counts, expected: Counts) -> bool:

@@ -56,6 +56,8 @@ class DriverNeeds:
     on_announced: Callable[[Attempt, CheckpointId], None]
     on_stray: Callable[[SimulatedSlot, Acknowledged], None]
     """A slot acknowledges, and the driver it belongs to is not there to hear it."""
+    on_started: Callable[[Attempt, Iterable[Subtask]], None]
+    """These subtasks of an attempt are there, restored."""
     on_closed: Callable[[Iterable[Subtask], Container[CheckpointId] | None], None]
     """Some checkpoints are over for these subtasks; None: all are."""
     on_finished: Callable[[], None]
@@ -230,6 +232,9 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         slot.has_joined = True
         joined = SlotJoined(slot.index, 1000 + slot.index, ("simulated", slot.index))
         self._deliver(slot, joined)
+
+    def on_started(self, attempt: Attempt, subtasks: Iterable[Subtask]) -> None:
+        self._needs.on_started(attempt, subtasks)
 
     def on_closed(
         self, subtasks: Iterable[Subtask], closed: Container[CheckpointId] | None

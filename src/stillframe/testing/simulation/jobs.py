@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stillframe.api.aggregates import AggregateCall
 from stillframe.config import JobConfig
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan
@@ -27,7 +26,16 @@ from stillframe.testing.simulation.outside import (
     TransactionalSink,
 )
 from stillframe.testing.simulation.shapes import ShapeName, is_passed_on, shaped
-from stillframe.testing.simulation.timed import WINDOWED_SCHEMA, marked, windowed
+from stillframe.testing.simulation.timed import (
+    CALLS,
+    Sessions,
+    Timed,
+    Windows,
+    by_time,
+    marked,
+)
+from stillframe.testing.simulation.timed_functions import Alarms
+from stillframe.testing.simulation.timed_pairs import Distinct, Enriched, Joined
 from stillframe.testing.simulation.world import World
 
 SOURCE = OperatorUid("source")
@@ -39,11 +47,14 @@ _MODES = (
     "exactly-once", "exactly-once", "exactly-once", "unaligned", "unaligned", "unaligned",
     "at-least-once", "at-least-once", "at-most-once", "stop-the-world",
 )  # fmt: skip
-_WINDOWS = (None, None, None, None, (5, 5), (6, 2))
-_CALLS = (
-    AggregateCall("count", None, "count", pa.int64()),
-    AggregateCall("sum", "id", "total", pa.int64()),
-)
+_TIMED: tuple[Timed, ...] = (
+    Windows(5, 5), Windows(6, 2), Windows(5, 5, emits_closed=False), Windows(4, 4, outer=8),
+    Sessions(2), Sessions(6), Alarms(3), Alarms(2, outer=5),
+    Joined("inner", -2, 1), Joined("full", -1, 2), Distinct(4), Distinct(None), Enriched(),
+)  # fmt: skip
+_TIMED_CHANCE = 0.18
+_TIMED_PLAIN_CHANCE = 0.7
+"""How often they have no other shape, in which event time would hardly go on while they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +71,13 @@ class Branch:
     shape: ShapeName = "plain"
     shape_parallelism: int | None = None
     """Of one of the ways through the shape; None: as many as come in."""
-    window: tuple[int, int] | None = None
-    """Counts by windows of so many seconds, every so many seconds."""
-    emits_closed: bool = False
+    timed: Timed | None = None
+    """What is done by event time; then it does not count in any other way."""
 
     @property
     def passes_records(self) -> bool:
         """Whether what comes out are the records themselves."""
-        return not self.counts and self.window is None
+        return not self.counts and self.timed is None
 
     @property
     def keeps_pace(self) -> bool:
@@ -132,7 +142,7 @@ class SimulatedJob:
         return branch.keeps_pace and self.source.appear_at_seconds is None
 
     def _sink(self, branch: Branch, read: Node) -> Node:
-        is_marked = branch.window is not None and self.tells_time_early(branch)
+        is_marked = branch.timed is not None and self.tells_time_early(branch)
         node = marked(read, branch.uid) if is_marked else read
         if branch.divisor or branch.parallelism:
             node = Node(
@@ -144,13 +154,12 @@ class SimulatedJob:
             )
         node = shaped(branch.shape, node, branch.uid, branch.shape_parallelism)
         schema = RECORD_SCHEMA
-        if branch.window is not None:
-            schema = WINDOWED_SCHEMA
-            form = (*branch.window, branch.emits_closed, _CALLS, is_marked)
-            node = windowed(node, branch.uid, *form)
+        if branch.timed is not None:
+            schema = branch.timed.schema
+            node = by_time(branch.timed, node, branch.uid, is_marked)
         elif branch.counts:
             schema = COUNT_SCHEMA
-            node = Node(Aggregate(("key",), _CALLS), schema, (node,), f"count-{branch.uid}")
+            node = Node(Aggregate(("key",), CALLS), schema, (node,), f"count-{branch.uid}")
         sink = TransactionalSink(self.outside[branch.uid], branch.uid, branch.at_coordinator)
         return Node(Write(sink), schema, (node,), f"write-{branch.uid}")
 
@@ -190,6 +199,15 @@ def _random_appearance(random: Random, splits: int) -> tuple[float, ...] | None:
     if random.random() > 0.33:
         return None
     return tuple(sorted(random.random() * random.choice([0.0, 4.0, 8.0]) for _ in range(splits)))
+
+
+def _random_timed(random: Random) -> Timed | None:
+    return random.choice(_TIMED) if random.random() < _TIMED_CHANCE else None
+
+
+def _random_shape(random: Random, timed: Timed | None) -> ShapeName:
+    is_plain = timed is not None and random.random() < _TIMED_PLAIN_CHANCE
+    return "plain" if is_plain else random.choice(_SHAPES)
 
 
 def _random_mode(random: Random) -> dict[str, Any]:
@@ -232,13 +250,12 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         Branch(
             uid=f"b{number}",
             divisor=random.choice([0, 0, 2, 3]),
-            counts=(window := random.choice(_WINDOWS)) is None and random.random() < 0.6,
+            counts=(timed := _random_timed(random)) is None and random.random() < 0.6,
             parallelism=random.choice([None, None, 1, 2]),
             at_coordinator=random.random() < 0.5,
-            shape=random.choice(_SHAPES),
+            shape=_random_shape(random, timed),
             shape_parallelism=random.choice([None, 1, 2]),
-            window=window,
-            emits_closed=random.random() < 0.5,
+            timed=timed,
         )
         for number in range(random.choice([1, 1, 1, 1, 2, 3]))
     )[: limits.cap("branches", 3)]

@@ -22,22 +22,31 @@ from stillframe.protocol import restore
 from stillframe.protocol.alignment import BarrierAligner, Hold, Release, TakeSnapshot
 from stillframe.protocol.checkpoints import Checkpoints, Finish
 from stillframe.protocol.commits import PendingCommits
+from stillframe.protocol.event_time import EventTime
 from stillframe.protocol.joblog import checkpoint_completed
 from stillframe.protocol.laps import HeadLaps, Returned
 from stillframe.protocol.manifests import decode_manifest
 from stillframe.protocol.retention import Retention
 from stillframe.protocol.split_times import SplitTimes
 from stillframe.runtime import assembly, operators, restoring
+from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import ReplayingInput
 from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.elements import EndOfRecords
 from stillframe.runtime.inner_task import InnerSubtask
+from stillframe.runtime.keyed_functions import FunctionOperator
 from stillframe.runtime.operators import Reading, Writing
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.source_task import Reserved
 from stillframe.runtime.task import Subtask
+from stillframe.runtime.watermarking import Watermarking
+from stillframe.state import timers
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.columns import ChangingColumns
+from stillframe.state.duplicates import SeenKeys
+from stillframe.state.joins import JoinRows
+from stillframe.state.newest import NewestRows
+from stillframe.state.sessions import SessionTable
 from stillframe.state.windows import WindowTables
 from stillframe.storage import local
 from stillframe.storage.local import LocalStore
@@ -199,6 +208,78 @@ def _as_far_as_the_furthest(original: Any) -> Any:
     return times_of_splits
 
 
+def _as_far_as_the_furthest_subtask(original: Any) -> Any:
+    def state_of(operator: Any, subtask: Any, groups: Any, manifest: Any, splits: Any) -> Any:
+        state = original(operator, subtask, groups, manifest, splits)
+        found = manifest.snapshots_of(operator.uid) if manifest is not None else ()
+        times = [each.watermark_us for each in found if each.watermark_us is not None]
+        return replace(state, watermark_us=max(times), reached=()) if times else state
+
+    return state_of
+
+
+def _nobody_knows_the_time(original: Any) -> Any:
+    def state_of(*about: Any) -> Any:
+        return replace(original(*about), watermark_us=None, reached=())
+
+    return state_of
+
+
+def _back_in_time(original: Any) -> Any:
+    def on_watermark(self: Any, channel: Any, time_us: int) -> Any:
+        self._channels[channel], self._time_us = time_us, None
+        self.on_active(channel)
+        return self._advanced()
+
+    return on_watermark
+
+
+def _time_first(original: Any) -> Any:
+    def advance_at(self: Any, position: int, time_us: int) -> None:
+        operator = self._operators[position]
+        if not isinstance(operator, Watermarking):
+            self._advance_after(position, operator.time_after(time_us))
+            self._pass_on(position, operator.on_watermark(time_us))
+
+    return advance_at
+
+
+def _told_before_fired(original: Any) -> Any:
+    def tell_if_fired(self: Any) -> None:
+        firing, self._firing = self._firing, None
+        try:
+            original(self)
+        finally:
+            self._firing = firing
+
+    return tell_if_fired
+
+
+def _fired_ones_too(original: Any) -> Any:
+    def freeze(self: Any) -> Any:
+        frozen = original(self)
+        return replace(frozen, is_there=frozen.is_there | True)
+
+    return freeze
+
+
+def _unlinked(original: Any) -> Any:
+    def restore_sessions(self: Any, batch: Any) -> None:
+        original(self, batch)
+        self._newest.rows[:] = -1
+
+    return restore_sessions
+
+
+def _none_matched(original: Any) -> Any:
+    def restore_rows(self: Any, batches: Any) -> None:
+        original(self, batches)
+        for chunk in self._chunks:
+            chunk.matched = chunk.matched & False
+
+    return restore_rows
+
+
 def _one_copy(original: Any) -> Any:
     def state_of(operator: Any, subtask: Any, groups: Any, manifest: Any, splits: Any) -> Any:
         state = original(operator, subtask, groups, manifest, splits)
@@ -287,8 +368,8 @@ def _snapshot_only_the_newest(original: Any) -> Any:
 
 
 def _forget_restored_commits(original: Any) -> Any:
-    def init(self: Any, restored: Any = ()) -> None:
-        original(self, ())
+    def init(self: Any, restored: Any = (), **settings: Any) -> None:
+        original(self, (), **settings)
 
     return init
 
@@ -574,6 +655,54 @@ MUTANTS: Mapping[str, Mutant] = {
     "forget-open-windows": Mutant(
         "a restored job begins its windows anew",
         WindowTables, "restore", _nothing,
+    ),
+    "restore-the-time-of-the-furthest-subtask": Mutant(
+        "a restored operator is as far in event time as the furthest of its subtasks was",
+        restore, "_state_of", _as_far_as_the_furthest_subtask,
+    ),
+    "forget-the-time": Mutant(
+        "a restored operator does not know how far event time had come",
+        restore, "_state_of", _nobody_knows_the_time,
+    ),
+    "let-time-go-back": Mutant(
+        "the last watermark of a channel counts, also if it is behind the one before",
+        EventTime, "on_watermark", _back_in_time,
+    ),
+    "tell-the-time-before-what-it-closes": Mutant(
+        "a watermark goes on ahead of the windows that it closes",
+        Chain, "_advance_at", _time_first,
+    ),
+    "tell-the-time-before-timers-have-fired": Mutant(
+        "a watermark goes on ahead of the timers that it makes due",
+        Chain, "_tell_if_fired", _told_before_fired,
+    ),
+    "forget-timers": Mutant(
+        "a snapshot of a function has its rows and not its timers",
+        FunctionOperator, "restore_timers", _nothing,
+    ),
+    "fire-a-timer-again": Mutant(
+        "a snapshot has the timers that have fired, too",
+        timers._Clock, "freeze", _fired_ones_too,
+    ),
+    "begin-sessions-anew": Mutant(
+        "a restored session is closed by itself, whatever more comes of it",
+        SessionTable, "restore", _unlinked,
+    ),
+    "forget-what-has-met": Mutant(
+        "rows of a join are restored as if nothing had matched them",
+        JoinRows, "restore", _none_matched,
+    ),
+    "forget-rows-of-a-join": Mutant(
+        "a restored join begins with no rows",
+        JoinRows, "restore", _nothing,
+    ),
+    "forget-the-newest": Mutant(
+        "a restored job knows no row of the stream whose newest rows it looks up",
+        NewestRows, "restore", _nothing,
+    ),
+    "forget-what-was-seen": Mutant(
+        "a restored job knows no record for a duplicate",
+        SeenKeys, "restore", _nothing,
     ),
     "restore-one-copy": Mutant(
         "broadcast state is restored in the first subtask only",

@@ -176,6 +176,7 @@ class _Run:
             on_event=self._on_event,
             on_announced=self._checkers.on_announced,
             on_stray=self._on_stray,
+            on_started=self._checkers.on_started,
             on_closed=self._checkers.on_closed,
             on_finished=self._on_finished,
             on_refused=self._on_refused,

@@ -44,7 +44,7 @@ from stillframe.protocol.messages import (
 )
 from stillframe.runtime.assembly import Surroundings, assemble
 from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
-from stillframe.runtime.elements import Barrier, Element
+from stillframe.runtime.elements import Barrier, Element, Watermark
 from stillframe.runtime.operators import Background, Writing
 from stillframe.runtime.task import (
     SnapshotStarted,
@@ -55,6 +55,7 @@ from stillframe.runtime.task import (
     obey,
 )
 from stillframe.storage.store import Store
+from stillframe.testing.simulation.checkers import Violation
 from stillframe.testing.simulation.line import Line
 from stillframe.testing.simulation.storage import Died
 from stillframe.testing.simulation.world import World
@@ -77,14 +78,22 @@ class SimulatedChannel(OutputChannel, InputChannel):
         self._under_way: deque[Element] = deque()
         self._arrived: deque[tuple[Element, int]] = deque()
         self._barriers: deque[Barrier] = deque()
+        self._time_us: int | None = None
         self._slowness = world.random.choice([0.01, 0.05, 0.3, 1.5])
 
     def has_room(self) -> bool:
         return len(self._under_way) + len(self._arrived) < _ELEMENTS_MAX
 
     def send(self, element: Element) -> None:
+        if isinstance(element, Watermark):
+            self._check_time(element.time_us)
         self._under_way.append(element)
         self._world.soon(self._deliver, 0.05 if self._world.is_calm else self._slowness)
+
+    def _check_time(self, time_us: int) -> None:
+        before_us, self._time_us = self._time_us, time_us
+        if before_us is not None and time_us < before_us:
+            raise Violation(f"time: went from {before_us} to {time_us} on a channel")
 
     def is_flushed(self) -> bool:
         return not self._under_way
@@ -308,6 +317,7 @@ class SimulatedSlot(TaskEvents):
             channels=order.channels,
         )
         self._subtasks = assemble(around)
+        self._driver.on_started(self.attempt, self._subtasks.values())
         self._report(Running())
         commit_restored(self._subtasks.values(), order)
 
