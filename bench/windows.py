@@ -33,9 +33,10 @@ import pyarrow as pa
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import SessionWindow, Window
 from stillframe.state.aggregates import AggregateTable
+from stillframe.state.panes import WindowedPartials
 from stillframe.state.partials import PartialAggregates, is_partial
 from stillframe.state.sessions import SessionPartials, SessionTable
-from stillframe.state.windows import WindowedPartials, WindowTables
+from stillframe.state.windows import WindowTables
 
 BATCH_ROWS = 32_768
 KEYS = 1_000

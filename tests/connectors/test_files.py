@@ -208,6 +208,14 @@ def test_parquet_columns_are_picked_by_name_widened_and_null_if_missing(tmp_path
     ]
 
 
+def test_times_as_spark_writes_them_to_parquet_are_read_in_any_year(tmp_path):
+    times = [datetime(9999, 12, 31, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC), None]
+    found = pa.table({"at": pa.array(times, pa.timestamp("us", "UTC"))})
+    pq.write_table(found, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+
+    assert read_all(ParquetSource(str(tmp_path), found.schema)).equals(found)
+
+
 def test_parquet_files_without_any_declared_column_still_have_rows(tmp_path):
     pq.write_table(table_of(0, 3), tmp_path / "a.parquet")
     table = read_all(ParquetSource(str(tmp_path), pa.schema([("x", pa.int8())])))

@@ -16,7 +16,7 @@ from stillframe.runtime.elements import EndOfRecords, Idle, Watermark
 from stillframe.runtime.operators import Filtering
 from stillframe.runtime.reading import splits_of, times_of_splits
 from stillframe.runtime.watermarking import Watermarking
-from stillframe.state.windows import BEGINNING_US
+from stillframe.state.reached import BEGINNING_US
 from stillframe.testing.clock import ManualClock
 from stillframe.testing.sources import Gate, Wait
 

@@ -26,11 +26,6 @@ WAIT_SECONDS_MAX = 60.0
 
 
 @pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
-
-
-@pytest.fixture
 def clicks(still: Still) -> Stream:
     return still.readStream.format("clicks").option("records", 1000).load()
 

@@ -25,11 +25,6 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
-
-
-@pytest.fixture
 def clicks(still: Still) -> Stream:
     return still.readStream.format("clicks").option("records", 1000).load()
 
@@ -268,6 +263,19 @@ def test_a_method_that_a_stream_has_not_says_what_to_do_instead(
 def test_an_aggregated_stream_is_not_grouped_again(clicks: Stream) -> None:
     with pytest.raises(BuildError, match="already aggregated"):
         clicks.groupBy("app_id").count().filter("count > 1").groupBy("count")
+
+
+def test_a_key_that_rows_are_not_told_apart_by_is_refused_when_it_is_written(
+    spark: SparkSession, still: Still
+) -> None:
+    from pyspark.sql.functions import window
+
+    rows = "SELECT struct(1 AS x, 2 AS y) AS place, timestamp'2024-01-01' AS at"
+    places = still.stream(spark.sql(rows))
+    windowed = places.withWatermark("at", "1 minute").groupBy(window("at", "1 hour"), "place")
+    for grouped in (places.groupBy("place"), windowed):
+        with pytest.raises(BuildError, match=r"groupBy 'place' is .*<x:int,y:int>"):
+            grouped.count()
 
 
 def test_a_grouped_stream_names_what_it_has(clicks: Stream) -> None:

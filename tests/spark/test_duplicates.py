@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import random
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +17,7 @@ from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-import stillframe
-from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
+from stillframe.coordinator.history import CheckpointCompleted, Event
 from stillframe.errors import BuildError
 from stillframe.graph.logical import DropDuplicates, Node, Read
 from stillframe.spark.session import Still
@@ -32,11 +29,6 @@ pytestmark = pytest.mark.spark
 WAIT_SECONDS_MAX = 120.0
 COLUMNS = "n long, k string, at timestamp"
 SCHEMA = pa.schema([("n", pa.int64()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 @pytest.fixture
@@ -226,50 +218,15 @@ def test_the_rows_that_pass_are_those_of_sparks_own_streams_also_after_a_kill(
 
 # --- With a kill ----------------------------------------------------------------------------------
 
-RECORDS = 40_000
-
-
-def run_and_kill(stream: Stream, directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Run to the end; a slot dies after the second checkpoint. What came out, and restores."""
-    events: list[Event] = []
-    query = (
-        stream.writeStream.queryName("duplicates")
-        .outputMode("append")
-        .format("parquet")
-        .option("path", str(directory / "out"))
-        .option("checkpointLocation", str(directory / "checkpoints"))
-        .option("checkpointInterval", "300 ms")
-        .option("restartDelay", "100 ms")
-        .option("restartAttempts", "10")
-        .option("parallelism", "2")
-        .start()
-    )
-
-    def listen(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
-            os.kill(query.slot_pids[1], signal.SIGKILL)
-
-    query.add_listener(listen)
-    assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]
-    restores = [e for e in events if isinstance(e, AttemptStarted) and e.restored_from]
-    return pq.read_table(directory / "out").to_pylist(), len(restores)
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True], ids=["for ever", "within the watermark"])
-def test_each_key_comes_out_once_after_a_kill(still: Still, tmp_path: Path, within: bool) -> None:
-    clicks = (
-        still.readStream.format("clicks")
-        .options(records=RECORDS, partitions=2, apps=20, batchRows=500, recordsPerSecond=20_000)
-        .load()
-    )
-    keyed = clicks.select((F.col("id") / 4).cast("long").alias("key"), "at")
+def test_each_key_comes_out_once_after_a_kill(clicks: Any, run_and_kill: Any, within: bool) -> None:
+    keyed = clicks.stream().select((F.col("id") / 4).cast("long").alias("key"), "at")
     watched = keyed.withWatermark("at", "1 second")
     stream = (
         watched.dropDuplicatesWithinWatermark(["key"]) if within else keyed.dropDuplicates(["key"])
     )
-    rows, restores = run_and_kill(stream, tmp_path)
+    rows = run_and_kill(stream.writeStream.outputMode("append").format("parquet"))
 
-    assert restores == 1
-    assert Counter(row["key"] for row in rows) == Counter(range(RECORDS // 4))
+    assert Counter(row["key"] for row in rows) == Counter(range(clicks.records // 4))

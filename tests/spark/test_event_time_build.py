@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-import stillframe
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Column, Named
@@ -45,11 +44,6 @@ COLUMNS = (
     "shop string, at timestamp, local timestamp_ntz, day date, amount long,"
     " visit struct<began: timestamp, end: timestamp>, window int"
 )
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 
-import stillframe
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Column, Named
 from stillframe.graph.logical import Join, JoinSide, Node, Project, walk
@@ -29,11 +28,6 @@ HOUR_US = 3600 * SECOND_US
 SHOWN = "ad long, shown timestamp, page string"
 CLICKED = "ad int, clicked timestamp, who string"
 RANGE = "clicked >= shown AND clicked <= shown + INTERVAL 1 HOUR"
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 def read(still: Still, schema: str, directory: Path) -> Stream:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -18,7 +16,6 @@ from pyspark.sql import functions as F
 
 import stillframe
 from stillframe.connectors.generate import ClickSource, clicks_table
-from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.coordinator.query import Query
 from stillframe.spark.stream import Stream
 
@@ -87,19 +84,6 @@ def started(rows: Stream, directory: Path, **options: str) -> Query:
     )
 
 
-def kill_after_the_second_checkpoint(query: Query) -> list[Event]:
-    """A slot dies; what is told from then on."""
-    events: list[Event] = []
-
-    def listen(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
-            os.kill(query.slot_pids[1], signal.SIGKILL)
-
-    query.add_listener(listen)
-    return events
-
-
 def plain(value: Any) -> Any:
     return value.timestamp() if hasattr(value, "timestamp") else value
 
@@ -116,16 +100,13 @@ def truth(rows: DataFrame) -> Rows:
 
 @pytest.mark.parametrize(("how", "unaligned"), [("inner", "false"), ("full", "true")])
 def test_every_row_comes_out_once_after_a_kill(
-    spark: SparkSession, tmp_path: Path, how: str, unaligned: str
+    spark: SparkSession, tmp_path: Path, finish_with_a_kill: Any, how: str, unaligned: str
 ) -> None:
     records = 20_000
     sides = shown(stream(spark, records, 10_000, 1)), clicked(stream(spark, records, 10_000, 2))
     query = started(joined(*watermarked(*sides), how), tmp_path, unalignedCheckpoints=unaligned)
-    events = kill_after_the_second_checkpoint(query)
-    assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]
+    finish_with_a_kill(query)
 
-    restores = [e for e in events if isinstance(e, AttemptStarted) and e.restored_from]
-    assert len(restores) == 1
     expected = truth(
         joined(shown(frame(spark, records, 1)), clicked(frame(spark, records, 2)), how)
     )

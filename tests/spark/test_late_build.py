@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import stillframe
 from stillframe.connectors.staged import StagedSink
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Aggregate, Late, Node, Read, WithWatermark, Write, walk
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 COLUMNS = "shop string, at timestamp, amount long, note string, window int"
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import stillframe
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Enrich, Lookup, Node, Read, walk
@@ -28,11 +27,6 @@ pytestmark = pytest.mark.spark
 WAIT_SECONDS_MAX = 120.0
 ORDERS = [(1, "eur", 10), (2, "usd", 20), (3, None, 30), (4, "chf", 40), (5, "usd", 5)]
 RATES = [("eur", 1.0, 1), ("usd", 1.1, 2), ("usd", 1.2, 30), (None, 9.0, 4)]
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 @pytest.fixture

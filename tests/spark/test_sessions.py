@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import stillframe
 from stillframe.api.aggregates import AggregateCall
-from stillframe.connectors.generate import ClickSource, clicks_table
-from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Column, Named
 from stillframe.graph.logical import WINDOW, Aggregate, Project, Read, SessionWindow, walk
@@ -38,11 +35,6 @@ COLUMNS = "shop string, at timestamp, local timestamp_ntz, amount long, rest int
 WAIT_SECONDS_MAX = 120.0
 Rows = Counter[tuple[Any, ...]]
 Query = Callable[[Any], Any]
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 @pytest.fixture
@@ -279,53 +271,6 @@ def flat(row: dict[str, Any]) -> tuple[Any, ...]:
 # --- what comes out, of a job -------------------------------------------------------------------
 
 
-RECORDS, PARTITIONS, APPS = 40_000, 2, 300
-
-
-def clicks(spark: SparkSession) -> Stream:
-    """One partition for each slot, each in the order of time: nothing is late."""
-    return (
-        stillframe.on(spark)
-        .readStream.format("clicks")
-        .options(records=RECORDS, partitions=PARTITIONS, apps=APPS, batchRows=500)
-        .option("recordsPerSecond", 20_000)
-        .load()
-    )
-
-
-def same_clicks(spark: SparkSession) -> DataFrame:
-    source = ClickSource(records=RECORDS, partitions=PARTITIONS, apps=APPS)
-    batches = [clicks_table(source, p, 0, RECORDS // PARTITIONS) for p in range(PARTITIONS)]
-    return spark.createDataFrame(pa.Table.from_batches(batches))
-
-
-def run_and_kill(stream: Stream, directory: Path, unaligned: str) -> tuple[list[dict], int]:
-    """Run to the end; a slot dies after the second checkpoint. What came out, and restores."""
-    events: list[Event] = []
-    query = (
-        stream.writeStream.queryName("sessions")
-        .format("parquet")
-        .option("path", str(directory / "out"))
-        .option("checkpointLocation", str(directory / "checkpoints"))
-        .option("checkpointInterval", "300 ms")
-        .option("unalignedCheckpoints", unaligned)
-        .option("restartDelay", "100 ms")
-        .option("restartAttempts", "10")
-        .option("parallelism", "2")
-        .start()
-    )
-
-    def listen(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
-            os.kill(query.slot_pids[1], signal.SIGKILL)
-
-    query.add_listener(listen)
-    assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]
-    restores = [e for e in events if isinstance(e, AttemptStarted) and e.restored_from]
-    return pq.read_table(directory / "out").to_pylist(), len(restores)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("gap", "unaligned"),
@@ -336,19 +281,20 @@ def run_and_kill(stream: Stream, directory: Path, unaligned: str) -> tuple[list[
     ids=["constant", "chosen"],
 )
 def test_every_session_comes_out_once_and_whole_after_a_kill(
-    spark: SparkSession, tmp_path: Path, gap: Any, unaligned: str
+    clicks: Any, run_and_kill: Any, gap: Any, unaligned: str
 ) -> None:
+    clicks = replace(clicks, apps=300)
+
     def counted(rows: Any) -> Any:
         window = F.session_window("at", gap() if callable(gap) else gap)
         return rows.groupBy(window, "app_id").agg(
             F.count("*").alias("views"), F.max("id").alias("last"), F.min("at").alias("first")
         )
 
-    stream = counted(clicks(spark).withWatermark("at", "1 second"))
-    rows, restores = run_and_kill(stream, tmp_path, unaligned)
+    stream = counted(clicks.stream().withWatermark("at", "1 second"))
+    rows = run_and_kill(stream.writeStream.format("parquet"), unalignedCheckpoints=unaligned)
 
-    assert restores == 1
-    expected = counted(same_clicks(spark)).toArrow().to_pylist()
+    expected = counted(clicks.frame()).toArrow().to_pylist()
     assert Counter(map(flat, rows)) == Counter(map(flat, expected))
     assert max(Counter(row["app_id"] for row in expected).values()) > 10
 

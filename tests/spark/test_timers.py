@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import stillframe
-from stillframe.connectors.generate import ClickSource, clicks_table
-from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Process
 from stillframe.spark.stream import Stream
 
 pytestmark = pytest.mark.spark
 
-RECORDS, PARTITIONS, APPS = 40_000, 2, 20
-WAIT_SECONDS_MAX = 120.0
 WIDTH_US = 2_000_000
 
 
@@ -64,21 +56,7 @@ class CountPerTwoSeconds(stillframe.KeyedFunction):
             self._counts[row["app_id"], row["end"]] = row["n"]
 
 
-def clicks(spark: SparkSession) -> Stream:
-    return (
-        stillframe.on(spark)
-        .readStream.format("clicks")
-        .options(records=RECORDS, partitions=PARTITIONS, apps=APPS, batchRows=500)
-        .option("recordsPerSecond", 20_000)
-        .load()
-        .withWatermark("at", "1 second")
-    )
-
-
-def truth(spark: SparkSession) -> Counter[tuple[Any, ...]]:
-    source = ClickSource(records=RECORDS, partitions=PARTITIONS, apps=APPS)
-    batches = [clicks_table(source, p, 0, RECORDS // PARTITIONS) for p in range(PARTITIONS)]
-    frame = spark.createDataFrame(pa.Table.from_batches(batches))
+def truth(frame: DataFrame) -> Counter[tuple[Any, ...]]:
     windows = frame.groupBy(F.window("at", "2 seconds"), "app_id").count().collect()
     return Counter((row.app_id, row.window.end.timestamp(), row["count"]) for row in windows)
 
@@ -86,37 +64,16 @@ def truth(spark: SparkSession) -> Counter[tuple[Any, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("unaligned", ["false", "true"])
 def test_a_function_with_timers_says_everything_once_after_a_kill(
-    spark: SparkSession, tmp_path: Path, unaligned: str
+    clicks: Any, run_and_kill: Any, unaligned: str
 ) -> None:
-    events: list[Event] = []
-    counted = clicks(spark).groupBy("app_id").process(
+    watched = clicks.stream().withWatermark("at", "1 second")
+    counted = watched.groupBy("app_id").process(
         CountPerTwoSeconds, "app_id string, end timestamp, views long"
     )  # fmt: skip
-    query = (
-        counted.writeStream.queryName("timers")
-        .option("path", str(tmp_path / "out"))
-        .option("checkpointLocation", str(tmp_path / "checkpoints"))
-        .option("checkpointInterval", "300 ms")
-        .option("restartDelay", "100 ms")
-        .option("restartAttempts", "10")
-        .option("parallelism", "2")
-        .option("unalignedCheckpoints", unaligned)
-        .start()
-    )
+    rows = run_and_kill(counted.writeStream, unalignedCheckpoints=unaligned)
 
-    def listen(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
-            os.kill(query.slot_pids[1], signal.SIGKILL)
-
-    query.add_listener(listen)
-    assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]
-
-    restores = [e for e in events if isinstance(e, AttemptStarted) and e.restored_from]
-    assert len(restores) == 1
-    rows = pq.read_table(tmp_path / "out").to_pylist()
     found = Counter((row["app_id"], row["end"].timestamp(), row["views"]) for row in rows)
-    assert found == truth(spark)
+    assert found == truth(clicks.frame())
 
 
 # --- how it is built ----------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-import stillframe
 from stillframe.coordinator.history import CheckpointCompleted, Event
 from stillframe.coordinator.query import Query
 from stillframe.errors import BuildError, JobFailed, StartRefused
@@ -41,11 +40,6 @@ VALUES = {
     "v": "CASE WHEN id % 4 = 0 THEN NULL ELSE id END",
     "x": "CASE id % 6 WHEN 0 THEN NULL WHEN 1 THEN double('NaN') ELSE id % 1000 * 0.25D END",
 }
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 def test_keys_and_values_full_of_nulls_and_extremes_are_grouped_as_spark_groups_them(

@@ -20,7 +20,8 @@ from stillframe.state import sessions as sessions_module
 from stillframe.state.partials import is_partial
 from stillframe.state.sessions import SessionPartials, SessionTable
 from stillframe.state.spans import END, START, Spans, joined, joined_in_batch, with_spans
-from stillframe.state.windows import Added, output_schema
+from stillframe.state.window_rows import output_schema
+from stillframe.state.windows import Added
 
 MAX_PARALLELISM = 8
 UTC = pa.timestamp("us", "UTC")

@@ -17,16 +17,11 @@ from stillframe.errors import BuildError
 from stillframe.key_groups import hash_row, key_group_range
 from stillframe.state import partials
 from stillframe.state import windows as windows_module
+from stillframe.state.panes import PANE, WindowedPartials, with_panes
 from stillframe.state.partials import is_partial
-from stillframe.state.windows import (
-    BEGINNING_US,
-    PANE,
-    WindowedPartials,
-    WindowTables,
-    output_schema,
-    panes_of,
-    with_panes,
-)
+from stillframe.state.reached import BEGINNING_US
+from stillframe.state.window_rows import output_schema
+from stillframe.state.windows import WindowTables
 
 MAX_PARALLELISM = 8
 UTC = pa.timestamp("us", "UTC")
@@ -79,58 +74,13 @@ def added(tables: WindowTables, watermark_us: int | None, *rows: tuple) -> list[
     return counts(tables.add(with_panes(batch_of(*rows), TEN), watermark_us).outputs)
 
 
-# --- panes
-
-
-@pytest.mark.parametrize(
-    ("window", "time", "pane"),
-    [
-        (TEN, 0, 0),
-        (TEN, 9, 0),
-        (TEN, 10, 10),
-        (TEN, -1, -10),
-        (TEN, -10, -10),
-        (TEN_EVERY_TWO, 5, 4),
-        (TEN_EVERY_TWO, -5, -6),
-        (Window("t", 10, 4), 5, 4),
-        (Window("t", 10, 4), 7, 6),
-        (Window("t", 10, 10, 3), 2, -7),
-        (Window("t", 10, 10, -3), 7, 7),
-        (Window("t", 10, 5, 1), 0, -4),
-    ],
-)
-def test_a_time_is_in_one_pane(window: Window, time: int, pane: int) -> None:
-    assert panes_of(pa.array([time]).cast(UTC), window).tolist() == [pane]
-
-
-@pytest.mark.parametrize("type_", [pa.timestamp("us"), pa.timestamp("us", "Asia/Kolkata"), UTC])
-def test_the_zone_of_a_timestamp_does_not_move_it(type_: pa.DataType) -> None:
-    assert panes_of(pa.array([25]).view(type_), TEN).tolist() == [20]
-
-
-def test_coarser_and_finer_timestamps_are_times_too() -> None:
-    hour = Window("t", 3_600_000_000, 3_600_000_000)
-    for unit, times in [("s", [-1, 3_600]), ("ms", [-1, 3_600_000]), ("ns", [-1, 3_600 * 10**9])]:
-        found = panes_of(pa.array(times, pa.timestamp(unit)), hour)
-        assert found.tolist() == [-3_600_000_000, 3_600_000_000]
-
-
-def test_what_is_not_a_timestamp_has_no_pane() -> None:
-    with pytest.raises(BuildError, match="not of int64"):
-        panes_of(pa.array([1]), TEN)
+# --- stories
 
 
 @pytest.mark.parametrize("window", [Window("t", 10, 11), Window("t", 10, 0), Window("t", -1, -1)])
 def test_windows_that_cannot_be_are_refused(window: Window) -> None:
     with pytest.raises(BuildError, match="cannot be"):
         tables_of(window)
-
-
-def test_a_record_without_a_time_is_in_no_window() -> None:
-    assert with_panes(batch_of(("a", None), ("b", 11)), TEN).to_pydict()[PANE] == [10]
-
-
-# --- stories
 
 
 def test_a_window_is_emitted_once_when_time_has_come_to_its_end() -> None:
@@ -297,15 +247,6 @@ def test_combined_batches_give_what_records_give(
         tables.add(each, None)
         answers.append(sorted(rows_of(tables.close(2**62)), key=str))
     assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("rows", [[], [("a", None)], [("a", 5)], [("a", 5), ("a", 55)]])
-def test_small_batches_are_sent_as_they_are_with_their_panes(rows: list) -> None:
-    combiner = WindowedPartials(SCHEMA, (), CALLS[:1], TEN)
-    combined = combiner.combine(batch_of(*rows))
-    assert not is_partial(combined)
-    assert combined.column(PANE).to_pylist() == [t // 10 * 10 for _, t in rows if t is not None]
-    assert combined.column(PANE).type == pa.int64()
 
 
 # --- against the model

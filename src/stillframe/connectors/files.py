@@ -321,7 +321,8 @@ class _ParquetReader(_FileReader):
         path = _unchanged_path(split)
         done = _number(split, "rows")
         try:
-            with pq.ParquetFile(path) as file:
+            # Spark writes times as INT96, which Arrow otherwise takes for nanoseconds, until 2262.
+            with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
                 total = file.metadata.num_rows
                 for batch in _parquet_batches(file, path, self._schema, done):
                     done += batch.num_rows

@@ -12,9 +12,10 @@ from stillframe.ids import Attempt, OperatorUid, SubtaskIndex
 from stillframe.protocol.restore import SubtaskState
 from stillframe.runtime.operators import TimedOperator, TimedState
 from stillframe.runtime.outputs import Combiner
-from stillframe.state import windows
+from stillframe.state import window_rows
+from stillframe.state.panes import WindowedPartials
 from stillframe.state.sessions import SessionPartials, SessionTable
-from stillframe.state.windows import Added, WindowedPartials, WindowTables
+from stillframe.state.windows import Added, WindowTables
 from stillframe.storage.store import Store
 
 
@@ -82,7 +83,7 @@ def windowed_partials(input_schema: pa.Schema, aggregate: Aggregate) -> Combiner
 
 def output_schema(input_schema: pa.Schema, aggregate: Aggregate) -> pa.Schema:
     """What this aggregate, which has a window, emits."""
-    return windows.output_schema(input_schema, aggregate.keys, aggregate.calls)
+    return window_rows.output_schema(input_schema, aggregate.keys, aggregate.calls)
 
 
 def window_tables(

@@ -33,7 +33,7 @@ from stillframe.graph.time_bounds import TimeBounds, time_bounds
 from stillframe.key_groups import unsupported_key_type
 from stillframe.spark.expressions import COLUMN_NOTE, columns_of, translated
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
-from stillframe.spark.stream import Stream, frame_of_columns, projection_node
+from stillframe.spark.stream import Stream, frame_of_columns, projection_node, schema_of
 from stillframe.spark.types import to_arrow_schema
 from stillframe.spark.windows import is_event_time, is_watermarked_throughout, without_note
 
@@ -88,7 +88,7 @@ def _joined_streams(first: Stream, second: Stream, on: On, how: str | None) -> S
     times, bounds = _times_of(found, first.node, second.node)
     _refuse_unbounded(found, bounds)
     inputs = tuple(
-        projection_node(stream.node, side.columns, _schema_of(side.columns))
+        projection_node(stream.node, side.columns, schema_of(side.columns))
         for stream, side in ((first, found.left), (second, found.right))
     )
     operator = Join(
@@ -175,10 +175,6 @@ def _refuse_unbounded(found: FoundJoin, bounds: TimeBounds) -> None:
             " and an appropriate range condition: call withWatermark on both streams, and say"
             " between which times after a row's own its matches are"
         )
-
-
-def _schema_of(columns: tuple[Named, ...]) -> pa.Schema:
-    return pa.schema([(named.name, named.expression.type) for named in columns])
 
 
 def _schema_of_join(operator: Join, inputs: tuple[Node, ...]) -> pa.Schema:

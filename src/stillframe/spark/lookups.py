@@ -22,7 +22,7 @@ from stillframe.runtime.lookups import one_batch
 from stillframe.spark.duplicates import event_time_of
 from stillframe.spark.joins import FoundJoin, found_join, noted_frame, told_apart
 from stillframe.spark.plans import class_name
-from stillframe.spark.stream import Stream, leaf_of, projection_node, refuse_repeated
+from stillframe.spark.stream import Stream, leaf_of, projection_node, refuse_repeated, schema_of
 from stillframe.spark.types import to_arrow_schema
 
 TABLE_BYTES_MAX = 64 * 1024 * 1024
@@ -94,13 +94,13 @@ def joined_with_table(stream: Stream, frame: DataFrame, on: On, how: str | None)
     joined = stream.frame.join(_aliased_leaf(frame), on, how)
     found = found_join(joined)
     kind = _refuse_outer(found)
-    left = projection_node(stream.node, found.left.columns, _schema_of(found.left.columns))
+    left = projection_node(stream.node, found.left.columns, schema_of(found.left.columns))
     table = TableOfFrame(frame, found.right.columns)
     operator = Lookup(table, kind, found.left.keys, found.right.keys, found.condition)
     if kind in ("semi", "anti"):
         schema = left.schema
     else:
-        schema = pa.schema([*left.schema, *_schema_of(found.right.columns)])
+        schema = pa.schema([*left.schema, *schema_of(found.right.columns)])
     lookup = Node(operator, schema, (left,))
     return _with_result(stream, lookup, joined, found)
 
@@ -151,7 +151,7 @@ class TableOfFrame:
         _refuse_too_large(rows.nbytes)
         nullable = pa.schema([pa.field(f.name, f.type) for f in schema])
         rows = rows.rename_columns(schema.names).cast(nullable)
-        made = project(self._columns, one_batch(rows), _schema_of(self._columns))
+        made = project(self._columns, one_batch(rows), schema_of(self._columns))
         return pa.Table.from_batches([made])
 
 
@@ -199,7 +199,7 @@ def joined_with_latest(stream: Stream, latest: LatestStream, on: On, how: str | 
     found = found_join(joined)
     _refuse_other_than_lookup(found, latest)
     left, right = (
-        projection_node(side.node, columns, _schema_of(columns))
+        projection_node(side.node, columns, schema_of(columns))
         for side, columns in ((stream, found.left.columns), (other, found.right.columns))
     )
     time = event_time_of(other)
@@ -210,7 +210,7 @@ def joined_with_latest(stream: Stream, latest: LatestStream, on: On, how: str | 
         found.right.keys,
         None if time is None else named[time.name].name,
     )
-    schema = pa.schema([*left.schema, *_schema_of(found.right.columns)])
+    schema = pa.schema([*left.schema, *schema_of(found.right.columns)])
     enriched = Node(operator, schema, (left, right))
     return _with_result(stream, enriched, joined, found)
 
@@ -257,7 +257,3 @@ def _with_result(stream: Stream, node: Node, joined: DataFrame, found: FoundJoin
         principal=node,
         is_updates=stream.is_updates,
     )
-
-
-def _schema_of(columns: tuple[Named, ...]) -> pa.Schema:
-    return pa.schema([(named.name, named.expression.type) for named in columns])

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
 
 ExprId = int
 """What Spark knows a column by, whatever its name."""
+
+
+def analyzed(frame: DataFrame) -> JavaObject:
+    """What Spark understood: names, types and implicit casts are resolved."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def is_leaf(plan: JavaObject) -> bool:
+    return bool(plan.children().isEmpty())
 
 
 def class_name(node: JavaObject) -> str:

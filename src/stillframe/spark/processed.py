@@ -14,7 +14,7 @@ from stillframe.graph import expressions as graph
 from stillframe.graph.logical import Node, Process
 from stillframe.key_groups import unsupported_key_type
 from stillframe.runtime.row_functions import name_of
-from stillframe.spark.expressions import aggregation_of
+from stillframe.spark.aggregations import aggregation_of
 from stillframe.spark.stream import Stream, refuse_repeated
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 

@@ -7,7 +7,7 @@ looks like and what is wrong; then it is translated into nodes. Nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,8 +18,6 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.errors import BuildError
 from stillframe.graph import expressions as graph
 from stillframe.graph.logical import (
-    WINDOW,
-    Aggregate,
     Filter,
     MapInArrow,
     Node,
@@ -38,45 +36,23 @@ from stillframe.runtime.row_functions import (
     RowMap,
     name_of,
 )
-from stillframe.spark.expressions import (
-    Aggregation,
-    aggregation_of,
-    condition_of,
-    projection_of,
-)
+from stillframe.spark.expressions import condition_of, projection_of
+from stillframe.spark.plans import analyzed
+from stillframe.spark.refusals import refuse_what_frames_have
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
-from stillframe.spark.windows import WINDOW_TYPE, refuse_untimely, watermark_of
-from stillframe.state.accumulators import unsupported
+from stillframe.spark.windows import watermark_of
 
 if TYPE_CHECKING:
     import pandas
 
-    from stillframe.api.functions import KeyedFunction, TwoInputFunction
+    from stillframe.api.functions import TwoInputFunction
     from stillframe.spark.combined import BroadcastStream
+    from stillframe.spark.grouped import GroupedStream
     from stillframe.spark.lookups import LatestStream
     from stillframe.spark.session import Still
     from stillframe.spark.writer import StreamWriter
 
 ColumnOrName = Column | str
-
-_NEVER_ENDS = "a stream never ends, so its rows cannot be fetched: write it somewhere, writeStream"
-_BEFORE = "do it with Spark before still.stream(df), or per epoch in foreachBatch"
-_REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("collect", "show", "take", "head", "first", "tail", "toPandas", "toArrow", "count",
-         "toLocalIterator", "isEmpty", "foreach", "foreachPartition"),
-        _NEVER_ENDS,
-    ),
-    **dict.fromkeys(("orderBy", "sort"), f"a stream has no last row to sort by; {_BEFORE}"),
-    **dict.fromkeys(("limit", "offset"), f"a stream is not cut off; {_BEFORE}"),
-    "crossJoin": "rows of streams meet where they have the same key: say join(other, on, how)",
-    "write": "a stream is written with writeStream",
-    "agg": "say groupBy().agg(...)",
-}  # fmt: skip
-
-
-class NotOffered(BuildError, AttributeError):
-    """A method that a DataFrame has and a stream has not."""
 
 
 class Stream:
@@ -192,9 +168,7 @@ class Stream:
             raise AttributeError(f"a stream has no attribute {name!r}")
         if name in self._frame.columns:
             return self._frame[name]
-        if name in _REFUSED or hasattr(DataFrame, name):
-            why = _REFUSED.get(name, _BEFORE)
-            raise NotOffered(f"a stream has no {name}: {why}")
+        refuse_what_frames_have(name)
         column: Column = self._frame.__getattr__(name)  # raises in Spark's words
         return column
 
@@ -289,12 +263,14 @@ class Stream:
         return self._then(operator, self._node.schema, frame)
 
     def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
+        from stillframe.spark.grouped import GroupedStream
+
         if self._is_updates:
             raise BuildError(
                 "this stream is already aggregated, and grouping its updates again would count"
                 " every new value beside the old one: group once, by the keys that are wanted"
             )
-        return GroupedStream(self, self._frame.groupBy(*_listed(cols)))
+        return GroupedStream(self, self._node, self._frame.groupBy(*_listed(cols)))
 
     groupby = groupBy
 
@@ -435,25 +411,6 @@ class Stream:
 
     # --- How it is built ----------------------------------------------------------------------
 
-    def aggregated(self, frame: DataFrame) -> Stream:
-        """This stream as Spark understood a grouping of it; called by `GroupedStream`."""
-        made = aggregation_of(frame)
-        node = projection_node(self._node, made.before, _schema_of(made.before))
-        _refuse_unsupported(made, node.schema)
-        if made.window is not None:
-            refuse_untimely(self._node, is_watermarked=made.is_watermarked)
-        operator = Aggregate(made.keys, made.calls, made.window)
-        aggregate = Node(operator, _aggregate_schema(made, node), (node,))
-        last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
-        return Stream(
-            self._still,
-            last,
-            leaf_of(frame),
-            principal=aggregate,
-            is_updates=True,
-            grouped=self,
-        )
-
     def _projected(self, frame: DataFrame) -> Stream:
         refuse_repeated(frame.columns)
         node = projection_node(self._node, projection_of(frame), to_arrow_schema(frame.schema))
@@ -505,53 +462,6 @@ class Stream:
         )
 
 
-class GroupedStream:
-    """What `groupBy` gives: PySpark's GroupedData for a stream."""
-
-    def __init__(self, stream: Stream, grouped: Any) -> None:
-        self._stream = stream
-        self._grouped = grouped
-
-    def agg(self, *exprs: Column | dict[str, str]) -> Stream:
-        return self._stream.aggregated(self._grouped.agg(*exprs))
-
-    def count(self) -> Stream:
-        return self._stream.aggregated(self._grouped.count())
-
-    def sum(self, *cols: str) -> Stream:
-        return self._stream.aggregated(self._grouped.sum(*cols))
-
-    def min(self, *cols: str) -> Stream:
-        return self._stream.aggregated(self._grouped.min(*cols))
-
-    def max(self, *cols: str) -> Stream:
-        return self._stream.aggregated(self._grouped.max(*cols))
-
-    def avg(self, *cols: str) -> Stream:
-        return self._stream.aggregated(self._grouped.avg(*cols))
-
-    mean = avg
-
-    def process(self, function: Callable[[], KeyedFunction], schema: str | StructType) -> Stream:
-        """Call a `KeyedFunction` with the batches of this stream, parted by its keys.
-
-        `function` is the class, or whatever makes an object of it when called without arguments;
-        it is called on executors, once per subtask and start. `schema` is that of the batches it
-        answers. The rows of a key all come to the same object, which may register timers.
-        """
-        from stillframe.spark.processed import processed
-
-        return processed(self._stream, self._grouped, function, schema)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"a grouped stream has no attribute {name!r}")
-        raise NotOffered(
-            f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg and process;"
-            f" {_BEFORE}"
-        )
-
-
 def _listed(given: tuple[Any, ...]) -> Any:
     """As in PySpark, one list is as good as several arguments."""
     return given[0] if len(given) == 1 and isinstance(given[0], list) else given
@@ -571,7 +481,7 @@ def leaf_of(frame: DataFrame) -> DataFrame:
     A column is known to Spark by an id. Those that an operation passes on keep theirs, so that
     `clicks.select("id", "app_id").filter(clicks.id > 7)` means what it means in PySpark.
     """
-    return frame_of_columns(frame.sparkSession, frame._jdf.queryExecution().analyzed().output())
+    return frame_of_columns(frame.sparkSession, analyzed(frame).output())
 
 
 def frame_of_columns(spark: SparkSession, output: Any) -> DataFrame:
@@ -584,25 +494,9 @@ def frame_of_columns(spark: SparkSession, output: Any) -> DataFrame:
     return DataFrame(sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
 
 
-def _schema_of(columns: Iterable[graph.Named]) -> pa.Schema:
+def schema_of(columns: Iterable[graph.Named]) -> pa.Schema:
+    """That of the columns that these expressions make."""
     return pa.schema([(column.name, column.expression.type) for column in columns])
-
-
-def _aggregate_schema(made: Aggregation, upstream: Node) -> pa.Schema:
-    window = [] if made.window is None else [pa.field(WINDOW, WINDOW_TYPE)]
-    keys = [upstream.schema.field(name) for name in made.keys]
-    return pa.schema([*window, *keys, *(pa.field(call.name, call.type) for call in made.calls)])
-
-
-def _refuse_unsupported(made: Aggregation, schema: pa.Schema) -> None:
-    for call in made.calls:
-        kind = None if call.input is None else schema.field(call.input).type
-        why = unsupported(call, kind)
-        if why is not None:
-            raise BuildError(
-                f"the aggregate {call.name} cannot be kept for a stream ({why}): cast its column"
-                " to another type, or leave it out"
-            )
 
 
 def refuse_repeated(names: list[str]) -> None:

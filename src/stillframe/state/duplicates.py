@@ -41,8 +41,8 @@ from stillframe.state.accumulators import key_fields_of
 from stillframe.state.aggregates import by_key_group, plain
 from stillframe.state.columns import Array, ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
+from stillframe.state.panes import microseconds
 from stillframe.state.reached import BEGINNING_US, GroupSpan, Reached
-from stillframe.state.windows import microseconds
 
 EXPIRES = "__expires_us"
 """The column of a snapshot that says until when a key is remembered."""

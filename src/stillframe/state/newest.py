@@ -32,8 +32,8 @@ from stillframe.state.accumulators import key_fields_of
 from stillframe.state.aggregates import by_key_group, plain
 from stillframe.state.columns import ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
+from stillframe.state.panes import microseconds
 from stillframe.state.reached import BEGINNING_US
-from stillframe.state.windows import microseconds
 
 _PLACE, _TIME = 0, 1
 _SPARE_ROWS_MIN = 65_536

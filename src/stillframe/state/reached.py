@@ -17,6 +17,8 @@ from stillframe.key_groups import Words, key_groups_of
 
 BEGINNING_US = -(2**63)
 """A watermark that nothing is older than."""
+END_US = 2**63 - 1
+"""The last time there is."""
 
 GroupSpan = tuple[int, int, int]
 """The first key group, the one after the last, and how far event time had come for them."""

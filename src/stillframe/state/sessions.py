@@ -52,6 +52,7 @@ from stillframe.state.accumulators import Touched, accumulators_of, key_fields_o
 from stillframe.state.aggregates import Layout, by_key_group, canonical, key_index
 from stillframe.state.columns import Array, ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, fixed_width_array
+from stillframe.state.panes import counting_records
 from stillframe.state.partials import (
     Groups,
     PartialAggregates,
@@ -59,10 +60,9 @@ from stillframe.state.partials import (
     numbered_by,
     seem_to_repeat,
 )
-from stillframe.state.reached import BEGINNING_US, GroupSpan, Reached
+from stillframe.state.reached import BEGINNING_US, END_US, GroupSpan, Reached
 from stillframe.state.spans import (
     END,
-    END_US,
     SPAN_FIELDS,
     START,
     Spans,
@@ -72,7 +72,8 @@ from stillframe.state.spans import (
     refuse_unless_possible,
     with_spans,
 )
-from stillframe.state.windows import Added, counting_records, output_schema
+from stillframe.state.window_rows import output_schema
+from stillframe.state.windows import Added
 
 _SPAN_COLUMNS = [ColumnSpec(np.int64, -1), ColumnSpec(np.int64, 0), ColumnSpec(np.int64, 0)]
 """The number of the key, -1 where the session has closed; beginning; end."""

@@ -19,13 +19,12 @@ import pyarrow.types as pt
 from stillframe.api.windows import SessionWindow
 from stillframe.errors import BuildError
 from stillframe.key_groups import Flags, Positions, fixed_width_values
-from stillframe.state.reached import BEGINNING_US
-from stillframe.state.windows import microseconds
+from stillframe.state.panes import microseconds
+from stillframe.state.reached import BEGINNING_US, END_US
 
 START, END = "__start", "__end"
 """The columns that say which span a row is: when it begins and when it ends."""
 SPAN_FIELDS = (pa.field(START, pa.int64()), pa.field(END, pa.int64()))
-END_US = 2**63 - 1
 
 Times = npt.NDArray[np.int64]
 

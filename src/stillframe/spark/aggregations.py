@@ -1,0 +1,206 @@
+"""Reads what Spark's analyzer made of a grouping: keys, aggregates, and the window among the keys.
+
+Theory of operation: Spark's result columns may compute anything of the keys and the aggregates, as
+in `sum(x) / count(*) + 1`. So a grouping becomes three steps: what the keys and the aggregates read
+is computed per record; records are aggregated; the result columns are computed of that. While the
+result columns are translated, a key or an aggregate that is met on the way becomes a column of the
+second step, and what it reads one of the first.
+
+Rules of this file:
+- a key or an aggregate that Spark takes for the same as another is computed once;
+- columns of the steps get names that people read, in plans and errors; they never repeat in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from py4j.java_gateway import JavaObject
+from pyarrow import types
+from pyspark.sql import DataFrame
+
+from stillframe.api.aggregates import AggregateCall, AggregateFunction
+from stillframe.errors import BuildError
+from stillframe.graph.expressions import Call, Column, Expression, Literal, Named
+from stillframe.graph.logical import WINDOW, SessionWindow, Window
+from stillframe.spark.expressions import GROUP_BY_WINDOW, Translator, columns_of, refused_plan
+from stillframe.spark.gaps import gap_of, positive_gap
+from stillframe.spark.nodes import (
+    mode_of,
+    name_or_sql,
+    refused,
+    refused_mode,
+    type_of,
+    without_alias,
+)
+from stillframe.spark.plans import ExprId, analyzed, below_aliases, children, class_name, sequence
+from stillframe.spark.windows import WINDOW_TYPE, FoundSession, FoundWindow, window_below
+
+_AGGREGATES: dict[str, AggregateFunction] = {
+    "Count": "count",
+    "Sum": "sum",
+    "Min": "min",
+    "Max": "max",
+    "Average": "avg",
+}
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """A grouping in three steps that the slots can run one after the other."""
+
+    before: tuple[Named, ...]
+    """The keys and what the aggregates read, computed per record."""
+    keys: tuple[str, ...]
+    calls: tuple[AggregateCall, ...]
+    after: tuple[Named, ...]
+    """Spark's result columns, computed from the keys and the aggregates."""
+    window: Window | SessionWindow | None = None
+    is_watermarked: bool = False
+    """Whether the event time of the window is the one that the stream's watermark is about."""
+
+
+def aggregation_of(frame: DataFrame) -> Aggregation:
+    """The grouping of `groupBy(...).agg(...)`, `count()`, `sum(...)`, …"""
+    plan = below_aliases(analyzed(frame))
+    if class_name(plan) != "Aggregate":
+        raise refused_plan(plan)
+    found = window_below(frame.sparkSession, plan.child())
+    grouping = _Grouping(columns_of(plan.child() if found is None else found.below))
+    outputs = sequence(plan.aggregateExpressions())
+    keys = [without_alias(key) for key in sequence(plan.groupingExpressions())]
+    if found is not None:
+        grouping.add_window(found, keys)
+    for key in keys:
+        grouping.add_key(key, outputs)
+    after = tuple(Named(output.name(), grouping.translate(output)) for output in outputs)
+    before = tuple(Named(name, expression) for name, expression in grouping.before.items())
+    return Aggregation(
+        before,
+        tuple(grouping.keys),
+        tuple(grouping.calls),
+        after,
+        grouping.window,
+        found is not None and found.is_watermarked,
+    )
+
+
+class _Grouping(Translator):
+    """Translates Spark's result columns over the keys and the aggregates, and collects both."""
+
+    def __init__(self, source: dict[ExprId, Expression]) -> None:
+        super().__init__({})
+        self._source = Translator(source)
+        self._key_nodes: list[tuple[JavaObject, Column]] = []
+        self._call_nodes: list[tuple[JavaObject, Column]] = []
+        self._input_nodes: list[tuple[JavaObject, str]] = []
+        self.before: dict[str, Expression] = {}
+        self.keys: list[str] = []
+        self.calls: list[AggregateCall] = []
+        self.window: Window | SessionWindow | None = None
+        self._taken: tuple[str, ...] = ()
+        """Names that what comes out of the aggregation has besides its keys and aggregates."""
+
+    def add_window(self, found: FoundWindow | FoundSession, keys: list[JavaObject]) -> None:
+        if not any(found.is_at(key) for key in keys):
+            raise refused(
+                found.column, f"is a window, and not grouped by as such ({GROUP_BY_WINDOW})"
+            )
+        name = name_or_sql(found.time)
+        self.before[name] = self._source.translate(found.time)
+        self._input_nodes.append((found.time, name))
+        self._key_nodes.append((found.column, Column(WINDOW, WINDOW_TYPE)))
+        self._taken = (WINDOW,)
+        if isinstance(found, FoundSession):
+            self.window = SessionWindow(name, self._gap(found))
+        else:
+            self.window = Window(name, found.size_us, found.slide_us, found.start_us)
+
+    def _gap(self, found: FoundSession) -> int | str:
+        """In microseconds, if it is the same for every record; else the column that has it."""
+        gap = gap_of(self._source, found.adding)
+        if isinstance(gap, Literal):
+            return positive_gap(found, gap)
+        name = self._new_name(str(children(found.adding)[1].sql()), self.before)
+        self.before[name] = gap
+        return name
+
+    def add_key(self, node: JavaObject, outputs: list[JavaObject]) -> None:
+        if any(known.semanticEquals(node) for known, _ in self._key_nodes):
+            return
+        expression = self._source.translate(node)
+        if types.is_floating(expression.type):
+            expression = Call("normalize_float", (expression,), expression.type)
+        name = self._new_name(self._key_name(node, outputs), [*self.before, *self._taken])
+        self.before[name] = expression
+        self.keys.append(name)
+        self._key_nodes.append((node, Column(name, expression.type)))
+
+    @staticmethod
+    def _key_name(node: JavaObject, outputs: list[JavaObject]) -> str:
+        for output in outputs:
+            if without_alias(output).semanticEquals(node):
+                return str(output.name())
+        return str(node.sql())
+
+    @staticmethod
+    def _new_name(wanted: str, taken: Iterable[str]) -> str:
+        names = set(taken)
+        return next(
+            name
+            for name in (wanted, *(f"{wanted}_{index}" for index in range(2, len(names) + 3)))
+            if name not in names
+        )
+
+    def translate(self, node: JavaObject) -> Expression:
+        for known, column in self._key_nodes:
+            if known.semanticEquals(node):
+                return column
+        if class_name(node) == "AggregateExpression":
+            return self._aggregate(node)
+        return super().translate(node)
+
+    def _aggregate(self, node: JavaObject) -> Column:
+        for known, column in self._call_nodes:
+            if known.semanticEquals(node):
+                return column
+        function = node.aggregateFunction()
+        kind = self._kind(node, function)
+        taken = [*self._taken, *self.keys, *(call.name for call in self.calls)]
+        name = self._new_name(str(node.sql()), taken)
+        call = AggregateCall(kind, self._input(node, function), name, type_of(node))
+        self.calls.append(call)
+        column = Column(name, call.type)
+        self._call_nodes.append((node, column))
+        return column
+
+    @staticmethod
+    def _kind(node: JavaObject, function: JavaObject) -> AggregateFunction:
+        kind = _AGGREGATES.get(class_name(function))
+        if kind is None or node.isDistinct() or node.filter().isDefined():
+            raise BuildError(
+                f"the aggregate {node.sql()} is not among those a stream keeps: use count, sum, "
+                "min, max or avg without DISTINCT and FILTER, or compute it from the result"
+            )
+        is_float = types.is_floating(type_of(function))
+        if kind in ("sum", "avg"):
+            mode = mode_of(function)
+            if mode == "TRY" or (mode != "ANSI" and not is_float):
+                raise refused_mode(node, mode)
+        return kind
+
+    def _input(self, node: JavaObject, function: JavaObject) -> str | None:
+        arguments = children(function)
+        if class_name(function) == "Count" and not any(a.nullable() for a in arguments):
+            return None
+        if len(arguments) != 1:
+            raise refused(node, "counts several columns, which a stream does not")
+        (argument,) = arguments
+        for known, name in (*self._input_nodes, *((n, c.name) for n, c in self._key_nodes)):
+            if known.semanticEquals(argument):
+                return name
+        name = self._new_name(name_or_sql(argument), self.before)
+        self.before[name] = self._source.translate(argument)
+        self._input_nodes.append((argument, name))
+        return name

@@ -1,0 +1,124 @@
+"""What `groupBy` gives, and the stream that an aggregation of it makes.
+
+Theory of operation: the grouping is applied to the empty DataFrame of the stream, and what Spark
+made of it is read (`aggregations`). It becomes up to three nodes: what keys and aggregates read is
+computed, records are aggregated, and the result columns are computed of that. The uid and the
+parallelism that are said afterwards are those of the aggregate, not of the projection behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import StructType
+
+from stillframe.errors import BuildError
+from stillframe.graph.logical import WINDOW, Aggregate, Node
+from stillframe.key_groups import unsupported_key_type
+from stillframe.spark.aggregations import Aggregation, aggregation_of
+from stillframe.spark.refusals import BEFORE, NotOffered
+from stillframe.spark.stream import Stream, leaf_of, projection_node, schema_of
+from stillframe.spark.types import from_arrow_type, to_arrow_schema
+from stillframe.spark.windows import WINDOW_TYPE, refuse_untimely
+from stillframe.state.accumulators import unsupported
+
+if TYPE_CHECKING:
+    from stillframe.api.functions import KeyedFunction
+
+
+class GroupedStream:
+    """What `groupBy` gives: PySpark's GroupedData for a stream."""
+
+    def __init__(self, stream: Stream, node: Node, grouped: Any) -> None:
+        """`node` is the stream's, also where `stream.node` refuses columns of the same name.
+
+        `grouped` is what Spark makes of the grouping.
+        """
+        self._stream = stream
+        self._node = node
+        self._grouped = grouped
+
+    def agg(self, *exprs: Column | dict[str, str]) -> Stream:
+        return self._aggregated(self._grouped.agg(*exprs))
+
+    def count(self) -> Stream:
+        return self._aggregated(self._grouped.count())
+
+    def sum(self, *cols: str) -> Stream:
+        return self._aggregated(self._grouped.sum(*cols))
+
+    def min(self, *cols: str) -> Stream:
+        return self._aggregated(self._grouped.min(*cols))
+
+    def max(self, *cols: str) -> Stream:
+        return self._aggregated(self._grouped.max(*cols))
+
+    def avg(self, *cols: str) -> Stream:
+        return self._aggregated(self._grouped.avg(*cols))
+
+    mean = avg
+
+    def process(self, function: Callable[[], KeyedFunction], schema: str | StructType) -> Stream:
+        """Call a `KeyedFunction` with the batches of this stream, parted by its keys.
+
+        `function` is the class, or whatever makes an object of it when called without arguments;
+        it is called on executors, once per subtask and start. `schema` is that of the batches it
+        answers. The rows of a key all come to the same object, which may register timers.
+        """
+        from stillframe.spark.processed import processed
+
+        return processed(self._stream, self._grouped, function, schema)
+
+    def _aggregated(self, frame: DataFrame) -> Stream:
+        """The stream as Spark understood a grouping of it."""
+        made = aggregation_of(frame)
+        node = projection_node(self._node, made.before, schema_of(made.before))
+        _refuse_unsupported(made, node.schema)
+        if made.window is not None:
+            refuse_untimely(self._node, is_watermarked=made.is_watermarked)
+        operator = Aggregate(made.keys, made.calls, made.window)
+        aggregate = Node(operator, _aggregate_schema(made, node), (node,))
+        last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
+        return Stream(
+            self._stream.still,
+            last,
+            leaf_of(frame),
+            principal=aggregate,
+            is_updates=True,
+            grouped=self._stream,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"a grouped stream has no attribute {name!r}")
+        raise NotOffered(
+            f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg and process;"
+            f" {BEFORE}"
+        )
+
+
+def _aggregate_schema(made: Aggregation, upstream: Node) -> pa.Schema:
+    window = [] if made.window is None else [pa.field(WINDOW, WINDOW_TYPE)]
+    keys = [upstream.schema.field(name) for name in made.keys]
+    return pa.schema([*window, *keys, *(pa.field(call.name, call.type) for call in made.calls)])
+
+
+def _refuse_unsupported(made: Aggregation, schema: pa.Schema) -> None:
+    for key in made.keys:
+        if unsupported_key_type(schema.field(key).type) is not None:
+            found = from_arrow_type(schema.field(key).type).simpleString()
+            raise BuildError(
+                f"groupBy {key!r} is not possible, as rows are not told apart by a {found}: group"
+                " by its parts, or cast it to a string"
+            )
+    for call in made.calls:
+        kind = None if call.input is None else schema.field(call.input).type
+        why = unsupported(call, kind)
+        if why is not None:
+            raise BuildError(
+                f"the aggregate {call.name} cannot be kept for a stream ({why}): cast its column"
+                " to another type, or leave it out"
+            )

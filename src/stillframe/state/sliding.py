@@ -1,0 +1,254 @@
+"""Windows that overlap, merged of the panes they share.
+
+Theory of operation
+-------------------
+Windows that overlap share most of their panes, so they are merged by one `Sliding`, which adds a
+pane at its end and takes one away at its beginning. What has been accumulated cannot be taken back
+out of a minimum, so it keeps two stacks: all that came since the last turn in one merge, and before
+that, for each pane, the merge of it and those after it up to the turn. A window is one entry of
+each. When the older stack is used up it is made anew from the younger: every pane is merged three
+times in all, however many there are in a window.
+
+There are two ways to ask. Windows that close are merged of all their keys, one after the other
+(`Closing`). Windows that change are merged of the keys that a batch touched: these are looked up in
+one pane after the other (`LookedUp`), and each window answers those that were touched in one of its
+own panes (`Touches`).
+
+Rules of this file
+------------------
+1. Keys are numbers, or places among some that are asked for: no key is compared here.
+2. Loops go over panes, never over keys.
+3. Called by the loop thread only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from stillframe.key_groups import Flags, Positions, Words, fixed_width_values, hash_columns
+from stillframe.state.accumulators import Touched
+from stillframe.state.aggregates import AggregateTable, Layout
+from stillframe.state.columns import Array
+from stillframe.state.reached import BEGINNING_US
+
+_SCANNED_PER_NUMBER_MAX = 8
+"""So many keys of a pane are looked at for each that is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaneParts:
+    """What one pane has accumulated of its keys."""
+
+    start_us: int
+    numbers: Positions
+    """Of its keys."""
+    parts: list[Array]
+
+
+class _Once(Touched):
+    """Rows of which none comes twice."""
+
+    def __init__(self, rows: Positions) -> None:
+        self.rows = rows
+        self.distinct = rows
+
+    @property
+    def groups(self) -> Positions:
+        return np.arange(len(self.rows))
+
+
+class Sliding:
+    """The merge of the panes between a beginning and an end that both only move forward.
+
+    Keys are numbers, given by the caller. Within, each has a *place* in the columns; those of the
+    older stack come first, the keys of its newest pane before all others, so that each entry of
+    the stack is no longer than the keys it has.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._panes: deque[PaneParts] = deque()
+        self._older: list[tuple[int, list[Array]]] = []
+        """Of the panes of the older stack, from the last one back: each merged with those after,
+        and how many keys they have."""
+        self._younger: list[Array] = []
+        self._in_younger: Flags = np.zeros(0, dtype=np.bool_)
+        self._place_of: Positions = np.zeros(0, dtype=np.int64)
+        self._number_of: Positions = np.zeros(0, dtype=np.int64)
+        self._turn()
+
+    def append(self, pane: PaneParts) -> None:
+        """Move the end past this pane, which is younger than all before."""
+        self._panes.append(pane)
+        places = self._places(pane.numbers)
+        self._younger = self._extended(self._younger, len(self._number_of))
+        self._merge(self._younger, places, pane.parts)
+        self._in_younger[places] = True
+
+    def drop_before(self, start_us: int) -> None:
+        """Move the beginning to this time."""
+        while self._panes and self._panes[0].start_us < start_us:
+            if not self._older:
+                self._turn()
+            self._panes.popleft()
+            self._older.pop()
+
+    def merged(self) -> tuple[Positions, list[Array]]:
+        """The numbers of the keys that any pane has, and what has been accumulated of each."""
+        parts = [array.copy() for array in self._younger]
+        here = self._in_younger.copy()
+        if self._older:
+            count, older = self._older[-1]
+            self._merge(parts, np.arange(count), older)
+            here[:count] = True
+        if here.all():
+            return self._number_of, parts
+        return self._number_of[here], [array[here] for array in parts]
+
+    def _turn(self) -> None:
+        """Make the older stack of what is in the younger, which is empty then."""
+        count = len(self._place_of)
+        newest = np.full(count, -1, dtype=np.int64)
+        for index, pane in enumerate(self._panes):
+            newest[pane.numbers] = index
+        order = np.argsort(-newest, kind="stable")
+        self._number_of = order[: int(np.count_nonzero(newest >= 0))]
+        self._place_of = np.full(count, -1, dtype=np.int64)
+        self._place_of[self._number_of] = np.arange(len(self._number_of))
+        self._older = self._merged_from_the_last(newest)
+        self._younger = self._extended([], len(self._number_of))
+        self._in_younger = np.zeros(len(self._number_of), dtype=np.bool_)
+
+    def _merged_from_the_last(self, newest: Positions) -> list[tuple[int, list[Array]]]:
+        stack: list[tuple[int, list[Array]]] = []
+        merged: list[Array] = []
+        for index in range(len(self._panes) - 1, -1, -1):
+            pane = self._panes[index]
+            count = int(np.count_nonzero(newest >= index))
+            merged = self._extended(merged, count, copy=True)
+            self._merge(merged, self._place_of[pane.numbers], pane.parts)
+            stack.append((count, merged))
+        return stack
+
+    def _places(self, numbers: Positions) -> Positions:
+        if len(numbers) and (highest := int(numbers.max())) >= len(self._place_of):
+            more = np.full(highest + 1 - len(self._place_of), -1, dtype=np.int64)
+            self._place_of = np.concatenate([self._place_of, more])
+        new = numbers[self._place_of[numbers] < 0]
+        if len(new):
+            self._place_of[new] = np.arange(len(new)) + len(self._number_of)
+            self._number_of = np.concatenate([self._number_of, new])
+            absent = np.zeros(len(new), dtype=np.bool_)
+            self._in_younger = np.concatenate([self._in_younger, absent])
+        return self._place_of[numbers]
+
+    def _extended(self, parts: list[Array], count: int, copy: bool = False) -> list[Array]:
+        specs = self._layout.columns
+        parts = parts or [np.zeros(0, dtype=spec.dtype) for spec in specs]
+        if not copy and all(len(array) == count for array in parts):
+            return parts
+        return [
+            np.concatenate([array, np.full(count - len(array), spec.initial, spec.dtype)])
+            for array, spec in zip(parts, specs, strict=True)
+        ]
+
+    def _merge(self, into: list[Array], places: Positions, parts: Sequence[Array]) -> None:
+        touched = _Once(places)
+        with np.errstate(all="ignore"):  # infinities and NaN are values
+            for accumulator, where in self._layout.each_in_memory():
+                columns = accumulator.to_snapshot(parts[where])
+                accumulator.merge(into[where], touched, columns)
+
+
+# --- windows that close
+
+
+class Closing:
+    """The newest window that was closed, on its way to the next."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._sliding = Sliding(layout)
+        self.is_outdated = False
+        """Whether a pane has changed that is in already: begin anew."""
+        self.next_us = BEGINNING_US
+        """Panes before are in already, or were left behind."""
+
+    def on_change(self, pane: int) -> None:
+        """Records have come for this pane, or it is new."""
+        self.is_outdated |= pane < self.next_us
+
+    def append(self, pane: PaneParts) -> None:
+        """Move the end past this pane."""
+        self._sliding.append(pane)
+        self.next_us = pane.start_us + 1
+
+    def values_from(self, start_us: int) -> tuple[Positions, list[Array]]:
+        """Of the window that begins then: numbers of keys, and what is accumulated of each."""
+        self._sliding.drop_before(start_us)
+        return self._sliding.merged()
+
+
+# --- windows that change
+
+
+class LookedUp:
+    """Numbers of keys that are looked for in one pane after the other."""
+
+    def __init__(self, asked: Positions, count: int) -> None:
+        """`count` is that of all numbers there are."""
+        self._asked = pa.array(asked)
+        self._count = count
+
+    def is_to_be_scanned(self, table: AggregateTable) -> bool:
+        """Whether to look at all that a pane has is quicker than to hash what is asked for."""
+        return len(table) <= _SCANNED_PER_NUMBER_MAX * len(self._asked)
+
+    def found_in(self, table: AggregateTable) -> tuple[Positions, list[Array]]:
+        """Which of them a pane has, by their places, and what it has accumulated of them."""
+        return table.held_of([self._asked], self._hashes)
+
+    def found_among(self, numbers: Positions, parts: list[Array]) -> tuple[Positions, list[Array]]:
+        """The same, of a pane that has these numbers; good until the pane changes."""
+        places = self._place_of[numbers]
+        here = places >= 0
+        if here.all():
+            return places, parts
+        return places[here], [array[here] for array in parts]
+
+    @cached_property
+    def _hashes(self) -> Words:
+        return hash_columns([self._asked])
+
+    @cached_property
+    def _place_of(self) -> Positions:
+        place_of = np.full(self._count, -1, dtype=np.int64)
+        place_of[fixed_width_values(self._asked)] = np.arange(len(self._asked))
+        return place_of
+
+
+class Touches:
+    """Which keys were touched between two times, asked for windows that follow each other."""
+
+    def __init__(self, places: dict[int, Positions]) -> None:
+        """`places` are those of the keys, for each pane that was touched."""
+        self._panes = sorted(places)
+        self._places = places
+        self._last: tuple[int, int] | None = None
+        self._flags: Flags = np.zeros(0, dtype=np.bool_)
+
+    def between(self, start_us: int, end_us: int, count: int) -> Flags:
+        """Of `count` keys, those of the panes between; good until the next call."""
+        span = bisect_left(self._panes, start_us), bisect_left(self._panes, end_us)
+        if span != self._last:  # most windows have the same of the touched panes as the one before
+            self._last = span
+            self._flags = np.zeros(count, dtype=np.bool_)
+            for pane in self._panes[span[0] : span[1]]:
+                self._flags[self._places[pane]] = True
+        return self._flags
