@@ -1,10 +1,18 @@
-"""What the tests share: one Spark session, started only for the tests that ask for it."""
+"""What the tests share: a Spark session and an S3 server, started only for those that ask."""
 
 from __future__ import annotations
 
+import http.client
 import os
+import socket
+import subprocess
 import sys
+import threading
+import time
+import uuid
 from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,3 +46,181 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+# --- S3 ------------------------------------------------------------------------------------------
+
+S3_SECRET = "a-secret-that-nobody-may-see"
+_START_SECONDS_MAX = 60.0
+
+
+class Gateway:
+    """A way to the S3 server that can be broken: closed, stalled, or losing answers."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server = ("127.0.0.1", server_port)
+        self._sockets: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._flows = threading.Event()
+        self._flows.set()
+        self._answers_to_lose = 0
+        self._bytes_until_cut: int | None = None
+        self.answers_lost = 0
+        self.stalled = threading.Event()
+        """Set when an answer has been held back."""
+        self._listener = self._listen(0)
+        self.port = int(self._listener.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """From now on nobody gets through, as with a server that is down."""
+        # Shut down first: a thread that waits in accept() would keep the port open.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._flows.set()
+        with self._lock:
+            open_now, self._sockets = self._sockets, set()
+        for each in open_now:
+            _end(each)
+
+    def open(self) -> None:
+        """The server is back."""
+        self._bytes_until_cut = None
+        self._listener = self._listen(self.port)
+
+    def stall(self) -> None:
+        """Requests arrive, but no answer comes back, until `flow`."""
+        self.stalled.clear()
+        self._flows.clear()
+
+    def flow(self) -> None:
+        self._flows.set()
+
+    def lose_answers(self, count: int) -> None:
+        """The next requests arrive and are done, but their connections break."""
+        self._answers_to_lose = count
+
+    def cut_after(self, request_bytes: int) -> None:
+        """Close for good when this many bytes of requests have passed."""
+        self._bytes_until_cut = request_bytes
+
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+                server = socket.create_connection(self._server, 10)
+            except OSError:
+                return
+            with self._lock:
+                self._sockets |= {client, server}
+            for args in ((client, server, self._passes), (server, client, self._comes_back)):
+                threading.Thread(target=self._pump, args=args, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, may) -> None:
+        with suppress(OSError):
+            while (data := source.recv(65_536)) and may(data):
+                target.sendall(data)
+        _end(source)
+        _end(target)
+
+    def _passes(self, data: bytes) -> bool:
+        if self._bytes_until_cut is not None:
+            self._bytes_until_cut -= len(data)
+            if self._bytes_until_cut < 0:
+                self.close()
+                return False
+        return True
+
+    def _comes_back(self, data: bytes) -> bool:
+        if not self._flows.is_set():
+            self.stalled.set()
+            self._flows.wait(60)
+        with self._lock:
+            if self._answers_to_lose:
+                self._answers_to_lose -= 1
+                self.answers_lost += 1
+                return False
+        return True
+
+
+def _end(each: socket.socket) -> None:
+    with suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    each.close()
+
+
+@pytest.fixture(scope="session")
+def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A local S3 server, moto's, for all tests of the run; it forgets all when it ends."""
+    pytest.importorskip("moto")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = int(taken.getsockname()[1])
+    log = Path(tmp_path_factory.mktemp("s3") / "server.log")
+    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
+    with log.open("wb") as output:
+        server = subprocess.Popen([*command, "-p", str(port)], stdout=output, stderr=output)
+    try:
+        _await_answer(port, server, log)
+        yield port
+    finally:
+        server.kill()
+        server.wait(10)
+
+
+def _await_answer(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, f"no S3 server after {_START_SECONDS_MAX} s"
+            threading.Event().wait(0.05)
+
+
+@pytest.fixture
+def s3_bucket(s3_port: int) -> str:
+    """A new bucket."""
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    with closing(http.client.HTTPConnection("127.0.0.1", s3_port, timeout=30)) as connection:
+        connection.request("PUT", f"/{bucket}")
+        assert connection.getresponse().status == 200
+    return bucket
+
+
+@pytest.fixture
+def gateway(s3_port: int) -> Iterator[Gateway]:
+    """A way to the S3 server that a test may break."""
+    way = Gateway(s3_port)
+    yield way
+    way.close()
+
+
+@pytest.fixture
+def s3_environment(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The S3 server and its keys, as a shell would say them."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-access-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", S3_SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+@pytest.fixture
+def s3_settings(gateway: Gateway) -> dict[str, str]:
+    """The S3 server through the gateway, and little patience."""
+    return {
+        "fs.s3a.endpoint": gateway.url,
+        "fs.s3a.access.key": "an-access-key",
+        "fs.s3a.secret.key": S3_SECRET,
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.connection.request.timeout": "500ms",
+    }

@@ -354,3 +354,19 @@ def test_a_patience_too_short_to_count_is_none_at_all(text):
 def test_a_flag_is_true_or_false(text):
     with pytest.raises(BuildError, match="option unalignedCheckpoints is true or false, not"):
         job_config({"unalignedCheckpoints": text})
+
+
+def test_settings_of_the_storage_are_kept_as_they_are_and_not_shown() -> None:
+    session = {
+        "spark.hadoop.fs.s3a.endpoint": "http://minio:9000",
+        "spark.hadoop.fs.s3a.secret.key": "hidden",
+        "spark.hadoop.fs.defaultFS": "hdfs://x",
+    }
+
+    config = job_config({"fs.s3a.endpoint": "http://other:9000"}, session)
+
+    assert config.storage_settings == {
+        "fs.s3a.endpoint": "http://other:9000",
+        "fs.s3a.secret.key": "hidden",
+    }
+    assert "hidden" not in repr(config)

@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from stillframe.errors import BuildError, UnknownOption
@@ -191,6 +191,8 @@ class JobConfig:
     """How far ahead of the wall clock a record may pull event time."""
     channel_buffer_bytes: int = 4 * 1024 * 1024
     """How many bytes may wait in one channel before its sender must pause."""
+    storage_settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Hadoop's `fs.s3a.*` of options and session, keys and secrets among them: never shown."""
 
     @property
     def alignment_timeout_ms(self) -> int | None:
@@ -256,6 +258,8 @@ _STRATEGIES_WITH: Mapping[str, tuple[RestartStrategyName, ...]] = {
     "restartAttemptsBeforeResetBackoff": ("exponential-delay",),
 }
 SESSION_PREFIX = "spark.stillframe."
+STORAGE_PREFIX = "fs.s3a."
+_SESSION_STORAGE_PREFIX = f"spark.hadoop.{STORAGE_PREFIX}"
 
 
 def job_option_names() -> list[str]:
@@ -277,8 +281,11 @@ def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = N
     """The settings made of a writer's options and, below them, a session's `spark.stillframe.*`.
 
     Option names are matched without regard to case, as Spark's are. `options` holds job options
-    only; the caller has taken the sink's own out.
+    only; the caller has taken the sink's own out. What they and the session say of the storage
+    (`fs.s3a.*`, in a session `spark.hadoop.fs.s3a.*`) is kept as it is, for the store to read.
     """
+    storage_settings = _storage_settings(options, session or {})
+    options = {name: text for name, text in options.items() if not is_storage_setting(name)}
     from_session = {
         name.removeprefix(SESSION_PREFIX): value
         for name, value in (session or {}).items()
@@ -293,8 +300,24 @@ def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = N
         named, inherited = (of_level.get("restart_strategy") for of_level in (parsed, values))
         parsed["restart_strategy"] = _strategy_meant(texts, named, inherited, of)
         values |= parsed
-    assert set(values) <= {field.name for field in fields(JobConfig)}
+    values["storage_settings"] = storage_settings
+    assert set(values) <= {each.name for each in fields(JobConfig)}
     return _checked(JobConfig(**values))
+
+
+def is_storage_setting(option: str) -> bool:
+    """Whether this option of a writer is Hadoop's for a storage, such as `fs.s3a.endpoint`."""
+    return option.lower().startswith(STORAGE_PREFIX)
+
+
+def _storage_settings(options: Mapping[str, str], session: Mapping[str, str]) -> dict[str, str]:
+    of_session = {
+        name.removeprefix("spark.hadoop."): text
+        for name, text in session.items()
+        if name.startswith(_SESSION_STORAGE_PREFIX)
+    }
+    of_job = {name.lower(): text for name, text in options.items() if is_storage_setting(name)}
+    return of_session | of_job
 
 
 def _strategy_meant(

@@ -32,6 +32,14 @@ def test_a_place_that_takes_durable_files_is_left_as_it_was(tmp_path: Path):
     assert list((tmp_path / "old").iterdir()) == []
 
 
+@pytest.mark.s3
+def test_a_bucket_is_examined_like_a_directory(s3_bucket, s3_environment):
+    location = f"s3://{s3_bucket}/checkpoints"
+
+    assert _storage(location) == f"{location} takes whole and durable files"
+    assert "no such bucket" in str(examined("storage", lambda: _storage("s3://nothing-there/x")))
+
+
 def test_a_place_that_cannot_be_written_to_is_a_problem(tmp_path: Path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(StillframeError, match="file"):

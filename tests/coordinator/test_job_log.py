@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from stillframe.coordinator.job_log import ENTRIES_KEPT, JobLog
-from stillframe.errors import Fenced, SnapshotDamaged, StorageError
+from stillframe.errors import (
+    Fenced,
+    NotDone,
+    SnapshotDamaged,
+    StorageError,
+    Unanswered,
+    Unsettled,
+)
 from stillframe.ids import CheckpointId
 from stillframe.protocol.joblog import (
     CompletedCheckpoint,
@@ -284,6 +291,121 @@ def test_an_append_of_unknown_outcome_stops_the_driver_until_it_reads_the_log(
             complete(log)
 
     assert begin(log).restored_from == 1
+
+
+class SilentStore(LocalStore):
+    """A storage over a network: it gives no answer, or cannot be reached, or answers late."""
+
+    no_answer = is_down = is_late = False
+    late: tuple[str, bytes] | None = None
+
+    def create_if_absent(self, path: str, data: bytes) -> bool:
+        if self.is_down:
+            raise NotDone(f"cannot create {path}: nobody is there")
+        if self.is_late:
+            self.late = (path, data)
+        elif not self.no_answer:
+            return super().create_if_absent(path, data)
+        else:
+            super().create_if_absent(path, data)
+        raise Unanswered(f"cannot create {path}: no answer in time")
+
+    def list(self, directory: str) -> list[str]:
+        if self.is_down:
+            raise NotDone(f"cannot list {directory}: nobody is there")
+        return super().list(directory)
+
+    def deliver(self) -> None:
+        """What was asked in vain happens after all."""
+        assert self.late is not None
+        super().create_if_absent(*self.late)
+
+
+def begin_again(log: JobLog) -> JobRecord:
+    """As a driver does that has not ended in between."""
+    log.check_newest()
+    record = log.last
+    newest = record.newest if record else None
+    return log.append(attempt_started(record, newest.checkpoint_id if newest else None))
+
+
+def test_an_append_that_never_reached_the_storage_fails_alone(tmp_path: Path) -> None:
+    store = SilentStore(tmp_path / "page-views")
+    log = driver(store, "a")
+    begin(log)
+    store.is_down = True
+    with pytest.raises(NotDone, match="nobody is there"):
+        complete(log)
+    store.is_down = False
+
+    assert complete(log).sequence == 2, "the same attempt goes on"
+
+
+def test_an_entry_without_an_answer_is_found_kept_by_the_next_attempt(tmp_path: Path) -> None:
+    store = SilentStore(tmp_path / "page-views")
+    log = driver(store, "a")
+    begin(log)
+    store.no_answer = True
+    for _ in range(2):
+        with pytest.raises(Unsettled, match=r"unknown whether entry 2 .* was kept"):
+            complete(log)
+    store.no_answer = False
+
+    again = begin_again(log)
+
+    assert (again.sequence, again.attempt, again.restored_from) == (3, 2, 1)
+
+
+def test_an_entry_without_an_answer_that_was_not_kept_can_never_appear(tmp_path: Path) -> None:
+    store = SilentStore(tmp_path / "page-views")
+    log = driver(store, "a")
+    begin(log)
+    store.is_late = True
+    with pytest.raises(Unsettled):
+        complete(log)
+    store.is_late = False
+
+    again = begin_again(log)
+    store.deliver()
+
+    assert (again.sequence, again.attempt, again.restored_from) == (2, 2, None)
+    assert driver(store, "b").read() == again
+
+
+def test_an_entry_that_appears_between_looking_and_writing_is_taken_by_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    store = SilentStore(tmp_path / "page-views")
+    log = driver(store, "a")
+    begin(log)
+    store.is_late = True
+    with pytest.raises(Unsettled):
+        complete(log)
+    store.is_late = False
+    log.check_newest()
+    store.deliver()
+
+    with pytest.raises(Unsettled, match="it appeared late"):
+        log.append(attempt_started(log.last, None))
+
+    assert begin_again(log).restored_from == 1
+
+
+def test_a_driver_that_waits_for_an_answer_is_fenced_by_another_that_went_on(
+    tmp_path: Path,
+) -> None:
+    store = SilentStore(tmp_path / "page-views")
+    log = driver(store, "old")
+    begin(log)
+    store.no_answer = True
+    with pytest.raises(Unsettled):
+        complete(log)
+    store.no_answer = False
+    begin(driver(store, "new"))
+
+    with pytest.raises(Fenced, match=r"attempt 2, started by new, is alive") as raised:
+        begin_again(log)
+    assert not isinstance(raised.value, Unsettled)
 
 
 def test_an_unreadable_checkpoint_location_is_said_in_one_sentence(tmp_path: Path) -> None:

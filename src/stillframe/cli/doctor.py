@@ -61,13 +61,13 @@ def _findings(arguments: argparse.Namespace, logs: Path) -> Iterator[Finding]:
     yield examined("pyarrow", _pyarrow)
     java = examined("Java", _java)
     yield java
-    location = Path(arguments.checkpoint_location or logs / "location")
+    location = arguments.checkpoint_location or str(logs / "location")
     yield examined("storage", lambda: _storage(location))
     if java.answer == "problem":
         yield Finding("Spark", "problem", "not tried, because it needs Java")
         return
     master = arguments.master or default_master()
-    shared = arguments.checkpoint_location and location
+    shared = Path(location) if arguments.checkpoint_location and _is_local(location) else None
     yield from _spark_findings(master, shared, logs, is_verbose=arguments.debug)
 
 
@@ -99,12 +99,20 @@ def _java() -> str:
     return str(ensure_java())
 
 
-def _storage(location: Path) -> str:
+def _is_local(location: str) -> bool:
+    from stillframe.storage.store import is_local_address
+
+    return is_local_address(location)
+
+
+def _storage(location: str | Path) -> str:
     """Everything a checkpoint asks of its place: whole files, durable, created by one alone."""
     from stillframe.storage.store import open_store
 
-    is_new = not location.exists()
-    store = open_store(str(location)).below(".doctor")
+    place = open_store(str(location))
+    directory = Path(place.address) if _is_local(str(location)) else None
+    is_new = directory is not None and not directory.exists()
+    store = place.below(".doctor")
     try:
         written = store.write("file", [b"still", b"frame"])
         store.read_verified("file", written.length_bytes, written.crc32)
@@ -115,9 +123,9 @@ def _storage(location: Path) -> str:
                 " told apart there, use another file system"
             )
     finally:
-        open_store(str(location)).delete_directory(".doctor")
-        if is_new and location.is_dir() and not any(location.iterdir()):
-            location.rmdir()
+        place.delete_directory(".doctor")
+        if directory is not None and is_new and directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
     return f"{location} takes whole and durable files"
 
 

@@ -26,7 +26,7 @@ from stillframe.protocol.joblog import JobRecord
 from stillframe.protocol.manifests import KeyedState, Manifest, OperatorSnapshot, decode_manifest
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.paths import LOG_DIRECTORY, checkpoint_of, metadata_path
-from stillframe.storage.store import Store, open_store
+from stillframe.storage.store import Store, is_local_address, open_store
 
 _POSITIONS_SHOWN_MAX = 8
 
@@ -35,7 +35,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     """1 if anything is damaged."""
     jobs = [
         _look_into(job, only, arguments.rows, is_brief=is_brief)
-        for job, only, is_brief in _understood(Path(arguments.path))
+        for job, only, is_brief in _understood(arguments.path)
     ]
     if arguments.json:
         print(json.dumps([job.to_json() for job in jobs], ensure_ascii=False, indent=1))
@@ -47,29 +47,44 @@ def inspect(arguments: argparse.Namespace) -> int:
 _Which: TypeAlias = tuple[CheckpointId, Attempt]
 
 
-def _understood(path: Path) -> list[tuple[Path, _Which | None, bool]]:
+def _understood(given: str) -> list[tuple[Store, _Which | None, bool]]:
     """Job directories, the one checkpoint wanted of them, and whether a summary is enough."""
-    path = path.resolve()
-    if not path.is_dir():
-        raise StorageError(f"{path} is no directory: give a checkpoint, a job or a location")
-    which = checkpoint_of(path.name)
+    place = _existing(given)
+    above, _, name = place.address.rpartition("/")
+    which = checkpoint_of(name)
     if which is not None:
-        return [(path.parent, which, False)]
-    if _is_job(path):
-        return [(path, None, False)]
-    jobs = [child for child in sorted(path.iterdir()) if child.is_dir() and _is_job(child)]
+        return [(open_store(above), which, False)]
+    if _is_job(place):
+        return [(place, None, False)]
+    children = [place.below(name) for name in place.list("")]
+    jobs = [child for child in children if _is_job(child)]
     if not jobs:
         raise StorageError(
-            f"{path} holds neither a job log nor checkpoints: give a checkpoint (chk-7-1), a job's"
-            " directory or a checkpointLocation"
+            f"{place.address} holds neither a job log nor checkpoints: give a checkpoint (chk-7-1),"
+            " a job's directory or a checkpointLocation"
         )
     return [(job, None, True) for job in jobs]
 
 
-def _is_job(path: Path) -> bool:
-    return (path / LOG_DIRECTORY).is_dir() or any(
-        child.is_dir() and checkpoint_of(child.name) for child in path.iterdir()
-    )
+def _existing(given: str) -> Store:
+    """The store at an address; a local one is looked for, with what links lead to."""
+    place = open_store(given)
+    if not is_local_address(given):
+        return place
+    path = Path(place.address).resolve()
+    if not path.is_dir():
+        raise StorageError(f"{path} is no directory: give a checkpoint, a job or a location")
+    return open_store(str(path))
+
+
+def _is_job(place: Store) -> bool:
+    try:
+        children = place.list("")
+    except StorageError:
+        if is_local_address(place.address) and not Path(place.address).is_dir():
+            return False  # a file beside the jobs
+        raise
+    return LOG_DIRECTORY in children or any(map(checkpoint_of, children))
 
 
 # --- what is found -------------------------------------------------------------------------------
@@ -153,7 +168,7 @@ class CheckpointFound:
 @dataclass(frozen=True, slots=True)
 class JobFound:
     name: str
-    path: Path
+    address: str
     record: JobRecord | None
     checkpoints: tuple[CheckpointFound, ...]
     damage: tuple[str, ...]
@@ -167,7 +182,7 @@ class JobFound:
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "job": self.name,
-            "path": str(self.path),
+            "path": self.address,
             "damage": list(self.damage),
             "checkpoints": [checkpoint.to_json() for checkpoint in self.checkpoints],
         }
@@ -185,9 +200,9 @@ class JobFound:
 # --- looking -------------------------------------------------------------------------------------
 
 
-def _look_into(path: Path, only: _Which | None, sample_rows: int, *, is_brief: bool) -> JobFound:
-    store = open_store(str(path))
-    name = unquote(path.name)
+def _look_into(store: Store, only: _Which | None, sample_rows: int, *, is_brief: bool) -> JobFound:
+    address = store.address
+    name = unquote(address.rpartition("/")[2])
     record, damage = _read_log(store, name)
     kept = record.checkpoints if record else ()
     complete = {(completed.checkpoint_id, completed.attempt) for completed in kept}
@@ -195,7 +210,7 @@ def _look_into(path: Path, only: _Which | None, sample_rows: int, *, is_brief: b
     wanted = sorted(on_disk | complete) if only is None else [only]
     checkpoints = tuple(_look_at_checkpoint(store, which, record, sample_rows) for which in wanted)
     named = [found.manifest.job for found in checkpoints if found.manifest]
-    return JobFound(named[-1] if named else name, path, record, checkpoints, damage, is_brief)
+    return JobFound(named[-1] if named else name, address, record, checkpoints, damage, is_brief)
 
 
 def _read_log(store: Store, name: str) -> tuple[JobRecord | None, tuple[str, ...]]:
@@ -296,7 +311,7 @@ def _plain(value: Any) -> Any:
 
 
 def _job_lines(job: JobFound) -> Iterator[str]:
-    yield f"job {job.name} in {job.path}"
+    yield f"job {job.name} in {job.address}"
     yield from (f"  DAMAGED: {damage}" for damage in job.damage)
     if job.record is not None:
         yield f"  {_standing(job.record)}"

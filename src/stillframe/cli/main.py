@@ -150,7 +150,8 @@ def _add_doctor(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--checkpoint-location",
         metavar="DIR",
-        help="the directory to check as a place for checkpoints (a temporary one)",
+        help="the directory, or the s3:// address, to check as a place for checkpoints"
+        " (a temporary directory)",
     )
     return command
 
@@ -196,7 +197,9 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
         " something is damaged.",
     )
     command.add_argument(
-        "path", metavar="PATH", help="a checkpoint (chk-7-1), a job's directory or a location"
+        "path",
+        metavar="PATH",
+        help="a checkpoint (chk-7-1), a job's directory or a location; a path, or s3://...",
     )
     command.add_argument(
         "--rows", type=_count, default=0, metavar="N", help="show so many rows of each state"

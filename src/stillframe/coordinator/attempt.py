@@ -42,7 +42,7 @@ from stillframe.coordinator.mail import (
 )
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
-from stillframe.errors import StorageError
+from stillframe.errors import StorageError, Unsettled
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import (
     Broadcast,
@@ -379,6 +379,10 @@ class RunningAttempt:
         manifest = self._manifest(checkpoint_id, acknowledged)
         try:
             completed = self._ledger.complete(manifest)
+        except Unsettled as error:
+            # Neither complete nor failed: only the next attempt can tell, from the log.
+            self._break(str(error), "other")
+            return
         except StorageError as error:
             self._carry_out(
                 self._checkpoints.on_store_failed(checkpoint_id, str(error), self._now())

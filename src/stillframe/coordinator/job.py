@@ -30,6 +30,7 @@ from stillframe.errors import (
     SnapshotDamaged,
     StillframeError,
     StorageError,
+    Unsettled,
 )
 from stillframe.graph.launch import Deployment
 from stillframe.graph.plan import Plan
@@ -62,7 +63,8 @@ class Job(threading.Thread):
         self._restarts = restart_strategy(config, jitter=random.random)
         store = None
         if config.checkpoint_location is not None:
-            store = open_store(config.checkpoint_location).below(job_directory(plan.job))
+            location = open_store(config.checkpoint_location, config.storage_settings)
+            store = location.below(job_directory(plan.job))
         self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
         self._sinks = DriverSinks(plan)
         self._parts = JobParts(plan, config, clock, self.history, self._sinks, self._ledger)
@@ -102,7 +104,6 @@ class Job(threading.Thread):
         while True:
             match self._run_attempt_if_storage_lets():
                 case AttemptFinished():
-                    self._starter.finish()
                     return "finished"
                 case AttemptStopped():
                     return "stopped"
@@ -119,7 +120,7 @@ class Job(threading.Thread):
             return self._run_attempt()
         except SnapshotDamaged:
             raise
-        except StorageError as error:
+        except (StorageError, Unsettled) as error:
             if self.history.summary().attempts == 0:
                 raise
             return AttemptBroke(str(error), "other")
@@ -130,6 +131,8 @@ class Job(threading.Thread):
         outcome = run_attempt(self._parts, self._stage, start.restored, start.state)
         if self._newest() != before:
             self._restarts.on_progress()
+        if isinstance(outcome, AttemptFinished):
+            self._starter.finish()  # a storage that is down now costs a restart, not the job
         return outcome
 
     def _newest(self) -> CompletedCheckpoint | None:

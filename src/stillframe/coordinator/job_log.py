@@ -17,11 +17,16 @@ harms nobody: readers look at the highest number only, and the next compaction s
 Seen from the other side: when an entry counted and a successor takes over later, the successor
 found that entry, because it was the highest; so what was announced after it holds.
 
+A storage that gives no answer leaves it open whether the entry was kept, and it may even appear
+later. Then the attempt stops (`Unsettled`) and `check_newest`, with which the next one begins,
+takes the entry for its own if it is there. If it is not, the next attempt's first entry takes its
+name, so that it can never appear: either way it is settled before anything is announced.
+
 Rules of this file
 ------------------
 1. `StorageError` from `append`: the entry is certainly not in the log, and the log may be used on.
    `Fenced`: stop, announce nothing and delete nothing, because the files belong to somebody else
-   now (or, after a broken disk, nobody can tell whether the entry was kept).
+   now. `Unsettled`: the same, but a new attempt of this driver may go on.
 2. Only the driver that began an attempt writes entries for it.
 3. One `JobLog` is used by one thread.
 """
@@ -35,7 +40,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from stillframe.clock import Clock
-from stillframe.errors import Fenced, SnapshotDamaged, StorageError
+from stillframe.errors import (
+    Fenced,
+    NotDone,
+    SnapshotDamaged,
+    StorageError,
+    Unanswered,
+    Unsettled,
+)
 from stillframe.ids import Attempt
 from stillframe.protocol.joblog import JobRecord, decode_record, encode_record
 from stillframe.storage.paths import LOG_DIRECTORY, log_path, sequence_of
@@ -56,7 +68,9 @@ class JobLog:
         self._written_by = written_by or _this_process()
         self._last: JobRecord | None = None
         self._own_attempt: Attempt | None = None
-        self._fenced: str | None = None
+        self._fenced: Fenced | None = None
+        self._unsettled: JobRecord | None = None
+        """The entry of which it is not known whether it was kept."""
 
     @property
     def last(self) -> JobRecord | None:
@@ -69,13 +83,20 @@ class JobLog:
         Reading after `Fenced` opens the log again: the next entry may begin a new attempt.
         """
         self._last = self._newest()
-        self._fenced = None
+        self._fenced = self._unsettled = None
         return self._last
 
     def check_newest(self) -> None:
-        """Raise `Fenced` if somebody else has written since the last `read` or `append`."""
-        expected = self._last.sequence if self._last else 0
+        """Raise `Fenced` if somebody else has written since the last `read` or `append`.
+
+        After `Unsettled` this opens the log again; `last` then is what the log says.
+        """
         newest = self._newest()
+        if newest is not None and newest == self._unsettled:
+            self._last, self._unsettled = newest, None
+        if isinstance(self._fenced, Unsettled):
+            self._fenced = None
+        expected = self._last.sequence if self._last else 0
         if newest is not None and newest.sequence > expected:
             raise self._fence(
                 f"job {self._job!r}: this driver ({self._written_by}) must stop, because attempt"
@@ -85,14 +106,15 @@ class JobLog:
 
     def append(self, record: JobRecord) -> JobRecord:
         """Write the record that was made of `last`; answers it as it was written."""
-        if self._fenced:
-            raise Fenced(self._fenced)
+        if self._fenced is not None:
+            raise self._fenced
         self._check_ours(record)
         record = replace(record, written_at_ms=self._clock.wall_ms(), written_by=self._written_by)
         sequences = self._create(record)
         if sequences[-1:] != [record.sequence]:
             raise self._fence(self._overtaken(record))
         self._last = record
+        self._unsettled = None
         self._own_attempt = record.attempt
         self._compact(sequences)
         return record
@@ -105,29 +127,46 @@ class JobLog:
 
     def _create(self, record: JobRecord) -> list[int]:
         """Create the entry; the sequence numbers there are afterwards."""
-        entry = encode_record(record)
+        created = False
         try:
-            if not self._store.create_if_absent(log_path(record.sequence), entry):
-                raise self._fence(self._overtaken(record))
-            return self._sequences()
+            created = self._store.create_if_absent(log_path(record.sequence), encode_record(record))
+            if created:
+                return self._sequences()
         except StorageError as error:
-            if self._certainly_absent(record.sequence):
+            if not created and self._certainly_absent(record.sequence, error):
                 raise
-            raise self._fence(
-                f"job {self._job!r}: it is unknown whether entry {record.sequence} of the job log"
-                f" was kept ({error}), so attempt {record.attempt} stops; start the job again, and"
-                " it goes on from what the log then says"
-            ) from error
+            raise self._unsettle(record, str(error)) from error
+        if self._unsettled is not None and self._holds(self._unsettled):
+            raise self._unsettle(self._unsettled, "it appeared late")
+        raise self._fence(self._overtaken(record))
 
-    def _certainly_absent(self, sequence: int) -> bool:
+    def _certainly_absent(self, sequence: int, error: StorageError) -> bool:
+        if isinstance(error, NotDone | Unanswered):
+            return isinstance(error, NotDone)  # one that may still appear is not looked for
         try:
             return sequence not in self._sequences()
         except StorageError:
             return False
 
+    def _holds(self, record: JobRecord) -> bool:
+        """Whether the log has this very entry."""
+        try:
+            return self._entry(record.sequence) == record
+        except StorageError:
+            return False
+
+    def _unsettle(self, record: JobRecord, reason: str) -> Unsettled:
+        self._unsettled = record
+        self._fenced = Unsettled(
+            f"job {self._job!r}: it is unknown whether entry {record.sequence} of the job log"
+            f" was kept ({reason}), so attempt {record.attempt} stops; the next one, or the job"
+            " when it is started again, goes on from what the log then says"
+        )
+        return self._fenced
+
     def _fence(self, sentence: str) -> Fenced:
-        self._fenced = sentence
-        return Fenced(sentence)
+        self._fenced = Fenced(sentence)
+        return self._fenced
 
     def _overtaken(self, record: JobRecord) -> str:
         """One sentence about who wrote instead of us."""

@@ -51,6 +51,7 @@ class Ledger:
         self._log = JobLog(store, job, clock, written_by) if store is not None else None
         self._snapshots = Snapshots(store) if store is not None else None
         self.store_address = store.address if store is not None else None
+        self.store_settings = store.settings if store is not None else {}
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -93,6 +94,7 @@ class Ledger:
         """Raise `Fenced` if another driver has taken over: what is known here is out of date."""
         if self._log is not None:
             self._log.check_newest()
+            self._record = self._log.last  # an entry of unknown outcome may be found kept
 
     def begin_attempt(self, restored: Manifest | None) -> None:
         """The fence: from this entry on, whatever an older driver or attempt does is void."""

@@ -66,6 +66,7 @@ def run_attempt(
         coordinator=Address(stage.driver.host, server.port),
         secret=stage.secret,
         store_address=parts.ledger.store_address,
+        store_settings=parts.ledger.store_settings,
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
         checkpoint_mode=parts.config.checkpoint_mode,
         idle_timeout_seconds=parts.config.watermark_idle_timeout_seconds,

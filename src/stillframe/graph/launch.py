@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from stillframe.config import CheckpointMode
 from stillframe.graph.plan import Plan
@@ -27,6 +27,8 @@ class SlotLaunch:
     checkpoint_mode: CheckpointMode = "exactly-once"
     idle_timeout_seconds: float | None = None
     ahead_seconds_max: float = math.inf
+    store_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What the store needs besides its address; keys and secrets are among it."""
 
 
 class RunningSlots(ABC):

@@ -130,7 +130,11 @@ class _Slot(TaskEvents):
         self._subtasks: dict[SubtaskRef, Subtask] = {}
         self._warned_of: set[SubtaskRef] = set()
         """Subtasks for which records came too late, which is said once of each."""
-        self._store = open_store(launch.store_address) if launch.store_address else None
+        self._store = (
+            open_store(launch.store_address, launch.store_settings)
+            if launch.store_address
+            else None
+        )
         self._snapshot_pool = ThreadPoolExecutor(2, "stillframe-snapshot")
         self._commit_pool = ThreadPoolExecutor(1, "stillframe-commit")
         self._network = Network(

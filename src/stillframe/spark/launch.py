@@ -25,6 +25,7 @@ from stillframe.spark.deploy import SparkDeployment
 from stillframe.spark.frames import resolve_frames
 from stillframe.spark.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
+from stillframe.storage.store import is_local_address
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS_MAX = 10.0
@@ -52,6 +53,13 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
             raise StartRefused(
                 f"a DataFrame of job {name!r} has to be written to files first, because Spark does"
                 " not give its rows in the same order each time: set checkpointLocation"
+            )
+        if not is_local_address(config.checkpoint_location):
+            raise StartRefused(
+                f"a DataFrame of job {name!r} has to be written to files below checkpointLocation"
+                " first, because Spark does not give its rows in the same order each time, but"
+                f" {config.checkpoint_location!r} is no directory: write it yourself and read it"
+                " from there, or give a directory that all machines share"
             )
         place = f"{job_directory(name)}/spool/{quoted_name(uid, 'operator uid')}"
         return f"{config.checkpoint_location}/{place}"

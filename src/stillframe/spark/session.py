@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
-from stillframe.config import JobConfig, job_config
+from stillframe.config import JobConfig, is_storage_setting, job_config
 from stillframe.errors import BuildError, StartRefused
 from stillframe.spark import formats
 from stillframe.spark.frames import frame_node
@@ -92,7 +92,7 @@ def _merged(given: list[dict[str, str]]) -> dict[str, str]:
         for name, value in options.items():
             before = merged.setdefault(name.lower(), (name, value))[1]
             if before != value:
-                raise BuildError(
-                    f"option {name} is {before!r} and {value!r} in one job: give it once"
-                )
+                # What is said of the storage may be a secret.
+                seen = "two values" if is_storage_setting(name) else f"{before!r} and {value!r}"
+                raise BuildError(f"option {name} is {seen} in one job: give it once")
     return dict(merged.values())

@@ -11,7 +11,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.api.sinks import Sink
-from stillframe.config import JobConfig, job_option_names, parse_count, refuse_unknown
+from stillframe.config import (
+    JobConfig,
+    is_storage_setting,
+    job_option_names,
+    parse_count,
+    refuse_unknown,
+)
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileFormat, FileSink
 from stillframe.connectors.files import local_path
@@ -36,6 +42,7 @@ from stillframe.spark.epochs import FrameOfEpoch, MemoryTable
 from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.windows import has_watermark
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
+from stillframe.storage.store import is_local_address
 
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
@@ -173,7 +180,8 @@ class StreamWriter:
         """Those options that are the job's; one that is nobody's is refused."""
         own = self._sink_options()
         of = f"the sink {self._sink_name()}"
-        refuse_unknown(self._options, [*own, *job_option_names()], of)
+        storage = filter(is_storage_setting, self._options)
+        refuse_unknown(self._options, [*own, *job_option_names(), *storage], of)
         owned = {name.lower() for name in own}
         return {k: v for k, v in self._options.items() if k.lower() not in owned}
 
@@ -281,6 +289,12 @@ class StreamWriter:
         self, handler: Handler, description: str, job: str, config: JobConfig
     ) -> StagedSink:
         assert config.checkpoint_location is not None, "an interval implies a location"
+        if not is_local_address(config.checkpoint_location):
+            raise BuildError(
+                f"the sink {self._sink_name()} stages its rows below checkpointLocation as files"
+                f" that Spark reads, but {config.checkpoint_location!r} is no directory: give a"
+                " directory that all machines share, or write to a file sink (parquet, json)"
+            )
         draft = StagedSink("", handler, self._schema, description)
         directory = os.path.join(
             local_path(config.checkpoint_location),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -42,6 +42,11 @@ class Store(ABC):
     def address(self) -> str:
         """What `open_store` needs to open this store again, also on another machine."""
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What `open_store` needs besides; there may be secrets in it, so it is never shown."""
+        return {}
+
     @abstractmethod
     def below(self, directory: str) -> Store:
         """The same store, rooted at one of its directories, which need not exist yet."""
@@ -50,7 +55,8 @@ class Store(ABC):
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
         """Make a new file of these chunks, in order.
 
-        When it returns the file is complete and durable; when it raises there is no such file.
+        When it returns the file is complete and durable; when it raises there is no such file
+        (after `Unanswered` one may appear later: a sweep finds it).
         A file that is there already is left alone and is an error.
         """
 
@@ -59,7 +65,8 @@ class Store(ABC):
         """Make a new file, whole and durable; False if there already was one of that name.
 
         Of any number of callers, on any machines, exactly one gets True. After a `StorageError`
-        the file may be there or not: look before you conclude anything.
+        the file may be there or not: look before you conclude anything. Only `NotDone` says that
+        this call has made none; after `Unanswered` it may even appear later.
         """
 
     @abstractmethod
@@ -95,16 +102,41 @@ class Store(ABC):
         """
 
 
-def open_store(address: str) -> Store:
-    """The store at a plain path or a `file:` URL. Building it touches nothing on disk."""
-    # Imported here because the local store is itself built on this contract.
-    from stillframe.storage.local import LocalStore
+def open_store(address: str, settings: Mapping[str, str] | None = None) -> Store:
+    """The store at a plain path, or a `file:`, `s3:`, `s3a:` or `hdfs:` URL.
 
-    return LocalStore(_local_path(address))
+    Building it touches nothing, except that HDFS is connected to. `settings` are Hadoop's names
+    for what an address does not say, such as `fs.s3a.endpoint`; what neither says is taken from
+    the environment of this process.
+    """
+    # Imported here because the stores are themselves built on this contract.
+    match _scheme(address):
+        case "s3" | "s3a":
+            from stillframe.storage.s3 import open_s3
+
+            return open_s3(address, settings or {})
+        case "hdfs":
+            from stillframe.storage.hadoop import open_hdfs
+
+            return open_hdfs(address)
+        case _:
+            from stillframe.storage.local import LocalStore
+
+            return LocalStore(_local_path(address))
 
 
 # Two letters at least, so that `c:/x` stays a path; one slash, because Hadoop writes `file:/x` too.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def is_local_address(address: str) -> bool:
+    """Whether the address is a directory of this machine, mounted ones included."""
+    return _scheme(address) in ("", "file")
+
+
+def _scheme(address: str) -> str:
+    found = _SCHEME.match(address)
+    return found[1].lower() if found else ""
 
 
 def _local_path(address: str) -> Path:
@@ -115,8 +147,8 @@ def _local_path(address: str) -> Path:
         return Path(address)
     if scheme[1].lower() != "file":
         raise BuildError(
-            f"the checkpoint location {address!r} is on {scheme[1]!r}, but only local directories"
-            " are supported for now: give a path or a file:// URL"
+            f"the checkpoint location {address!r} is on {scheme[1]!r}, which is not supported:"
+            " give a path, or a file://, s3://, s3a:// or hdfs:// URL"
         )
     # By hand, because a URL parser would cut a directory's name at `?` or `#`.
     machine, path = "", address[scheme.end() - 1 :]
@@ -125,7 +157,7 @@ def _local_path(address: str) -> Path:
         path = slash + rest
     if machine not in ("", "localhost"):
         raise BuildError(
-            f"the checkpoint location {address!r} names the machine {machine!r}, but only local"
-            " directories are supported for now: write file:/// with three slashes"
+            f"the checkpoint location {address!r} names the machine {machine!r}, but a file://"
+            " URL means a directory of this machine: write file:/// with three slashes"
         )
     return Path(unquote(path or "/"))

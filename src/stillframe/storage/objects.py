@@ -1,0 +1,524 @@
+"""A store in an object storage: whole objects, created once, over a network that loses answers.
+
+Theory of operation
+-------------------
+An object storage shows an object when all of it has arrived, and not before; what it lacks is
+directories, and what it has instead of a link that fails is the conditional put: *create this if
+there is none* (`If-None-Match: *`), which it refuses to all but one.
+
+What is hard is the answer. A put whose answer was lost may have been done, may be under way, or
+may never have arrived. So every put carries a token of its own among the object's metadata. It is
+simply sent again, and when the storage then says that there is such an object already, the token
+tells whether it is ours, from the lost try, or somebody else's.
+
+A file is put whole up to a few megabytes. A larger one goes up in parts, so that it need not be in
+memory, and appears when the last request joins them. The library cannot join conditionally, so
+there a look beforehand keeps the promise never to overwrite. That is enough: names of state files
+hold the attempt, and two writers never share one. The job log is never that large.
+
+Trying again has a bound, the patience. When it is used up, whatever is asked in the next moment
+fails at once, so that a coordinator that tidies up after a failed checkpoint does not wait once
+per file, and its slots do not take it for dead.
+
+Rules of this file
+------------------
+1. Every wait has a limit; every request is sent again only within the patience.
+2. Nothing the library says is shown as it is: servers like to repeat keys and signatures.
+3. `NotDone` only if no try of a request can have reached the storage, or it was refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import random
+import re
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from stillframe.errors import NotDone, SnapshotDamaged, StorageError, Unanswered
+from stillframe.storage.store import Chunk, Store, Written
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+log = logging.getLogger("stillframe")
+
+WHOLE_BYTES_MAX = 8 * 1024 * 1024
+"""Up to this size a file is put at once, above it in parts of this size."""
+_QUICK_BYTES_MAX = 1024 * 1024
+_PARTS_AT_ONCE_MAX = 4
+_DELETE_TRIES_MAX = 5
+_TOKEN = "stillframe-writer"
+_FIRST_PAUSE_SECONDS = 0.05
+_PAUSE_SECONDS_MAX = 2.0
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to wait. What a coordinator does at a time must stay well below the 50 seconds
+    after which its slots give it up."""
+
+    connect_seconds: float = 3.0
+    request_seconds: float = 6.0
+    """For one small request and its answer."""
+    body_seconds: float = 60.0
+    """For one request with a large body."""
+    patience_seconds: float = 12.0
+    """After this a request is not sent again."""
+    rest_seconds: float = 2.0
+    """How long nothing is asked after that."""
+
+    @classmethod
+    def of_request(cls, seconds: float) -> Limits:
+        """All in proportion to the time of one request."""
+        share = seconds / cls().request_seconds
+        return cls(
+            min(cls().connect_seconds, seconds),
+            seconds,
+            cls().body_seconds * share,
+            cls().patience_seconds * share,
+            cls().rest_seconds * min(share, 1.0),
+        )
+
+
+class Bucket:
+    """A bucket and the way to ask it for something, again and again within a bound."""
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: str,
+        connect: Callable[[bool], S3Store],
+        limits: Limits,
+    ) -> None:
+        """`connect` makes a client; True: one for large bodies."""
+        self.name = name
+        self.endpoint = endpoint
+        self._connect = connect
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._clients: dict[bool, S3Store] = {}
+        self._rests_until_seconds = 0.0
+        self._trouble = ""
+
+    def client(self, length_bytes: int = 0) -> S3Store:
+        """One for bodies of this size."""
+        is_large = length_bytes > _QUICK_BYTES_MAX
+        with self._lock:
+            if is_large not in self._clients:
+                self._clients[is_large] = self._connect(is_large)
+            return self._clients[is_large]
+
+    def ask(self, doing: str, where: str, request: Callable[[], Answer]) -> Answer:
+        """Send a request until it is answered; `request` may be called any number of times.
+
+        Besides `StorageError` this raises `Missing` and `Taken`, which are answers too.
+        """
+        from obstore import exceptions
+
+        if time.monotonic() < self._rests_until_seconds:
+            raise NotDone(f"cannot {doing} {where}: {self._trouble} a moment ago")
+        deadline = time.monotonic() + self._limits.patience_seconds
+        tries, in_doubt = 0, False
+        while True:
+            tries += 1
+            try:
+                return request()
+            except (exceptions.BaseError, OSError) as error:
+                trouble = understand(error, self.endpoint)
+            in_doubt |= trouble.may_be_done
+            pause = _pause_seconds(tries)
+            if not trouble.is_passing or time.monotonic() + pause > deadline:
+                break
+            log.debug("%s %s: %s; trying again", doing, where, trouble.reason)
+            time.sleep(pause)
+        if trouble.is_passing:
+            self._trouble = trouble.reason
+            self._rests_until_seconds = time.monotonic() + self._limits.rest_seconds
+        kind = Unanswered if in_doubt else NotDone
+        often = f" ({tries} tries)" if tries > 1 else ""
+        # Not chained: see rule 2.
+        raise kind(f"cannot {doing} {where}: {trouble.reason}{often}") from None
+
+
+def _pause_seconds(tries: int) -> float:
+    """Ever longer, and never the same for two that failed together."""
+    longest = min(_PAUSE_SECONDS_MAX, _FIRST_PAUSE_SECONDS * 2**tries)
+    return float(longest * random.uniform(0.5, 1.0))
+
+
+class Missing(Exception):
+    """There is no such object."""
+
+
+class Taken(Exception):
+    """There is such an object already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What went wrong with one try, in our words."""
+
+    reason: str
+    is_passing: bool
+    may_be_done: bool
+
+
+def understand(error: Exception, endpoint: str) -> Trouble:
+    """What the library's error means; raises `Missing` or `Taken` where it is an answer.
+
+    It tells only a few kinds apart by type; the rest is read out of its text. A text that says
+    nothing known is taken for the worst: it may have been done, and trying again may help.
+    """
+    from obstore import exceptions
+
+    text = str(error)
+    code = _found(r"<Code>(\w+)</Code>", text)
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        raise Taken from None
+    if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
+        raise Missing from None
+    status = int(_found(r"status code: (\d{3})", text) or 0)
+    if status:
+        return _refused(status, code)
+    if "169.254." in text or "credential" in text.lower():
+        reason = (
+            "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or"
+            " spark.hadoop.fs.s3a.access.key and .secret.key"
+        )
+        return Trouble(reason, is_passing=False, may_be_done=False)
+    match _found(r"kind: (Connect|Timeout|Interrupted)", text):
+        case "Connect":
+            return Trouble(f"{endpoint} cannot be reached", is_passing=True, may_be_done=False)
+        case "Timeout":
+            return Trouble(f"{endpoint} did not answer in time", is_passing=True, may_be_done=True)
+        case _:
+            reason = f"the connection to {endpoint} broke ({type(error).__name__})"
+            return Trouble(reason, is_passing=True, may_be_done=True)
+
+
+_REASONS = {
+    "NoSuchBucket": "there is no such bucket; make it, or choose another checkpoint location",
+    "AccessDenied": "access denied; let these credentials read, write, list and delete there",
+    "InvalidAccessKeyId": "the storage does not know the access key; check the credentials",
+    "SignatureDoesNotMatch": "the secret key does not fit the access key; check the credentials",
+    "ExpiredToken": "the session token has expired; give new credentials",
+    "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
+}
+_PASSING = (408, 409, 429)
+"""Refusals that are none: a slow body, another's conditional put under way, too many requests."""
+
+
+def _refused(status: int, code: str) -> Trouble:
+    is_passing = status >= 500 or status in _PASSING or code == "RequestTimeout"
+    name = f"{status} {code}".strip()
+    reason = _REASONS.get(code, f"the storage answered {name}")
+    # A server may fail after it has done its work; a refusal is certain.
+    return Trouble(reason, is_passing=is_passing, may_be_done=status >= 500)
+
+
+def _found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    return match[1] if match else ""
+
+
+class ObjectStore(Store):
+    """Objects of a bucket below a prefix."""
+
+    def __init__(
+        self, scheme: str, prefix: str, bucket: Bucket, settings: Mapping[str, str]
+    ) -> None:
+        self._scheme = scheme
+        self._prefix = prefix
+        self._bucket = bucket
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        return self._where(self._prefix)
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self._settings
+
+    def below(self, directory: str) -> ObjectStore:
+        return ObjectStore(self._scheme, self._key(directory), self._bucket, self._settings)
+
+    def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
+        key, tally = self._key(path), _Tally()
+        views = tally.counted(chunks)
+        head = bytearray()
+        for view in views:
+            head += view
+            if len(head) > WHOLE_BYTES_MAX:
+                self._write_in_parts(key, head, views)
+                return tally.written()
+        if not self._put("write", key, bytes(head)):
+            raise self._never_overwritten(key)
+        return tally.written()
+
+    def create_if_absent(self, path: str, data: bytes) -> bool:
+        return self._put("create", self._key(path), data)
+
+    def read(self, path: str) -> bytes:
+        import obstore
+
+        key = self._key(path)
+        client = self._bucket.client()
+        with_missing = self._missing_is_damage(key)
+        return with_missing(lambda: obstore.get(client, key).bytes().to_bytes())
+
+    def read_verified(self, path: str, length_bytes: int, crc32: int) -> pa.Buffer:
+        key = self._key(path)
+        buffer, seen_bytes = self._read_expected(key, length_bytes)
+        if buffer is None:
+            raise SnapshotDamaged(
+                f"{self._where(key)} is damaged: it has {seen_bytes} bytes where {length_bytes}"
+                f" were recorded (with checksum {crc32:08x})"
+            )
+        seen_crc32 = zlib.crc32(buffer)
+        if seen_crc32 != crc32:
+            raise SnapshotDamaged(
+                f"{self._where(key)} is damaged: its {length_bytes} bytes have checksum"
+                f" {seen_crc32:08x} where {crc32:08x} was recorded"
+            )
+        return buffer
+
+    def list(self, directory: str) -> builtins.list[str]:
+        import obstore
+
+        key = self._key(directory) if directory else self._prefix
+        client = self._bucket.client()
+        found = self._bucket.ask(
+            "list", self._where(key), lambda: obstore.list_with_delimiter(client, key or None)
+        )
+        keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
+        # Some tools mark a directory with an empty object of its name.
+        return sorted({each.rsplit("/", 1)[-1] for each in keys if each != key})
+
+    def delete(self, path: str) -> None:
+        self._delete_keys(self._where(self._key(path)), [self._key(path)])
+
+    def delete_directory(self, path: str) -> None:
+        key = self._key(path)
+        where = self._where(key)
+        for _ in range(_DELETE_TRIES_MAX):
+            keys = self._keys_below(key)
+            if not keys:
+                return
+            self._delete_keys(where, keys)
+        if self._keys_below(key):
+            raise StorageError(f"cannot delete {where}: somebody is adding to it; stop them")
+
+    # --- where things are ---
+
+    def _key(self, path: str) -> str:
+        parts = path.split("/")
+        assert not any(part in ("", ".", "..") for part in parts), f"not a path here: {path!r}"
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    def _where(self, key: str) -> str:
+        return f"{self._scheme}://{self._bucket.name}/{key}".rstrip("/")
+
+    # --- writing ---
+
+    def _put(self, doing: str, key: str, data: bytes) -> bool:
+        """Whether there was none of that name, and so there is one with this data now."""
+        import obstore
+
+        token = uuid.uuid4().hex
+        client = self._bucket.client(len(data))
+
+        def put() -> object:
+            return obstore.put(
+                client,
+                key,
+                data,
+                attributes={_TOKEN: token},
+                mode="create",
+                use_multipart=False,
+            )
+
+        try:
+            self._bucket.ask(doing, self._where(key), put)
+        except Taken:
+            return self._is_ours(doing, key, token)
+        except Missing:
+            raise NotDone(f"cannot {doing} {self._where(key)}: the storage answered 404") from None
+        return True
+
+    def _write_in_parts(self, key: str, head: bytearray, views: Iterator[memoryview]) -> None:
+        import obstore
+        from obstore import exceptions
+
+        if self._holds_any(key):
+            raise self._never_overwritten(key)
+        token = uuid.uuid4().hex
+        client = self._bucket.client(WHOLE_BYTES_MAX + 1)
+        sources_fault: builtins.list[BaseException] = []
+
+        def all_views() -> Iterator[memoryview]:
+            yield memoryview(head)
+            try:
+                yield from views
+            except BaseException as error:  # told apart from what goes wrong on the way
+                sources_fault.append(error)
+                raise
+
+        try:
+            with obstore.open_writer(
+                client,
+                key,
+                attributes={_TOKEN: token},
+                buffer_size=WHOLE_BYTES_MAX,
+                max_concurrency=_PARTS_AT_ONCE_MAX,
+            ) as target:
+                for view in all_views():
+                    target.write(view)
+        except (exceptions.BaseError, OSError) as error:
+            if sources_fault:
+                raise
+            trouble = self._trouble_of_parts(error)
+            if not self._is_ours("write", key, token):
+                raise Unanswered(f"cannot write {self._where(key)}: {trouble}") from None
+
+    def _trouble_of_parts(self, error: Exception) -> str:
+        try:
+            return understand(error, self._bucket.endpoint).reason
+        except (Missing, Taken):
+            return "the storage has forgotten its parts, or is written to by somebody else"
+
+    def _is_ours(self, doing: str, key: str, token: str) -> bool:
+        """Whether the object of this name is the one that carries this token."""
+        import obstore
+
+        client = self._bucket.client()
+        try:
+            found = self._bucket.ask(doing, self._where(key), lambda: obstore.get(client, key))
+        except Missing:
+            return False
+        except StorageError as error:
+            raise Unanswered(str(error)) from None
+        return found.attributes.get(_TOKEN) == token
+
+    def _holds_any(self, key: str) -> bool:
+        import obstore
+
+        client = self._bucket.client()
+        try:
+            self._bucket.ask("write", self._where(key), lambda: obstore.head(client, key))
+        except Missing:
+            return False
+        return True
+
+    def _never_overwritten(self, key: str) -> StorageError:
+        return StorageError(
+            f"cannot write {self._where(key)}: there is such a file already, and a snapshot's files"
+            " are never overwritten"
+        )
+
+    # --- reading ---
+
+    def _missing_is_damage(self, key: str) -> Callable[[Callable[[], Answer]], Answer]:
+        def read(request: Callable[[], Answer]) -> Answer:
+            try:
+                return self._bucket.ask("read", self._where(key), request)
+            except Missing:
+                raise SnapshotDamaged(
+                    f"{self._where(key)} is missing: it was deleted, or never written, or the"
+                    " endpoint is not the one to which it was written"
+                ) from None
+
+        return read
+
+    def _read_expected(self, key: str, length_bytes: int) -> tuple[pa.Buffer | None, int]:
+        """The object and how long it is; None if that is not what was expected."""
+        import obstore
+
+        client = self._bucket.client(length_bytes)
+        read = self._missing_is_damage(key)
+
+        def whole() -> tuple[pa.Buffer | None, int]:
+            found = obstore.get(client, key)
+            seen_bytes = found.meta["size"]
+            if seen_bytes != length_bytes or seen_bytes > WHOLE_BYTES_MAX:
+                return None, seen_bytes
+            return pa.py_buffer(found.bytes().to_bytes()), seen_bytes
+
+        buffer, seen_bytes = read(whole)
+        if buffer is None and seen_bytes == length_bytes:
+            return self._read_in_parts(key, length_bytes), seen_bytes
+        return buffer, seen_bytes
+
+    def _read_in_parts(self, key: str, length_bytes: int) -> pa.Buffer:
+        import obstore
+
+        client = self._bucket.client(length_bytes)
+        read = self._missing_is_damage(key)
+        buffer = pa.allocate_buffer(length_bytes)
+        view = memoryview(buffer).cast("B")
+
+        def read_part(start: int) -> None:
+            end = min(start + WHOLE_BYTES_MAX, length_bytes)
+            part = read(lambda: obstore.get_range(client, key, start=start, end=end))
+            view[start:end] = memoryview(part).cast("B")
+
+        with ThreadPoolExecutor(_PARTS_AT_ONCE_MAX, "stillframe-read") as pool:
+            for _ in pool.map(read_part, range(0, length_bytes, WHOLE_BYTES_MAX)):
+                pass
+        return buffer
+
+    # --- deleting ---
+
+    def _keys_below(self, key: str) -> builtins.list[str]:
+        import obstore
+
+        client = self._bucket.client()
+
+        def keys() -> builtins.list[str]:
+            batches = obstore.list(client, key)
+            return [each["path"] for batch in batches for each in batch]
+
+        return self._bucket.ask("list", self._where(key), keys)
+
+    def _delete_keys(self, where: str, keys: builtins.list[str]) -> None:
+        import obstore
+
+        client = self._bucket.client()
+        try:
+            self._bucket.ask("delete", where, lambda: obstore.delete(client, keys))
+        except Missing:
+            return
+
+
+class _Tally:
+    """Counts what passes."""
+
+    def __init__(self) -> None:
+        self._length_bytes = 0
+        self._crc32 = 0
+
+    def counted(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            self._crc32 = zlib.crc32(view, self._crc32)
+            self._length_bytes += view.nbytes
+            if view.nbytes:
+                yield view
+
+    def written(self) -> Written:
+        return Written(self._length_bytes, self._crc32)

@@ -1,0 +1,176 @@
+"""Checkpoints on S3: kills, and a storage that goes away while the job runs, recovers or ends."""
+
+import http.client
+import json
+from contextlib import closing
+
+import pytest
+
+from stillframe.cli.main import main
+from stillframe.connectors.generate import ClickSource
+from stillframe.coordinator.history import (
+    AttemptFailed,
+    AttemptStarted,
+    CheckpointCompleted,
+    CheckpointFailed,
+)
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def on_s3(page_views, s3_bucket, s3_settings):
+    """Options that put the job's checkpoints on S3, by a way that can be broken."""
+    page_views.location = f"s3://{s3_bucket}/jobs/location"
+    return s3_settings
+
+
+def objects_of(port, bucket):
+    """Every object of a bucket, as the server itself tells it, not our store."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", f"/{bucket}?list-type=2")
+        listing = connection.getresponse().read().decode()
+        for key in [part.split("</Key>")[0] for part in listing.split("<Key>")[1:]]:
+            connection.request("GET", f"/{bucket}/{key}")
+            yield key, connection.getresponse().read()
+
+
+def test_a_slot_killed_while_its_checkpoints_go_to_s3_loses_and_doubles_nothing(
+    page_views, on_s3, s3_port, s3_bucket
+):
+    source = ClickSource(records=30_000, records_per_second=15_000)
+
+    running = page_views.start(page_views.plan(source), **on_s3)
+    running.wait(CheckpointCompleted)
+    running.kill(slot=1)
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert [each.attempt for each in running.attempts()] == [1, 2]
+    assert running.attempts()[1].restored_from is not None
+    secret = on_s3["fs.s3a.secret.key"]
+    kept = dict(objects_of(s3_port, s3_bucket))
+    assert any(key.endswith("/_metadata") for key in kept), sorted(kept)
+    assert not any(secret.encode() in data for data in kept.values())
+    assert not any(secret in f"{event}" for event in running.told)
+    assert secret not in f"{running.job.config}"
+
+
+def test_inspect_shows_a_checkpoint_on_s3(page_views, on_s3, s3_environment, capsys):
+    source = ClickSource(records=20_000, records_per_second=20_000)
+    running = page_views.start(page_views.plan(source), **on_s3)
+    running.finish()
+    last = [each for each in running.told if isinstance(each, CheckpointCompleted)][-1]
+
+    for address in (page_views.location, f"{page_views.location}/page-views"):
+        assert main(["inspect", "--json", address]) == 0
+        (job,) = json.loads(capsys.readouterr().out)
+        assert job["path"] == f"{page_views.location}/page-views"
+        assert job["checkpoints"][-1]["checkpoint"] == last.checkpoint_id
+    chosen = f"{page_views.location}/page-views/chk-{last.checkpoint_id}-{last.attempt}"
+    assert main(["inspect", chosen]) == 0
+    assert "state" in capsys.readouterr().out
+
+    assert main(["inspect", f"{page_views.location}/nothing"]) == 1
+    assert "holds neither a job log nor checkpoints" in capsys.readouterr().err
+
+
+def test_a_storage_that_is_down_fails_checkpoints_and_not_the_job(page_views, on_s3, gateway):
+    first, second = page_views.gate("first"), page_views.gate("second")
+    source = page_views.three_parts(first, second)
+
+    running = page_views.start(page_views.plan(source), **on_s3)
+    before = running.next_checkpoint()
+    gateway.close()
+    failed = running.wait(CheckpointFailed, number=2)
+    first.open()
+    running.wait_for_records(2_000)
+    gateway.open()
+    after = running.next_checkpoint()
+    second.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert "cannot be reached" in failed.reason
+    assert after.checkpoint_id > before.checkpoint_id
+    assert len(running.attempts()) == 1, "records flowed on"
+
+
+def test_a_storage_that_stops_answering_does_not_end_the_job(page_views, on_s3, gateway, until):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+
+    running = page_views.start(page_views.plan(source), **on_s3)
+    running.next_checkpoint()
+    gateway.stall()
+    assert gateway.stalled.wait(30)
+    until(lambda: any(isinstance(each, AttemptFailed | CheckpointFailed) for each in running.told))
+    gateway.flow()
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+
+
+def test_a_recovery_waits_for_a_storage_that_is_down(page_views, on_s3, gateway):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+
+    running = page_views.start(page_views.plan(source), restartAttempts="100", **on_s3)
+    running.next_checkpoint()
+    gateway.close()
+    running.kill(slot=0)
+    running.wait(AttemptFailed, number=3)
+    gateway.open()
+    second = running.wait(AttemptStarted, attempt=2)
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    assert second.restored_from is not None
+    reasons = [each.reason for each in running.told if isinstance(each, AttemptFailed)]
+    assert "cannot be reached" in reasons[1]
+
+
+def test_a_recovery_gives_up_on_a_storage_that_stays_down_as_the_restart_strategy_says(
+    page_views, on_s3, gateway
+):
+    source = page_views.halves(page_views.gate("never"))
+
+    running = page_views.start(page_views.plan(source), restartAttempts="2", **on_s3)
+    running.next_checkpoint()
+    gateway.close()
+    running.kill(slot=0)
+    running.job.join(60)
+
+    assert running.query.summary.outcome == "failed"
+    assert "cannot be reached" in str(running.query.exception())
+
+
+def test_a_job_whose_storage_is_down_at_its_first_start_says_so_at_once(page_views, on_s3, gateway):
+    gateway.close()
+    source = page_views.halves(page_views.gate("never"))
+
+    running = page_views.start(page_views.plan(source), **on_s3)
+    running.job.join(60)
+
+    said = str(running.query.exception())
+    assert f"cannot list {page_views.location}/page-views/log: " in said
+    assert f"{gateway.url} cannot be reached" in said
+    assert on_s3["fs.s3a.secret.key"] not in said
+
+
+def test_a_storage_that_is_down_when_the_records_end_delays_the_end(page_views, on_s3, gateway):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+
+    running = page_views.start(page_views.plan(source), restartAttempts="100", **on_s3)
+    running.next_checkpoint()
+    gateway.close()
+    gate.open()
+    running.wait_for_records(4_000)
+    running.wait(CheckpointFailed, number=2)
+    gateway.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
