@@ -14,7 +14,7 @@ from stillframe.coordinator.history import (
     CheckpointDamaged,
     CheckpointFailed,
 )
-from stillframe.errors import DataError, JobFailed
+from stillframe.errors import BuildError, DataError, JobFailed
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.testing.sinks import GatedSink
@@ -74,9 +74,10 @@ def test_a_function_that_raises_fails_the_job_at_once_and_leaves_checkpoints_alo
     page_views.check_exactly_once(source)
 
 
-def test_a_record_that_does_not_fit_fails_the_job_at_once(page_views):
+@pytest.mark.parametrize("kind", [DataError, BuildError])
+def test_what_no_restart_can_mend_fails_the_job_at_once(page_views, kind):
     good = page_views.batch(0)
-    source = ScriptedSource(good.schema, ((good, Fail(DataError("line 7 is not a click"))),))
+    source = ScriptedSource(good.schema, ((good, Fail(kind("line 7 is not a click"))),))
 
     running = page_views.start(page_views.plan(source))
 

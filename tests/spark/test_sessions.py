@@ -175,8 +175,9 @@ def test_output_modes_that_sessions_cannot_give_are_refused_in_sparks_words(
     words = "This output mode is not supported for session window streaming aggregations on"
     with pytest.raises(BuildError, match=mode.format("update") + words):
         prepared(still, tmp_path, sessions(watched).format("noop").outputMode("update"))
-    with pytest.raises(BuildError, match=mode.format("append")):
+    with pytest.raises(BuildError, match=mode.format("append")) as raised:
         prepared(still, tmp_path, sessions(sales).format("noop"))
+    assert "update" not in str(raised.value), "which sessions refuse too"
     (sink,) = prepared(still, tmp_path, sessions(watched).format("noop"))
     (made,) = [n.operator for n in walk([sink]) if isinstance(n.operator, Aggregate)]
     assert made.emits_closed

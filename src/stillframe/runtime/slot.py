@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from stillframe.clock import Clock, SystemClock
 from stillframe.errors import (
+    BuildError,
     DataError,
     SnapshotDamaged,
     StillframeError,
@@ -364,7 +365,7 @@ def _raise(error: Exception) -> None:
 
 def _cause_of(error: Exception) -> FailureCause:
     match error:
-        case DataError() | UserCodeError():
+        case DataError() | UserCodeError() | BuildError():
             return "permanent"
         case SnapshotDamaged():
             return "damaged snapshot"

@@ -317,14 +317,19 @@ class StreamWriter:
             raise BuildError(
                 "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
                 " append. This output mode is not supported for streaming aggregations without"
-                " watermark on streaming DataFrames/DataSets; say .outputMode('update'), or"
-                " withWatermark(...) before and groupBy(window(...)) over its column"
+                " watermark on streaming DataFrames/DataSets; "
+                + ("" if self._has_sessions else "say .outputMode('update'), or ")
+                + "say withWatermark(...) before and group by windows over its column"
             )
 
-    def _refuse_updates_of_sessions(self) -> None:
+    @property
+    def _has_sessions(self) -> bool:
         operators = (node.operator for node in self.aggregates())
         windows = [each.window for each in operators if isinstance(each, Aggregate)]
-        if self._output_mode == "update" and any(isinstance(w, SessionWindow) for w in windows):
+        return any(isinstance(window, SessionWindow) for window in windows)
+
+    def _refuse_updates_of_sessions(self) -> None:
+        if self._output_mode == "update" and self._has_sessions:
             raise BuildError(
                 "[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] Invalid streaming output mode:"
                 " update. This output mode is not supported for session window streaming"
@@ -346,7 +351,7 @@ class StreamWriter:
             raise BuildError(
                 f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE] {invalid} in Data Source"
                 f" {self._sink_name()}; overwrite a table in foreachBatch, or say"
-                " .outputMode('update')"
+                f" .outputMode('{'append' if self._has_sessions else 'update'}')"
             )
         node = self._stream.node
         while isinstance(node.operator, _ROW_BY_ROW) and node.parallelism is None:
