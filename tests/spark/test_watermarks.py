@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def start(stream: Stream, directory: Path, parallelism: int, **options: str) -> 
     )
 
 
+def wait_until(query: Any, happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not happened():
+        assert time.monotonic() < deadline, "it never came to it"
+        assert query.isActive, query.exception()
+        threading.Event().wait(0.2)
+
+
 def test_two_inputs_of_very_different_speed_lose_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -125,13 +134,42 @@ def test_an_input_that_gives_nothing_does_not_keep_windows_open_for_ever(
     reached = newest_of(table_of(4_000)) - 1
     whole = truth(spark.createDataFrame(table_of(4_000)))
     expected = Counter({row: n for row, n in whole.items() if row[0] + 2 <= reached})
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
     try:
-        while seen(tmp_path / "out") != expected:
-            assert time.monotonic() < deadline, "windows stay open"
-            assert query.isActive, query.exception()
-            threading.Event().wait(0.2)
+        wait_until(query, lambda: seen(tmp_path / "out") == expected)
     finally:
         query.stop()
 
     assert 0 < expected.total() < whole.total(), "what is idle may still give records"
+
+
+def test_what_is_available_moves_time_as_far_as_in_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Both read one directory for ever; neither closes more than its records allow."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(table_of(6_000, 1), tmp_path / "in" / "0.parquet", row_group_size=100)
+    schema = spark.read.parquet(str(tmp_path / "in")).schema
+    theirs = (
+        counted(
+            spark.readStream.schema(schema)
+            .parquet(str(tmp_path / "in"))
+            .withWatermark("at", "3 seconds")
+        )
+        .writeStream.outputMode("append")
+        .option("checkpointLocation", str(tmp_path / "theirs"))
+        .start(str(tmp_path / "their-out"))
+    )
+    reader = stillframe.on(spark).readStream.schema(schema).option("followInterval", "100 ms")
+    followed = reader.parquet(str(tmp_path / "in")).withWatermark("at", "3 seconds")
+    ours = start(followed, tmp_path, parallelism=1)
+    try:
+        theirs.processAllAvailable()
+        wait_until(ours, lambda: ours.summary.records_in == 6_000)
+        ours.processAllAvailable()
+    finally:
+        ours.stop()
+        theirs.stop()
+
+    closed = seen(tmp_path / "out")
+    assert closed == seen(tmp_path / "their-out")
+    assert 0 < closed.total() < truth(spark.read.parquet(str(tmp_path / "in"))).total()
