@@ -62,6 +62,23 @@ def test_a_finished_job_started_again_ends_at_once_and_changes_nothing(page_view
     assert sorted(page_views.home.rglob("*")) == before
 
 
+def test_a_finished_job_started_again_sweeps_what_the_past_has_written_since(page_views):
+    gate = page_views.gate("second-half")
+    gate.open()
+    source = page_views.halves(gate)
+    page_views.start(page_views.plan(source)).finish()
+    before = sorted(page_views.home.rglob("*"))
+    job = Path(page_views.location) / "page-views"
+    late = [job / "chk-99-1" / "_metadata", job / "shared" / "1" / "count-0-aggregates-99.arrow"]
+    for file in late:  # as a driver and a slot that were thought dead
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("too late")
+
+    page_views.start(page_views.plan(source)).finish()
+
+    assert sorted(page_views.home.rglob("*")) == before
+
+
 def test_a_second_driver_on_the_same_directory_ends_the_first(page_views):
     gate = page_views.gate("second-half")
     source = page_views.halves(gate)

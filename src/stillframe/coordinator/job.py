@@ -98,8 +98,7 @@ class Job(threading.Thread):
     # --- attempts ---
 
     def _run_attempts(self) -> str:
-        record = self._ledger.read()
-        if record is not None and record.outcome == "finished" and not self._starter.goes_back:
+        if self._starter.is_finished():
             return "finished"
         while True:
             match self._run_attempt_if_storage_lets():

@@ -100,6 +100,10 @@ class Ledger:
         """The fence: from this entry on, whatever an older driver or attempt does is void."""
         restored_from = restored.checkpoint_id if restored is not None else None
         self._append(attempt_started(self._record, restored_from, self._highest_id))
+        self.take_stock()
+
+    def take_stock(self) -> None:
+        """Learn which files the retained checkpoints need: without that no sweep may begin."""
         self._retention.on_started(
             {kept.checkpoint_id: self._read_files(kept) for kept in self._retained()}
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stillframe.coordinator.attempt import JobParts, describe_edges, describe_operators
 from stillframe.coordinator.enumerators import enumerated_sources
 from stillframe.coordinator.history import AttemptStarted, CheckpointDamaged
-from stillframe.errors import SnapshotDamaged, StartRefused
+from stillframe.errors import SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.logical import Read, Write
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonObject
@@ -21,6 +22,8 @@ from stillframe.protocol.restore import (
     starting_channels,
     starting_state,
 )
+
+log = logging.getLogger("stillframe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,17 @@ class Starter:
         """Whether a person asked for a certain checkpoint."""
         return self._wanted is not None
 
+    def is_finished(self) -> bool:
+        """Whether the log says that the job is over, and nobody asked to go back all the same."""
+        record = self._ledger.read()
+        if record is None or record.outcome != "finished" or self.goes_back:
+            return False
+        try:
+            self._sweep_after_the_end()
+        except StillframeError as error:
+            log.warning("what was left behind could not be swept: %s", error)
+        return True
+
     def begin(self) -> Start:
         """Choose a checkpoint, fence off older attempts, commit and sweep what they left."""
         self._ledger.check_newest()
@@ -66,11 +80,17 @@ class Starter:
 
     def finish(self) -> None:
         """The job is over: say so in the log, and leave nothing behind that nobody needs."""
-        # First: a driver that dies in between is followed by one that sweeps again, but one that
-        # finds the job finished touches nothing.
+        # First: a driver that dies in between is followed by one that sweeps again.
         self._ledger.sweep(self._ledger.attempt)
         self._ledger.settle()
         self._ledger.finish()
+        self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
+
+    def _sweep_after_the_end(self) -> None:
+        """What a driver or a slot of the past has written since, or the last sweep did not get."""
+        self._ledger.take_stock()
+        self._ledger.sweep(self._ledger.attempt)
+        self._ledger.settle()
         self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
 
     def mark_damaged(self, checkpoint_id: CheckpointId, reason: str) -> None:

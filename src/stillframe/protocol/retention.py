@@ -34,16 +34,20 @@ class Retention:
     def __init__(self) -> None:
         self._retained: dict[CheckpointId, Files | None] = {}
         """None: its metadata could not be read."""
+        self._has_started = False
         self._pending: dict[CheckpointId, Files] = {}
 
     def retained_files(self) -> Files | None:
-        """What the retained checkpoints use; None where that cannot be known."""
+        """What the retained checkpoints use; None where that is not known."""
+        if not self._has_started:
+            return None
         known = [files for files in self._retained.values() if files is not None]
         return _NONE.union(*known) if len(known) == len(self._retained) else None
 
     def on_started(self, retained: Mapping[CheckpointId, Iterable[str] | None]) -> None:
         """An attempt begins: what was pending is over, and its files are left to the sweep."""
         self._pending.clear()
+        self._has_started = True
         self._retained = {
             checkpoint_id: None if files is None else frozenset(files)
             for checkpoint_id, files in retained.items()

@@ -105,8 +105,7 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
 
     def start(self) -> None:
         def read_and_begin() -> None:
-            record = self.ledger.read()
-            if record is not None and record.outcome == "finished":
+            if self._starter.is_finished():
                 self._needs.on_finished()
                 self.is_dead = True
                 return
