@@ -98,6 +98,7 @@ def test_in_any_history_exactly_the_files_of_retained_checkpoints_are_left(
 ) -> None:
     """Each checkpoint writes a file of its own or refers to some the newest complete one holds."""
     made, stored, newest = Retention(), set[str](), (CheckpointId(0), set[str]())
+    made.on_started({})
     for number, (fate, referred) in enumerate(history, start=1):
         checkpoint_id = CheckpointId(number)
         files = {file for file in newest[1] if file[0] in referred} | {
@@ -112,3 +113,11 @@ def test_in_any_history_exactly_the_files_of_retained_checkpoints_are_left(
             stored -= made.on_completed(checkpoint_id, files, dropped)
             newest = (checkpoint_id, files)
         assert stored == newest[1] == made.retained_files()
+
+
+def test_before_it_is_told_what_is_retained_nobody_may_sweep():
+    retention = Retention()
+
+    assert retention.retained_files() is None
+    retention.on_started({})
+    assert retention.retained_files() == frozenset()
