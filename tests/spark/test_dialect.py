@@ -280,7 +280,7 @@ def test_a_key_that_rows_are_not_told_apart_by_is_refused_when_it_is_written(
 
 def test_a_grouped_stream_names_what_it_has(clicks: Stream) -> None:
     with pytest.raises(
-        BuildError, match="no pivot: it has count, sum, min, max, avg, agg and process"
+        BuildError, match="no pivot: it has count, sum, min, max, avg, agg, process"
     ):
         clicks.groupBy("app_id").pivot("id")
 

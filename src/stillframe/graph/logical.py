@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.functions import KeyedFunction, TwoInputFunction
+from stillframe.api.programs import KeyedProgram
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
 from stillframe.api.windows import WINDOW as WINDOW
@@ -96,6 +97,25 @@ class Process:
     make: Callable[[], KeyedFunction]
     name: str
     keys: tuple[str, ...]
+
+
+TimeMode = Literal["none", "processingTime", "eventTime"]
+"""Which clock a program's timers go by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transform:
+    """Call the user's program with the rows of one key after the other; it has states by name."""
+
+    make: Callable[[], KeyedProgram]
+    name: str
+    keys: tuple[str, ...]
+    time_mode: TimeMode = "none"
+    time: str | None = None
+    """The event time: a record that is not after the watermark is late. None: nothing is."""
+    initial: pa.Table | TableAtStart | None = None
+    """What the program is told before the first rows; where a plan is run it has been read."""
+    initial_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +233,7 @@ Operator = (
     | WithWatermark
     | Connect
     | Process
+    | Transform
     | DropDuplicates
     | Join
     | Lookup
@@ -228,7 +249,7 @@ Operator = (
 def keys_of(operator: Operator, place: int = 0) -> tuple[str, ...] | None:
     """The columns of an input by which the operator's state is parted; None: it is not."""
     match operator:
-        case Aggregate(keys) | Process(keys=keys) | DropDuplicates(keys):
+        case Aggregate(keys) | Process(keys=keys) | Transform(keys=keys) | DropDuplicates(keys):
             return keys
         case Connect(keys=keys):
             return keys

@@ -37,6 +37,7 @@ from stillframe.graph.logical import (
     Operator,
     Process,
     Read,
+    Transform,
     Union,
     WithWatermark,
     Write,
@@ -475,6 +476,8 @@ def describe(operator: Operator) -> str:
             return f"connect {name}" + (f" by {', '.join(keys)}" if keys else "")
         case Process(name=name, keys=keys):
             return f"process {name} by {', '.join(keys)}"
+        case Transform(name=name, keys=keys):
+            return f"transform {name} by {', '.join(keys)}"
         case DropDuplicates(keys):
             return f"drop duplicates of {', '.join(keys)}"
         case Join(how, left, right):

@@ -30,6 +30,7 @@ from stillframe.graph.logical import (
     Process,
     Project,
     Read,
+    Transform,
     Union,
     WithWatermark,
     Write,
@@ -76,6 +77,7 @@ from stillframe.runtime.restoring import read_copy, restored_batches
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
+from stillframe.runtime.transforming import Transforming
 from stillframe.runtime.watermarking import Watermarking
 from stillframe.runtime.windowing import Windowing, window_tables, windowed_partials
 from stillframe.state.aggregates import AggregateTable
@@ -290,6 +292,8 @@ def _operator(
             )
         case Join():
             return _joining(around, planned, planned.operator, state, task, index)
+        case Transform():
+            return _transforming(around, planned, planned.operator, state, task, index)
         case Connect() | Process():
             return _function(around, planned, planned.operator, state, task, index)
         case LoopHead() | Late():
@@ -398,6 +402,35 @@ def _function(
         for batch in read_copy(around.store, copy):
             function.restore(batch)
     return function
+
+
+def _transforming(
+    around: Surroundings,
+    planned: PlannedOperator,
+    operator: Transform,
+    state: SubtaskState,
+    task: Task,
+    index: SubtaskIndex,
+) -> Transforming:
+    transforming = Transforming(
+        planned.uid,
+        index,
+        around.attempt,
+        operator,
+        planned.input_schema,
+        planned.schema,
+        around.store,
+        around.plan.max_parallelism,
+        around.clock,
+        _own_time_us(around, state, task, index),
+    )
+    # Every snapshot of it notes a time: without one, no checkpoint knows of this operator.
+    if state.watermark_us is None:
+        transforming.start(key_group_range(index, task.parallelism, around.plan.max_parallelism))
+    for keyed in state.keyed:
+        for batch in _restored_rows(around, [keyed], task, index):
+            transforming.restore(keyed.name, batch)
+    return transforming
 
 
 def _enriching(

@@ -216,7 +216,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
                 rows.select(self._key_schema.names),
                 f"the snapshot of function {self._operator.name}",
             )
-        frozen = _Rows(rows, keys, self._max_parallelism)
+        frozen = RowsAtRest(rows, keys, self._max_parallelism)
         return lambda: (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
 
     def _place_of(self, checkpoint_id: CheckpointId, state: str) -> tuple[Store, str]:
@@ -403,7 +403,7 @@ def _microseconds(times: pa.Array) -> npt.NDArray[np.int64]:
     return values
 
 
-class _Rows:
+class RowsAtRest:
     """Rows at rest, to be written by key group; all in one where there are no keys."""
 
     def __init__(self, rows: pa.Table, keys: pa.Table | None, max_parallelism: int) -> None:

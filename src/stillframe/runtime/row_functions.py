@@ -56,10 +56,10 @@ class PandasFunction:
     time_zone: str
 
     def __call__(self, batches: Batches) -> Batches:
-        for frame in self.function(map(self._to_pandas, batches)):
-            yield self._from_pandas(frame)
+        for frame in self.function(map(self.to_pandas, batches)):
+            yield self.from_pandas(frame)
 
-    def _to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
+    def to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
         frame = batch.to_pandas()
         for field in batch.schema:
             if _is_instant(field.type):
@@ -67,7 +67,7 @@ class PandasFunction:
                 frame[field.name] = local.dt.tz_localize(None)
         return frame
 
-    def _from_pandas(self, frame: pandas.DataFrame) -> pa.RecordBatch:
+    def from_pandas(self, frame: pandas.DataFrame) -> pa.RecordBatch:
         name = name_of(self.function)
         columns = getattr(frame, "columns", None)
         if columns is None:
@@ -77,7 +77,7 @@ class PandasFunction:
             )
         if sorted(map(str, columns)) != sorted(self.schema.names):
             raise _mismatch(name, self.schema, f"columns {', '.join(map(str, columns))}")
-        arrays = [_column(name, field, self._series(frame, field)) for field in self.schema]
+        arrays = [column_of(name, field, self._series(frame, field)) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _series(self, frame: pandas.DataFrame, field: pa.Field) -> pandas.Series:
@@ -98,7 +98,7 @@ class RowMap:
     def __call__(self, batches: Batches) -> Batches:
         for rows in _slices_of_rows(batches):
             made = [result for result in map(self.function, rows) if result is not None]
-            yield _batch_of(made, self.schema, name_of(self.function))
+            yield batch_of(made, self.schema, name_of(self.function))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RowFlatMap:
 
     def __call__(self, batches: Batches) -> Batches:
         for rows in _slices_of_rows(batches):
-            yield _batch_of(self._flattened(rows), self.schema, name_of(self.function))
+            yield batch_of(self._flattened(rows), self.schema, name_of(self.function))
 
     def _flattened(self, rows: Iterable[Any]) -> list[Any]:
         made: list[Any] = []
@@ -164,11 +164,11 @@ def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
             yield map(make, zip(*columns, strict=True))
 
 
-def _batch_of(made: Sequence[Any], schema: pa.Schema, function: str) -> pa.RecordBatch:
+def batch_of(made: Sequence[Any], schema: pa.Schema, function: str) -> pa.RecordBatch:
     rows = [_values(result, schema, function) for result in made]
     columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [
-        _column(function, field, values) for field, values in zip(schema, columns, strict=True)
+        column_of(function, field, values) for field, values in zip(schema, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -191,7 +191,7 @@ def _values(result: Any, schema: pa.Schema, function: str) -> Sequence[Any]:
     return [by_name[name] for name in schema.names]
 
 
-def _column(function: str, field: pa.Field, values: Any) -> pa.Array:
+def column_of(function: str, field: pa.Field, values: Any) -> pa.Array:
     try:
         array = pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

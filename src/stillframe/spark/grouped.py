@@ -26,6 +26,9 @@ from stillframe.spark.windows import WINDOW_TYPE, refuse_untimely
 from stillframe.state.accumulators import unsupported
 
 if TYPE_CHECKING:
+    from pyspark.sql import GroupedData
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
     from stillframe.api.functions import KeyedFunction
 
 
@@ -72,6 +75,38 @@ class GroupedStream:
 
         return processed(self._stream, self._grouped, function, schema)
 
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> Stream:
+        """Call a PySpark `StatefulProcessor` with the rows of each key, as `Row` objects."""
+        from stillframe.spark.stateful import transformed
+
+        given = (statefulProcessor, outputStructType, outputMode, timeMode)
+        more = (initialState, eventTimeColumnName)
+        return transformed(self._stream, self._grouped, *given, *more, in_pandas=False)
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+    ) -> Stream:
+        """Call a PySpark `StatefulProcessor` with the rows of each key, as pandas DataFrames."""
+        from stillframe.spark.stateful import transformed
+
+        given = (statefulProcessor, outputStructType, outputMode, timeMode)
+        more = (initialState, eventTimeColumnName)
+        return transformed(self._stream, self._grouped, *given, *more, in_pandas=True)
+
     def _aggregated(self, frame: DataFrame) -> Stream:
         """The stream as Spark understood a grouping of it."""
         made = aggregation_of(frame)
@@ -95,8 +130,8 @@ class GroupedStream:
         if name.startswith("_"):
             raise AttributeError(f"a grouped stream has no attribute {name!r}")
         raise NotOffered(
-            f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg and process;"
-            f" {BEFORE}"
+            f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg, process,"
+            f" transformWithState and transformWithStateInPandas; {BEFORE}"
         )
 
 

@@ -8,6 +8,7 @@ in Spark's analyzed plan of the same join of two empty frames (`spark/joins`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph import expressions as graph
 from stillframe.graph.expressions import Named
-from stillframe.graph.logical import Enrich, Lookup, Node, moved, walk
+from stillframe.graph.logical import Enrich, Lookup, Node, Transform, moved, walk
 from stillframe.runtime.expressions import project
 from stillframe.runtime.lookups import one_batch
 from stillframe.spark.duplicates import event_time_of
@@ -180,6 +181,11 @@ def with_tables_read(sinks: Sequence[Node]) -> list[Node]:
                 operator.condition,
             )
             fed = Node(read, fed.schema, fed.inputs, fed.given_uid, fed.parallelism)
+        if isinstance(operator, Transform) and operator.initial is not None:
+            initial = operator.initial
+            rows = initial if isinstance(initial, pa.Table) else initial.read()
+            begun = replace(operator, initial=rows)
+            fed = Node(begun, fed.schema, fed.inputs, fed.given_uid, fed.parallelism)
         made[id(node)] = fed
     return [made[id(sink)] for sink in sinks]
 

@@ -26,7 +26,7 @@ def processed(
     schema: str | StructType,
 ) -> Stream:
     """The stream as the function makes it; `grouped` is what Spark makes of the grouping."""
-    keys = _keys_of(stream, grouped)
+    keys = keys_of_grouping(stream, grouped, "process")
     refuse_no_function(function, KeyedFunction, "process")
     declared = parse_schema(stream.still.spark, schema)
     made = to_arrow_schema(declared)
@@ -36,27 +36,27 @@ def processed(
     return Stream(stream.still, Node(operator, made, (stream.node,)), frame)
 
 
-def _keys_of(stream: Stream, grouped: Any) -> tuple[str, ...]:
+def keys_of_grouping(stream: Stream, grouped: Any, method: str) -> tuple[str, ...]:
     """The columns it is grouped by, as Spark understood them."""
     found = aggregation_of(grouped.count())
     if found.window is not None:
         raise BuildError(
-            "process groups by keys, not by a window: leave the window out and register timers for"
-            " the times at which the function has something to say"
+            f"{method} groups by keys, not by a window: leave the window out and register timers"
+            " for the times at which the function has something to say"
         )
     before = {column.name: column.expression for column in found.before}
     keys = [_as_it_comes(before[key]) for key in found.keys]
     if not keys:
-        raise BuildError("process needs keys to part the rows by: name columns in groupBy(...)")
+        raise BuildError(f"{method} needs keys to part the rows by: name columns in groupBy(...)")
     for key in keys:
         if not isinstance(key, graph.Column):
             raise BuildError(
-                "process groups by columns as they are, not by what is computed of them: compute"
+                f"{method} groups by columns as they are, not by what is computed of them: compute"
                 " the key in a column of its own with withColumn(...) first"
             )
         if unsupported_key_type(stream.node.schema.field(key.name).type) is not None:
             raise BuildError(
-                f"process by {key.name!r} is not possible, as rows are not told apart by a"
+                f"{method} by {key.name!r} is not possible, as rows are not told apart by a"
                 f" {dict(stream.dtypes)[key.name]}: cast it to a string or a number"
             )
     return tuple(key.name for key in keys if isinstance(key, graph.Column))

@@ -1,0 +1,468 @@
+"""The user's program as an operator: called key by key, its states and timers kept.
+
+Theory of operation
+-------------------
+A batch is grouped once, as a whole: every row gets its key's number, and the rows are put in the
+order of these numbers, so that a key's rows are a slice. The program then goes from key to key, and
+whatever it does with its states or timers is about the key that it has come to.
+
+A snapshot has a file for each state. States of a checkpoint that the program does not declare any
+more are carried along, as they were, until it deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stillframe.api.programs import Fired, Groups, KeyedProgram
+from stillframe.clock import Clock
+from stillframe.errors import StillframeError, UserCodeError
+from stillframe.graph.logical import Transform
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.key_groups import Positions, fixed_width_values, hash_columns, key_groups_of
+from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
+from stillframe.protocol.sharing import Sharing
+from stillframe.runtime.firing import FiringOperator
+from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX, RowsAtRest
+from stillframe.runtime.operators import Background, FrozenState, described_file
+from stillframe.runtime.outputs import key_columns
+from stillframe.runtime.row_functions import fitted
+from stillframe.state.backends import Backend, Declared, Kind
+from stillframe.state.handles import ListHandle, MapHandle, Scene, ValueHandle
+from stillframe.state.heap import HeapBackend
+from stillframe.state.key_timers import KeyTimers
+from stillframe.state.reached import BEGINNING_US
+from stillframe.state.rows import RecordMaker, RowType, plain_tuples
+from stillframe.state.snapshots import write_keyed_snapshot
+from stillframe.storage.paths import quoted_name, state_path
+from stillframe.storage.store import Store
+
+_SHORT_NUMBERS = 1 << 16
+"""Numbers below this are sorted as 16-bit ones, which numpy does ten times as fast."""
+
+
+class KeyedStates:
+    """The states and timers of one program in one subtask."""
+
+    def __init__(self, operator: Transform, backend: Backend[Any], clock: Clock) -> None:
+        self.backend = backend
+        self.scene: Scene[Any] = Scene()
+        self.watermark_us: int | None = None
+        self.carried: dict[str, list[pa.RecordBatch]] = {}
+        """Rows of states that are in the checkpoint and not in the program."""
+        self.is_open = True
+        """Whether states may still be declared."""
+        self._operator = operator
+        self._clock = clock
+        self._deleted: set[str] = set()
+        self.key_timers: KeyTimers[Any] | None = None
+        if operator.time_mode != "none":
+            word = "event" if operator.time_mode == "eventTime" else "processing"
+            self.key_timers = KeyTimers(backend, f"${word}_timers")
+
+    # --- time
+
+    @property
+    def now_ms(self) -> int:
+        return self.scene.now_ms
+
+    @property
+    def watermark_ms(self) -> int:
+        return 0 if self.watermark_us is None else max(0, self.watermark_us // 1000)
+
+    def look_at_clock(self) -> int:
+        self.scene.now_ms = self._clock.wall_ms()
+        return self.scene.now_ms
+
+    # --- states
+
+    def value(
+        self,
+        name: str,
+        schema: pa.Schema,
+        ttl_ms: int | None,
+        records: RecordMaker = plain_tuples,
+    ) -> ValueHandle[Any]:
+        declared = Declared(name, Kind.VALUE, RowType(schema, records), None, ttl_ms is not None)
+        self._refuse(name, ttl_ms)
+        return ValueHandle(self.scene, self.backend.values(declared), ttl_ms)
+
+    def list(
+        self,
+        name: str,
+        schema: pa.Schema,
+        ttl_ms: int | None,
+        records: RecordMaker = plain_tuples,
+    ) -> ListHandle[Any]:
+        declared = Declared(name, Kind.LIST, RowType(schema, records), None, ttl_ms is not None)
+        self._refuse(name, ttl_ms)
+        return ListHandle(self.scene, self.backend.lists(declared), ttl_ms)
+
+    def map(
+        self,
+        name: str,
+        user_key: pa.Schema,
+        schema: pa.Schema,
+        ttl_ms: int | None,
+        records: RecordMaker = plain_tuples,
+    ) -> MapHandle[Any]:
+        found_by = RowType(user_key, records)
+        declared = Declared(name, Kind.MAP, RowType(schema, records), found_by, ttl_ms is not None)
+        self._refuse(name, ttl_ms)
+        return MapHandle(self.scene, self.backend.maps(declared), ttl_ms)
+
+    def delete(self, name: str) -> None:
+        self.backend.drop(name)
+        self.carried.pop(name, None)
+        self._deleted.add(name)
+
+    def restore(self, name: str, batch: pa.RecordBatch) -> None:
+        timers = self.key_timers
+        if timers is not None and name == timers.table.declared.name:
+            timers.restore(batch)
+            return
+        for table in self.backend.tables:
+            if table.declared.name == name:
+                table.restore(batch)
+                return
+        if name not in self._deleted:
+            self.carried.setdefault(name, []).append(batch)
+
+    def tidy(self) -> None:
+        renamed = self.backend.tidy(self.now_ms)
+        if renamed is not None and self.key_timers is not None:
+            self.key_timers.rename(renamed)
+
+    def _refuse(self, name: str, ttl_ms: int | None) -> None:
+        if not self.is_open:
+            raise UserCodeError(
+                f"Cannot create state variable with name={name} after initialization is complete:"
+                " declare all states in init"
+            )
+        if not isinstance(name, str) or name.startswith("$"):
+            raise UserCodeError(f"a state cannot be named {name!r}: choose a name without $")
+        quoted_name(name, "state name", kept="_.")
+        if ttl_ms is None:
+            return
+        if self._operator.time_mode != "processingTime":
+            raise UserCodeError(
+                f"Cannot use TTL for state={name} in timeMode={self._operator.time_mode}, use"
+                " timeMode 'processingTime' instead"
+            )
+        if isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0:
+            raise UserCodeError(
+                f"TTL duration must be greater than zero for State store operation on state={name},"
+                f" not {ttl_ms!r}"
+            )
+
+    # --- timers
+
+    def register_timer(self, time_ms: int) -> None:
+        self._timers("register").register(self.scene.key, int(time_ms))
+
+    def delete_timer(self, time_ms: int) -> None:
+        self._timers("delete").delete(self.scene.key, int(time_ms))
+
+    def timers(self) -> Iterator[int]:
+        return iter(self._timers("list").of(self.scene.key))
+
+    def _timers(self, what: str) -> KeyTimers[Any]:
+        if self.key_timers is None:
+            raise UserCodeError(
+                f"Cannot perform stateful processor operation={what}_timer with timeMode=none: use"
+                " timeMode 'processingTime' or 'eventTime' to have timers"
+            )
+        return self.key_timers
+
+
+class Transforming(FiringOperator):
+    """Calls the user's program; what it raises names the program, not our insides."""
+
+    def __init__(
+        self,
+        uid: OperatorUid,
+        subtask: SubtaskIndex,
+        attempt: Attempt,
+        operator: Transform,
+        input_schema: pa.Schema,
+        schema: pa.Schema,
+        store: Store | None,
+        max_parallelism: int,
+        clock: Clock,
+        watermark_us: int | None = None,
+    ) -> None:
+        self._uid = uid
+        self._subtask = subtask
+        self._attempt = attempt
+        self._operator = operator
+        self._schema = schema
+        self._store = store
+        self._max_parallelism = max_parallelism
+        self._key_schema = pa.schema([input_schema.field(key) for key in operator.keys])
+        self._late: list[pa.RecordBatch] = []
+        self._sharing: dict[str, Sharing[tuple[KeyedState, ...]]] = {}
+        backend = HeapBackend(self._key_schema, max_parallelism)
+        self._states = KeyedStates(operator, backend, clock)
+        self.watermark_us = self._states.watermark_us = (
+            None if watermark_us == BEGINNING_US else watermark_us
+        )
+        self._program: KeyedProgram = self._answer_of(operator.make)
+        self._states.look_at_clock()
+        self._answer_of(lambda: self._program.open(self._states))
+        self._states.is_open = False
+
+    def start(self, owned: range) -> None:
+        """Begin with what is known before the first rows, of the keys that are here.
+
+        Called instead of `restore`, where no checkpoint knows of this operator.
+        """
+        table = self._operator.initial
+        if not isinstance(table, pa.Table) or not table.num_rows:
+            return
+        batch = table.combine_chunks().to_batches()[0]
+        columns = self._initial_keys(batch)
+        groups = key_groups_of(hash_columns(columns), self._max_parallelism)
+        mine = np.flatnonzero((groups >= owned.start) & (groups < owned.stop))
+        columns = [column.take(pa.array(mine)) for column in columns]
+        grouped = self._grouped(batch.take(pa.array(mine)), columns)
+        self._answer_of(lambda: self._program.handle_initial(grouped))
+        self._states.scene.leave()
+
+    def _initial_keys(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        named = zip(self._operator.initial_keys, self._key_schema, strict=True)
+        return [batch.column(name).cast(field.type) for name, field in named]
+
+    # --- what comes
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        batch = self._in_time(batch)
+        if not batch.num_rows:
+            return iter(())
+        self._states.look_at_clock()
+        self._states.tidy()
+        grouped = self._grouped(batch, key_columns(batch, self._operator.keys))
+        return self._called(lambda: self._program.handle(grouped))
+
+    def on_watermark(self, time_us: int) -> Iterable[pa.RecordBatch]:
+        if self.watermark_us is None or time_us > self.watermark_us:
+            self.watermark_us = self._states.watermark_us = time_us
+        return ()
+
+    def finish(self) -> Iterable[pa.RecordBatch]:
+        if self._states.key_timers is not None:
+            self._states.key_timers.clear()
+        return ()
+
+    def close(self) -> None:
+        self._states.backend.close()
+        self._answer_of(self._program.close)
+
+    def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without what comes too late; a record without a time is never late."""
+        if self._operator.time is None or self.watermark_us is None:
+            return batch
+        times = batch.column(self._operator.time)
+        late = (fixed_width_values(times) <= self.watermark_us) & np.asarray(times.is_valid())
+        if not late.any():
+            return batch
+        if self.keeps_late:
+            self._late.append(batch.filter(pa.array(late)))
+        else:
+            self.late_rows += int(late.sum())
+        return batch.filter(pa.array(~late))
+
+    def take_late(self) -> Iterable[pa.RecordBatch]:
+        late, self._late = self._late, []
+        return late
+
+    def _grouped(self, batch: pa.RecordBatch, columns: list[pa.Array]) -> Groups:
+        numbers, names = self._states.backend.keys_of(columns)
+        order = _stable_order(numbers)
+        by_key = numbers[order]
+        is_first = np.ones(len(by_key), dtype=np.bool_)
+        is_first[1:] = by_key[1:] != by_key[:-1]
+        starts = np.flatnonzero(is_first)
+        firsts = pa.array(order[starts])
+        keys = pa.RecordBatch.from_arrays(
+            [column.take(firsts) for column in columns], names=self._key_schema.names
+        )
+        here = [names[number] for number in by_key[starts].tolist()]
+        enter = self._states.scene.enter
+        return Groups(
+            batch.take(pa.array(order)),
+            keys,
+            [*starts.tolist(), len(by_key)],
+            lambda place: enter(here[place]),
+        )
+
+    # --- timers
+
+    def is_due(self) -> bool:
+        if self._operator.time_mode != "eventTime" or self.watermark_us is None:
+            return False
+        next_ms = self._next_ms()
+        return next_ms is not None and next_ms * 1000 <= self.watermark_us
+
+    def fire(self) -> Iterator[pa.RecordBatch]:
+        assert self.watermark_us is not None
+        return self._fire(self.watermark_us // 1000)
+
+    def due_in_seconds(self) -> float | None:
+        if self._operator.time_mode != "processingTime":
+            return None
+        next_ms = self._next_ms()
+        return None if next_ms is None else max(0, next_ms - self._states.look_at_clock()) / 1e3
+
+    def fire_by_clock(self) -> Iterator[pa.RecordBatch]:
+        return self._fire(self._states.look_at_clock())
+
+    def _next_ms(self) -> int | None:
+        assert self._states.key_timers is not None, "timers without a time mode"
+        return self._states.key_timers.next_ms()
+
+    def _fire(self, until_ms: int) -> Iterator[pa.RecordBatch]:
+        self._states.look_at_clock()
+        self._states.tidy()
+        fired = self._due(until_ms)
+        return self._called(lambda: self._program.fire(fired))
+
+    def _due(self, until_ms: int) -> Fired:
+        timers, scene = self._states.key_timers, self._states.scene
+        assert timers is not None, "timers without a time mode"
+        due = timers.due(until_ms, FIRED_ROWS_MAX)
+        columns = self._states.backend.columns_of([key for key, _ in due])
+
+        def enter(place: int) -> bool:
+            scene.enter(due[place][0])
+            return timers.is_registered(*due[place])
+
+        return Fired(
+            pa.RecordBatch.from_arrays(columns, names=self._key_schema.names),
+            [time_ms for _, time_ms in due],
+            enter,
+            lambda place: timers.delete(*due[place]),
+        )
+
+    # --- snapshots
+
+    def restore(self, name: str, batch: pa.RecordBatch) -> None:
+        self._states.restore(name, batch)
+
+    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+        now_ms = self._states.look_at_clock()
+        writes = [
+            (
+                table.declared.name,
+                self._write(checkpoint_id, table.declared.name, table.version, table, now_ms),
+            )
+            for table in self._states.backend.tables
+        ]
+        writes += [
+            (name, self._write(checkpoint_id, name, 0, _Carried(batches, self), now_ms))
+            for name, batches in self._states.carried.items()
+        ]
+        # A subtask that knows nothing yet says so: the others' time must not become its own.
+        watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
+        return lambda: ([(name, write()) for name, write in writes], watermark_us)
+
+    def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
+        files, watermark_us = written
+        for name, states in files:
+            self._sharing[name].on_written(checkpoint_id, states)
+        keyed = tuple(state for _, states in files for state in states)
+        snapshot = OperatorSnapshot(self._uid, self._subtask, keyed=keyed)
+        return replace(snapshot, watermark_us=watermark_us)
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        for sharing in self._sharing.values():
+            sharing.on_completed(checkpoint_id)
+
+    def aborted(self, checkpoint_id: CheckpointId) -> None:
+        for sharing in self._sharing.values():
+            sharing.on_aborted(checkpoint_id)
+
+    def _write(
+        self, checkpoint_id: CheckpointId, name: str, version: int, table: Any, now_ms: int
+    ) -> Callable[[], tuple[KeyedState, ...]]:
+        held = self._sharing.setdefault(name, Sharing()).on_snapshot(checkpoint_id, version)
+        if held is not None:
+            return lambda: held
+        assert self._store is not None, "a snapshot was asked for without a place to keep it"
+        store, path = (
+            self._store,
+            state_path(checkpoint_id, self._uid, self._subtask, self._attempt, name),
+        )
+        frozen: FrozenState = table.freeze(now_ms)
+
+        def write() -> tuple[KeyedState, ...]:
+            try:
+                if not len(frozen):
+                    return ()
+                return (described_file(name, write_keyed_snapshot(store, path, frozen)),)
+            finally:
+                frozen.release()
+
+        return write
+
+    def at_rest(self, batches: list[pa.RecordBatch]) -> RowsAtRest:
+        rows = pa.Table.from_batches(batches)
+        return RowsAtRest(rows, rows.select(self._key_schema.names), self._max_parallelism)
+
+    # --- calls
+
+    def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        try:
+            for made in call():
+                yield fitted(made, self._schema, self._operator.name)
+        except StillframeError:
+            raise
+        except Exception as error:
+            raise self._raised(error) from error
+        finally:
+            self._states.scene.leave()
+
+    def _answer_of(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except StillframeError:
+            raise
+        except Exception as error:
+            raise self._raised(error) from error
+
+    def _raised(self, error: Exception) -> UserCodeError:
+        return UserCodeError(
+            f"{self._operator.name} raised {type(error).__name__}: {error};"
+            " correct it and start the job again, it resumes from its last checkpoint"
+        )
+
+
+class _Carried:
+    """The rows of a state that the program does not declare, to be written as they were."""
+
+    def __init__(self, batches: list[pa.RecordBatch], operator: Transforming) -> None:
+        self._batches = batches
+        self._operator = operator
+        self.snapshot_schema = batches[0].schema
+
+    def freeze(self, now_ms: int) -> _Carried:
+        return self
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for batch in self._batches)
+
+    def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return self._operator.at_rest(self._batches).batches_by_key_group()
+
+    def release(self) -> None:
+        """Nothing was taken."""
+
+
+def _stable_order(numbers: Positions) -> Positions:
+    if len(numbers) and numbers.max() < _SHORT_NUMBERS:
+        numbers = numbers.astype(np.uint16)
+    return np.argsort(numbers, kind="stable")

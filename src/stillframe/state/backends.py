@@ -1,0 +1,189 @@
+"""The seam between state handles and where state is kept.
+
+Theory of operation
+-------------------
+A backend keeps the states of one operator in one subtask. It names keys as it likes: `keys_of`
+takes the keys of a whole batch as columns and answers a name for each of them, which is good until
+`tidy` answers others; the heap answers small numbers, another backend bytes. All else is said with
+these names: (state, key) or (state, key, user key) -> row.
+
+Rows and user keys are frozen ones of `state/rows`. `expires_ms` is when a row stops being there, in
+milliseconds since 1970, or None; who asks says what time it is, and never gets a row whose time has
+come, whether it has been cleaned up or not.
+
+Rules of this file
+------------------
+1. All methods are called by the loop thread. What `freeze` answers is read by one background
+   thread, and holds what was there when it was called.
+2. A snapshot has the same columns whoever wrote it (`snapshot_schema`), so that one backend
+   restores what another wrote.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from stillframe.key_groups import Positions
+from stillframe.state.rows import Row, RowType
+from stillframe.state.snapshots import FrozenRows
+
+USER_KEY = "__user_key"
+VALUE = "__value"
+EXPIRES = "__expires"
+EXPIRES_TYPE = pa.timestamp("ms", "UTC")
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Kind(StrEnum):
+    """What a state is for its key."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A state as the program declares it."""
+
+    name: str
+    kind: Kind
+    value: RowType
+    user_key: RowType | None = None
+    """Of a map: what its rows are found by."""
+    expires: bool = False
+    """Whether rows are written with a time at which they expire."""
+
+    def snapshot_schema(self, key_schema: pa.Schema) -> pa.Schema:
+        """Key columns, then the user key, the value, and when it expires. A list has one row for
+        each of its elements, in their order."""
+        fields = [pa.field(field.name, field.type) for field in key_schema]
+        if self.user_key is not None:
+            fields.append(pa.field(USER_KEY, self.user_key.type))
+        fields.append(pa.field(VALUE, self.value.type))
+        if self.expires:
+            fields.append(pa.field(EXPIRES, EXPIRES_TYPE))
+        return pa.schema(fields, {"kind": str(self.kind)})
+
+
+class FrozenTable(FrozenRows, Protocol):
+    """One state as it was at the barrier."""
+
+    def __len__(self) -> int: ...
+
+    def release(self) -> None:
+        """Give the memory back. May be called twice."""
+
+
+class Table(ABC, Generic[Key]):
+    """One state, of all keys of the subtask."""
+
+    declared: Declared
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Another number after each change: two snapshots of one version hold the same."""
+
+    @abstractmethod
+    def clear(self, key: Key) -> None:
+        """Forget all that is kept for this key."""
+
+    @abstractmethod
+    def sweep(self, now_ms: int, keys_max: int) -> None:
+        """Take the next so many keys, and give up what has expired of them."""
+
+    @abstractmethod
+    def freeze(self, now_ms: int) -> FrozenTable:
+        """What is there now: the synchronous part of a snapshot."""
+
+    @abstractmethod
+    def restore(self, batch: pa.RecordBatch) -> None:
+        """Take rows of a snapshot back."""
+
+
+class ValueTable(Table[Key]):
+    """At most one row for each key."""
+
+    @abstractmethod
+    def get(self, key: Key, now_ms: int) -> Row | None: ...
+
+    @abstractmethod
+    def put(self, key: Key, row: Row, expires_ms: int | None) -> None: ...
+
+
+class ListTable(Table[Key]):
+    """Rows in the order in which they came."""
+
+    @abstractmethod
+    def get(self, key: Key, now_ms: int) -> Sequence[Row]: ...
+
+    @abstractmethod
+    def put(self, key: Key, rows: Sequence[Row], expires_ms: int | None) -> None:
+        """These, and none of those before."""
+
+    @abstractmethod
+    def append(self, key: Key, rows: Sequence[Row], expires_ms: int | None) -> None: ...
+
+
+class MapTable(Table[Key]):
+    """At most one row for each user key of each key."""
+
+    @abstractmethod
+    def get(self, key: Key, user_key: Row, now_ms: int) -> Row | None: ...
+
+    @abstractmethod
+    def put(self, key: Key, user_key: Row, row: Row, expires_ms: int | None) -> None: ...
+
+    @abstractmethod
+    def remove(self, key: Key, user_key: Row) -> None:
+        """Forget one; there may be none."""
+
+    @abstractmethod
+    def items(self, key: Key, now_ms: int) -> Iterator[tuple[Row, Row]]:
+        """All there are when this is called, whatever is put or removed meanwhile."""
+
+
+class Backend(ABC, Generic[Key]):
+    """All states of one operator in one subtask."""
+
+    @abstractmethod
+    def keys_of(self, columns: Sequence[pa.Array]) -> tuple[Positions, Sequence[Key]]:
+        """A small number for each row, the same for the same key; and by it the key's name."""
+
+    @abstractmethod
+    def columns_of(self, keys: Sequence[Key]) -> list[pa.Array]:
+        """The key columns of these keys."""
+
+    @abstractmethod
+    def values(self, declared: Declared) -> ValueTable[Key]: ...
+
+    @abstractmethod
+    def lists(self, declared: Declared) -> ListTable[Key]: ...
+
+    @abstractmethod
+    def maps(self, declared: Declared) -> MapTable[Key]: ...
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Forget this state of all keys; it may be none."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> Sequence[Table[Key]]: ...
+
+    @abstractmethod
+    def tidy(self, now_ms: int) -> Mapping[Key, Key] | None:
+        """Clean up a little. Names of keys that were answered before are void if this answers new
+        ones: those by the old ones, of all keys that have any state."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Called once, also after a failure."""

@@ -1,0 +1,112 @@
+"""Rows of an older program, made to fit what the program declares now.
+
+A field that was added is null, one that was left out is dropped, a number may have become wider.
+Whatever else has changed is refused, with both schemas.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from stillframe.errors import StartRefused
+from stillframe.state.backends import EXPIRES, EXPIRES_TYPE, USER_KEY, VALUE, Declared, Kind
+
+
+def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the columns of `declared.snapshot_schema`."""
+    _refuse_other_kind(declared, batch.schema)
+    schema = declared.snapshot_schema(key_schema)
+    if batch.schema.equals(schema):
+        return batch
+    names = batch.schema.names
+    columns = [_key_column(declared, batch, field) for field in key_schema]
+    if declared.user_key is not None:
+        columns.append(_cast(declared, batch.column(USER_KEY), declared.user_key.type))
+    columns.append(_cast(declared, batch.column(VALUE), declared.value.type))
+    if declared.expires:
+        nulls = pa.nulls(batch.num_rows, EXPIRES_TYPE)
+        columns.append(batch.column(EXPIRES) if EXPIRES in names else nulls)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _refuse_other_kind(declared: Declared, found: pa.Schema) -> None:
+    kind = (found.metadata or {}).get(b"kind", b"").decode()
+    if kind != declared.kind:
+        raise StartRefused(
+            f"state {declared.name!r} is a {kind or 'state of a function'} in the checkpoint, and"
+            f" the program declares it as a {declared.kind}: give the new one another name"
+        )
+
+
+def _key_column(declared: Declared, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    if field.name not in batch.schema.names or batch.schema.field(field.name).type != field.type:
+        raise StartRefused(
+            f"state {declared.name!r} was kept by the keys {batch.schema.names}, and the stream is"
+            f" grouped by {field.name} {field.type} now: group by what it was, or start anew"
+        )
+    return batch.column(field.name)
+
+
+def _cast(declared: Declared, column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if not _fits(column.type, wanted):
+        raise StartRefused(
+            f"state {declared.name!r} has the schema {column.type} in the checkpoint, which cannot"
+            f" become {wanted}, as the program declares it: add fields that may be null, drop"
+            " fields or widen numbers, or give the new state"
+            f"{' of this ' + declared.kind if declared.kind is Kind.MAP else ''} another name"
+        )
+    return _made(column, wanted)
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if found.equals(wanted):
+        return True
+    if pt.is_struct(found) and pt.is_struct(wanted):
+        there = {field.name: field for field in found}
+        return all(
+            _fits(there[field.name].type, field.type) if field.name in there else field.nullable
+            for field in wanted
+        )
+    if pt.is_list(found) and pt.is_list(wanted):
+        return _fits(found.value_type, wanted.value_type)
+    if pt.is_map(found) and pt.is_map(wanted):
+        keys = found.key_type.equals(wanted.key_type)
+        return keys and _fits(found.item_type, wanted.item_type)
+    return _is_wider(found, wanted)
+
+
+def _is_wider(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pt.is_null(found):
+        return True
+    if pt.is_integer(found) and pt.is_integer(wanted):
+        return bool(found.bit_width <= wanted.bit_width)
+    if pt.is_integer(found) and pt.is_float64(wanted):
+        return bool(found.bit_width <= 32)
+    if pt.is_decimal(found) and pt.is_decimal(wanted):
+        digits = wanted.precision - wanted.scale >= found.precision - found.scale
+        return bool(digits and wanted.scale >= found.scale)
+    return bool(pt.is_float32(found) and pt.is_float64(wanted))
+
+
+def _made(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """The column with the wanted type; null structs have become rows of the state long ago."""
+    if column.type.equals(wanted):
+        return column
+    if pt.is_struct(wanted):
+        there = {field.name: number for number, field in enumerate(column.type)}
+        parts = column.flatten()
+        arrays = [
+            _made(parts[there[field.name]], field.type)
+            if field.name in there
+            else pa.nulls(len(column), field.type)
+            for field in wanted
+        ]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(arrays, fields=list(wanted), mask=mask)
+    if pt.is_list(wanted):
+        rows = column.to_pylist()
+        return pa.array(rows, wanted)
+    if pt.is_map(wanted):
+        return pa.array(column.to_pylist(), wanted)
+    return column.cast(wanted)

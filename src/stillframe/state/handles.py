@@ -1,0 +1,209 @@
+"""State handles: value, list, map, reducing and aggregating state of the key that is at work.
+
+Theory of operation
+-------------------
+A handle is one state of a program. Which key it speaks of is the *scene*'s to say: the operator
+sets the scene for each key before it calls the program, with the time of the batch. Rows are
+checked and frozen on their way in and thawed on their way out (`state/rows`); where they are kept
+is the backend's business.
+
+With a time to live every write says when its row expires: the time of the batch plus the time to
+live. A row whose time has come is not there for any reader, and is given up in passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic
+
+from stillframe.errors import UserCodeError
+from stillframe.state.backends import Key, ListTable, MapTable, ValueTable
+from stillframe.state.rows import Row
+
+
+class Scene(Generic[Key]):
+    """Which key is at work, and what time it is for it."""
+
+    def __init__(self) -> None:
+        self._key: Key | None = None
+        self.now_ms = 0
+
+    def enter(self, key: Key) -> None:
+        self._key = key
+
+    def leave(self) -> None:
+        self._key = None
+
+    @property
+    def key(self) -> Key:
+        if self._key is None:
+            raise UserCodeError(
+                "Implicit key not found in state store: a state belongs to a key, and none is at"
+                " work here, so read and change states only while rows or timers are handled"
+            )
+        return self._key
+
+
+class _Handle(Generic[Key]):
+    """What all handles have in common."""
+
+    def __init__(self, scene: Scene[Key], what: str, ttl_ms: int | None) -> None:
+        self._scene = scene
+        self._what = what
+        """What it is called in errors."""
+        self._ttl_ms = ttl_ms
+
+    def _expires_ms(self) -> int | None:
+        return None if self._ttl_ms is None else self._scene.now_ms + self._ttl_ms
+
+
+class ValueHandle(_Handle[Key]):
+    """One row for each key."""
+
+    def __init__(
+        self, scene: Scene[Key], table: ValueTable[Key], ttl_ms: int | None = None
+    ) -> None:
+        super().__init__(scene, f"value state {table.declared.name}", ttl_ms)
+        self._table = table
+        self._type = table.declared.value
+
+    def exists(self) -> bool:
+        return self._table.get(self._scene.key, self._scene.now_ms) is not None
+
+    def get(self) -> Row | None:
+        row = self._table.get(self._scene.key, self._scene.now_ms)
+        return row if row is None or self._type.is_plain else self._type.thawed(row)
+
+    def update(self, row: Any) -> None:
+        frozen = self._type.frozen(row, self._what)
+        self._table.put(self._scene.key, frozen, self._expires_ms())
+
+    def clear(self) -> None:
+        self._table.clear(self._scene.key)
+
+
+class ListHandle(_Handle[Key]):
+    """Rows in the order in which they came, for each key."""
+
+    def __init__(self, scene: Scene[Key], table: ListTable[Key], ttl_ms: int | None = None) -> None:
+        super().__init__(scene, f"list state {table.declared.name}", ttl_ms)
+        self._table = table
+        self._type = table.declared.value
+
+    def exists(self) -> bool:
+        return bool(self._table.get(self._scene.key, self._scene.now_ms))
+
+    def get(self) -> Iterator[Row]:
+        return map(self._type.thawed, self._table.get(self._scene.key, self._scene.now_ms))
+
+    def put(self, rows: Iterable[Any]) -> None:
+        self._table.put(self._scene.key, self._frozen(rows), self._expires_ms())
+
+    def append(self, row: Any) -> None:
+        frozen = self._type.frozen(row, self._what)
+        self._table.append(self._scene.key, [frozen], self._expires_ms())
+
+    def extend(self, rows: Iterable[Any]) -> None:
+        self._table.append(self._scene.key, self._frozen(rows), self._expires_ms())
+
+    def clear(self) -> None:
+        self._table.clear(self._scene.key)
+
+    def _frozen(self, rows: Iterable[Any]) -> list[Row]:
+        frozen = [self._type.frozen(row, self._what) for row in rows]
+        if not frozen:
+            raise UserCodeError(
+                f"{self._what} is given an empty list (Spark: Cannot write empty list values to"
+                " State Store): call clear() for a list that has nothing in it"
+            )
+        return frozen
+
+
+class MapHandle(_Handle[Key]):
+    """Rows by user keys, for each key."""
+
+    def __init__(self, scene: Scene[Key], table: MapTable[Key], ttl_ms: int | None = None) -> None:
+        super().__init__(scene, f"map state {table.declared.name}", ttl_ms)
+        assert table.declared.user_key is not None, "a map is found by user keys"
+        self._table = table
+        self._user_key = table.declared.user_key
+        self._type = table.declared.value
+
+    def exists(self) -> bool:
+        return next(self._table.items(self._scene.key, self._scene.now_ms), None) is not None
+
+    def get(self, user_key: Any) -> Row | None:
+        row = self._table.get(self._scene.key, self._found_by(user_key), self._scene.now_ms)
+        return None if row is None else self._type.thawed(row)
+
+    def contains(self, user_key: Any) -> bool:
+        found_by = self._found_by(user_key)
+        return self._table.get(self._scene.key, found_by, self._scene.now_ms) is not None
+
+    def put(self, user_key: Any, row: Any) -> None:
+        frozen = self._type.frozen(row, self._what)
+        self._table.put(self._scene.key, self._found_by(user_key), frozen, self._expires_ms())
+
+    def remove(self, user_key: Any) -> None:
+        self._table.remove(self._scene.key, self._found_by(user_key))
+
+    def items(self) -> Iterator[tuple[Row, Row]]:
+        thaw_key, thaw = self._user_key.thawed, self._type.thawed
+        rows = self._table.items(self._scene.key, self._scene.now_ms)
+        return ((thaw_key(user_key), thaw(row)) for user_key, row in rows)
+
+    def clear(self) -> None:
+        self._table.clear(self._scene.key)
+
+    def _found_by(self, user_key: Any) -> Row:
+        return self._user_key.frozen(user_key, f"the user key of {self._what}")
+
+
+class ReducingHandle(Generic[Key]):
+    """One row for each key, made of all that were added by a function of two rows."""
+
+    def __init__(self, value: ValueHandle[Key], reduce: Callable[[Row, Row], Any]) -> None:
+        self._value = value
+        self._reduce = reduce
+
+    def exists(self) -> bool:
+        return self._value.exists()
+
+    def get(self) -> Row | None:
+        return self._value.get()
+
+    def add(self, row: Any) -> None:
+        before = self._value.get()
+        self._value.update(row if before is None else self._reduce(before, row))
+
+    def clear(self) -> None:
+        self._value.clear()
+
+
+class AggregatingHandle(Generic[Key]):
+    """One accumulator for each key; what is added and what is answered may be anything."""
+
+    def __init__(
+        self,
+        value: ValueHandle[Key],
+        add: Callable[[Row | None, Any], Any],
+        result: Callable[[Row], Any],
+    ) -> None:
+        self._value = value
+        self._add = add
+        self._result = result
+
+    def exists(self) -> bool:
+        return self._value.exists()
+
+    def get(self) -> Any:
+        """The result, or None where nothing has been added."""
+        kept = self._value.get()
+        return None if kept is None else self._result(kept)
+
+    def add(self, value: Any) -> None:
+        """`add` is called with the accumulator, None at first, and the value."""
+        self._value.update(self._add(self._value.get(), value))
+
+    def clear(self) -> None:
+        self._value.clear()

@@ -1,0 +1,374 @@
+"""Rows of a schema as Python values: checked when they come in, never changed while they are kept.
+
+Theory of operation
+-------------------
+A row that is kept is *frozen*: a tuple of values that cannot change, in which a list is a tuple and
+a map a tuple of pairs. So a row that a snapshot holds is the same however long the writing takes,
+whatever is done to what was handed out. Handing out *thaws* it: lists and dicts are made anew each
+time. A row of plain values is its own frozen form, and costs nothing on its way out.
+
+What does not fit the schema is refused when it is put in, where the program that gave it can be
+named, and not when a checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from stillframe.errors import UserCodeError
+
+Row: TypeAlias = tuple[Any, ...]
+RecordMaker: TypeAlias = Callable[[tuple[str, ...]], Callable[[Iterable[Any]], Any]]
+"""Makes what makes a record with these fields out of its values."""
+
+_NAN = math.nan
+"""The one that is kept: a NaN equals another only if it is the same object."""
+
+
+class Unfit(Exception):
+    """A value that is none of its type; turned into an error that names its place."""
+
+
+def plain_tuples(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
+    """Records without names."""
+    return tuple
+
+
+class RowType:
+    """The rows of one schema; `records` makes what a nested struct is handed out as."""
+
+    def __init__(self, schema: pa.Schema, records: RecordMaker = plain_tuples) -> None:
+        self.schema = schema
+        self.type = pa.struct(list(schema))
+        self._kinds = [_kind_of(field.type, records) for field in schema]
+        self._freezers = [
+            _checked(kind.freeze, field.nullable)
+            for kind, field in zip(self._kinds, schema, strict=True)
+        ]
+        self.is_plain = not any(kind.thaw for kind in self._kinds)
+        """Whether a row can be handed out as it is kept."""
+
+    def frozen(self, row: Any, what: str) -> Row:
+        """The row as it is kept; `what` it is for, if it does not fit."""
+        if not isinstance(row, tuple):
+            row = self._as_tuple(row, what)
+        if len(row) != len(self._freezers):
+            raise UserCodeError(
+                f"{what} is given {len(row)} values, {row!r}, but its schema has"
+                f" {len(self._freezers)} ({self}): give a tuple with one value for each field"
+            )
+        try:
+            return tuple([freeze(value) for freeze, value in zip(self._freezers, row, strict=True)])
+        except Unfit as unfit:
+            raise UserCodeError(
+                f"{what} is given {row!r}, which does not fit its schema ({self}), as {unfit}:"
+                " give a tuple with values of these types"
+            ) from None
+
+    def thawed(self, row: Row) -> Row:
+        """The row as it is handed out: a copy as far as it could be changed."""
+        if self.is_plain:
+            return row
+        return tuple(
+            [
+                value if kind.thaw is None or value is None else kind.thaw(value)
+                for kind, value in zip(self._kinds, row, strict=True)
+            ]
+        )
+
+    def to_arrow(self, rows: Sequence[Row]) -> pa.StructArray:
+        """Frozen rows as a column."""
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
+        arrays = [
+            pa.array(map(kind.dump, column) if kind.dump else column, field.type, size=len(rows))
+            for column, kind, field in zip(columns, self._kinds, self.schema, strict=True)
+        ]
+        if not arrays:
+            return pa.array([{}] * len(rows), self.type)
+        return pa.StructArray.from_arrays(arrays, fields=list(self.schema))
+
+    def from_arrow(self, column: pa.StructArray) -> list[Row]:
+        """A column of this type as frozen rows."""
+        columns = [
+            list(map(kind.load, part.to_pylist())) if kind.load else part.to_pylist()
+            for kind, part in zip(self._kinds, column.flatten(), strict=True)
+        ]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(column)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{field.name} {field.type}" for field in self.schema)
+
+    def _as_tuple(self, row: Any, what: str) -> Row:
+        if isinstance(row, list):
+            return tuple(row)
+        raise UserCodeError(
+            f"{what} is given {row!r}, a {type(row).__name__}: give a tuple with one value for"
+            f" each field of its schema ({self})"
+        )
+
+
+# --- one kind of value after the other
+
+
+class _Kind:
+    """How the values of one type are frozen, thawed, written and read; None: as they are."""
+
+    __slots__ = ("dump", "freeze", "load", "thaw")
+
+    def __init__(
+        self,
+        freeze: Callable[[Any], Any],
+        thaw: Callable[[Any], Any] | None = None,
+        dump: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.freeze = freeze
+        self.thaw = thaw
+        self.dump = dump
+        self.load = load
+
+
+def _kind_of(type_: pa.DataType, records: RecordMaker) -> _Kind:
+    if pt.is_list(type_):
+        return _list_kind(type_, records)
+    if pt.is_map(type_):
+        return _map_kind(type_, records)
+    if pt.is_struct(type_):
+        return _struct_kind(type_, records)
+    if pt.is_timestamp(type_) and type_.tz:
+        return _Kind(_instant, _in_local_time)
+    return _Kind(_scalar(type_))
+
+
+def _checked(freeze: Callable[[Any], Any], nullable: bool) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        if value is not None:
+            return freeze(value)
+        if nullable:
+            return None
+        raise Unfit("a field that is never null is None")
+
+    return checked
+
+
+def _list_kind(type_: pa.ListType, records: RecordMaker) -> _Kind:
+    field = type_.value_field
+    inner = _kind_of(field.type, records)
+    freeze = _checked(inner.freeze, field.nullable)
+    thaw = _unless_none(inner.thaw)
+
+    def frozen(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise Unfit(f"{value!r} is no list")
+        return tuple([freeze(each) for each in value])
+
+    return _Kind(
+        frozen,
+        lambda value: [thaw(each) for each in value] if thaw else list(value),
+        _each(inner.dump),
+        lambda value: None if value is None else tuple(map(_or_same(inner.load), value)),
+    )
+
+
+def _map_kind(type_: pa.MapType, records: RecordMaker) -> _Kind:
+    key, item = _kind_of(type_.key_type, records), _kind_of(type_.item_type, records)
+    freeze_key = _checked(key.freeze, nullable=False)
+    freeze_item = _checked(item.freeze, type_.item_field.nullable)
+    thaw_key, thaw_item = _or_same(_unless_none(key.thaw)), _or_same(_unless_none(item.thaw))
+    dump_key, dump_item = _or_same(key.dump), _or_same(item.dump)
+    load_key, load_item = _or_same(key.load), _or_same(item.load)
+
+    def frozen(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, Mapping):
+            raise Unfit(f"{value!r} is no dict")
+        return tuple([(freeze_key(k), freeze_item(v)) for k, v in value.items()])
+
+    def loaded(value: Any) -> Any:
+        return None if value is None else tuple([(load_key(k), load_item(v)) for k, v in value])
+
+    def dumped(value: Any) -> Any:
+        return None if value is None else [(dump_key(k), dump_item(v)) for k, v in value]
+
+    return _Kind(
+        frozen,
+        lambda value: {thaw_key(k): thaw_item(v) for k, v in value},
+        dumped,
+        loaded,
+    )
+
+
+def _struct_kind(type_: pa.StructType, records: RecordMaker) -> _Kind:
+    inner = RowType(pa.schema(list(type_)), records)
+    names = tuple(inner.schema.names)
+    make = records(names)
+    dumps = [_or_same(kind.dump) for kind in inner._kinds]
+    loads = [_or_same(kind.load) for kind in inner._kinds]
+
+    def frozen(value: Any) -> Row:
+        if isinstance(value, Mapping):
+            value = tuple([value.get(name) for name in names])
+        return inner.frozen(value, "a struct")
+
+    def dumped(value: Any) -> Any:
+        if value is None:
+            return None
+        return {name: dump(each) for name, dump, each in zip(names, dumps, value, strict=True)}
+
+    def loaded(value: Any) -> Any:
+        if value is None:
+            return None
+        return tuple([load(value[name]) for name, load in zip(names, loads, strict=True)])
+
+    return _Kind(frozen, lambda value: make(inner.thawed(value)), dumped, loaded)
+
+
+def _unless_none(call: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    if call is None:
+        return None
+    return lambda value: None if value is None else call(value)
+
+
+def _or_same(call: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return (lambda value: value) if call is None else call
+
+
+def _each(call: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    if call is None:
+        return None
+    return lambda value: None if value is None else [call(each) for each in value]
+
+
+# --- plain values
+
+
+def _scalar(type_: pa.DataType) -> Callable[[Any], Any]:
+    if pt.is_boolean(type_):
+        return _boolean
+    if pt.is_integer(type_):
+        return _integer(-(1 << (type_.bit_width - 1)), (1 << (type_.bit_width - 1)) - 1)
+    if pt.is_float64(type_):
+        return _float
+    if pt.is_float32(type_):
+        return lambda value: float(np.float32(_float(value)))
+    if pt.is_string(type_):
+        return _of(str, "text")
+    if pt.is_binary(type_):
+        return _bytes
+    if pt.is_decimal(type_):
+        return _decimal(type_)
+    if pt.is_date32(type_):
+        return _date
+    if pt.is_timestamp(type_):
+        return _local_time
+    if pt.is_duration(type_):
+        return _duration
+    if pt.is_null(type_):
+        return _nothing
+    raise UserCodeError(f"a state cannot keep values of type {type_}: declare another type")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise Unfit(f"{value!r} is no boolean")
+
+
+def _integer(least: int, most: int) -> Callable[[Any], int]:
+    def integer(value: Any) -> int:
+        if type(value) is not int:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise Unfit(f"{value!r} is no whole number")
+            value = int(value)
+        if least <= value <= most:
+            return cast(int, value)
+        raise Unfit(f"{value} is not between {least} and {most}")
+
+    return integer
+
+
+def _float(value: Any) -> float:
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise Unfit(f"{value!r} is no number")
+        value = float(value)
+    return value if value == value else _NAN
+
+
+def _of(kind: type, words: str) -> Callable[[Any], Any]:
+    def same(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        if isinstance(value, kind):
+            return kind(value)
+        raise Unfit(f"{value!r} is no {words}")
+
+    return same
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise Unfit(f"{value!r} is no bytes")
+
+
+def _decimal(type_: pa.DataType) -> Callable[[Any], decimal.Decimal]:
+    unit = decimal.Decimal(1).scaleb(-type_.scale)
+    context = decimal.Context(prec=type_.precision)
+
+    def fitted(value: Any) -> decimal.Decimal:
+        if not isinstance(value, decimal.Decimal):
+            raise Unfit(f"{value!r} is no Decimal")
+        try:
+            return value.quantize(unit, rounding=decimal.ROUND_HALF_UP, context=context)
+        except decimal.InvalidOperation:
+            raise Unfit(f"{value} has more digits than {type_}") from None
+
+    return fitted
+
+
+def _date(value: Any) -> datetime.date:
+    if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+        raise Unfit(f"{value!r} is no date")
+    return value
+
+
+def _instant(value: Any) -> datetime.datetime:
+    if not isinstance(value, datetime.datetime):
+        raise Unfit(f"{value!r} is no datetime")
+    # As everywhere in PySpark, a time without a zone is one of the machine's own.
+    return _python_time(value).astimezone(datetime.UTC)
+
+
+def _in_local_time(value: datetime.datetime) -> datetime.datetime:
+    """As PySpark hands instants out: without a zone, in the machine's own."""
+    return value.astimezone().replace(tzinfo=None)
+
+
+def _local_time(value: Any) -> datetime.datetime:
+    if not isinstance(value, datetime.datetime) or value.tzinfo is not None:
+        raise Unfit(f"{value!r} is no datetime without a time zone")
+    return _python_time(value)
+
+
+def _python_time(value: datetime.datetime) -> datetime.datetime:
+    to_python = getattr(value, "to_pydatetime", None)  # one of pandas
+    return value if to_python is None else cast(datetime.datetime, to_python())
+
+
+def _duration(value: Any) -> datetime.timedelta:
+    if not isinstance(value, datetime.timedelta):
+        raise Unfit(f"{value!r} is no timedelta")
+    to_python = getattr(value, "to_pytimedelta", None)
+    return value if to_python is None else cast(datetime.timedelta, to_python())
+
+
+def _nothing(value: Any) -> None:
+    raise Unfit(f"{value!r} is not None")

@@ -1,0 +1,525 @@
+"""PySpark's StatefulProcessor on real local Spark: compared with Spark's own, and with a kill."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+import stillframe
+from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
+from stillframe.errors import BuildError
+from stillframe.graph.logical import Node, Read, Transform
+from stillframe.spark.session import Still
+from stillframe.spark.stream import Stream
+from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait
+
+pytestmark = pytest.mark.spark
+
+WAIT_SECONDS_MAX = 120.0
+COLUMNS = "k string, n long, at timestamp, xs array<long>"
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("n", pa.int64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("xs", pa.list_(pa.int64())),
+    ]
+)
+SAID = "k string, what string, n long"
+FIRST = datetime.datetime(2024, 5, 1, tzinfo=datetime.UTC)
+END_SECOND = 10_000
+
+
+# --- Processors, as one writes them for Spark -----------------------------------------------------
+
+
+class Processor(StatefulProcessor):
+    def close(self) -> None: ...
+
+
+class CountRows(Processor):
+    """A value: how many rows, and the largest number."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        handle.deleteIfExists("of an older program")
+        self.seen = handle.getValueState("seen", "rows int NOT NULL, largest long, by array<long>")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        (k,) = key
+        count, largest, last = self.seen.get() if self.seen.exists() else (0, None, None)
+        yield Row(k=k, what=f"before: {last}", n=largest)
+        for row in rows:
+            count += 1
+            largest = row.n if largest is None else max(largest, row["n"])
+            last = row.xs
+            if row.asDict()["n"] == 7:
+                self.seen.clear()
+                yield Row(n=row[1], what="cleared", k=k)
+                return
+        self.seen.update((count, largest, last))
+        yield Row(k=k, what=f"count {timerValues.getCurrentProcessingTimeInMs()}", n=count)
+        yield Row(k=k, what="only some fields")
+
+
+class CountFrames(Processor):
+    """The same in pandas."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.seen = handle.getValueState("seen", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        count = self.seen.get()[0] if self.seen.exists() else 0
+        for frame in rows:
+            count += len(frame)
+            first = frame["at"].iloc[0]
+            yield pd.DataFrame(
+                {"what": [str(first), repr(list(frame.columns))], "n": [count, None], "k": key[0]}
+            )
+        self.seen.update((count,))
+
+
+class ListsAndMaps(Processor):
+    """What is in a list and in a map, after adding to both and taking from both."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.last = handle.getListState(
+            "last", "n long, row struct<xs: array<long>, at: timestamp>"
+        )
+        self.by = handle.getMapState("by", "n long, s string", "times int, ns array<long>")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            at = None if row.at is None else row.at.replace(tzinfo=None)
+            self.last.appendValue((row.n, (row.xs, at)))
+            found = self.by.getValue((row.n % 3, None))
+            times, ns = (0, []) if found is None else (found.times, found.ns)
+            ns.append(row.n)
+            self.by.updateValue((row.n % 3, None), (times + 1, ns))
+            if row.n % 10 == 0:
+                self.last.put([(-1, None), (-2, (None, None))])
+                self.by.removeKey((row.n % 3, None))
+            if row.n % 10 == 5:
+                self.last.clear()
+                self.by.clear()
+        (k,) = key
+        yield Row(k=k, what=f"list {list(self.last.get())}", n=int(self.last.exists()))
+        yield Row(k=k, what=f"map {sorted(self.by.iterator())}", n=int(self.by.exists()))
+        yield Row(k=k, what=f"{sorted(self.by.keys())} {sorted(self.by.values())}", n=None)
+        yield Row(k=k, what="has 1", n=int(self.by.containsKey((1, None))))
+
+
+class Sessions(Processor):
+    """A timer 5 seconds after the newest row of a key; earlier ones are deleted."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.rows = handle.getValueState("rows", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        count = self.rows.get()[0] if self.rows.exists() else 0
+        timers = list(self.handle.listTimers())
+        for row in rows:
+            count += 1
+            if row.at is not None and row.n >= 0:
+                timers.append(int(row.at.timestamp() * 1000) + 5000)
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        if timers:
+            self.handle.registerTimer(max(timers))
+        self.rows.update((count,))
+        watermark = timerValues.getCurrentWatermarkInMs()
+        yield Row(k=key[0], what=f"rows at {watermark}", n=count)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Any]:
+        expiry = expiredTimerInfo.getExpiryTimeInMs()
+        assert list(self.handle.listTimers()) == [expiry]
+        assert expiry <= timerValues.getCurrentWatermarkInMs()
+        yield Row(k=key.k, what=f"over at {expiry}", n=self.rows.get()[0])
+        self.rows.clear()
+
+
+class Prompt(Processor):
+    """A timer of processing time that is due at once."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.kept = handle.getValueState("kept", "n long", ttlDurationMs=3_600_000)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        before = self.kept.get() or (0,)
+        self.kept.update((before[0] + sum(row.n for row in rows),))
+        assert timerValues.getCurrentWatermarkInMs() == 0
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 3_600_000)
+        return iter([])
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Any]:
+        for timer in list(self.handle.listTimers()):
+            if timer != expiredTimerInfo.getExpiryTimeInMs():
+                self.handle.deleteTimer(timer)
+        yield Row(k=key[0], what="said", n=self.kept.get()[0])
+
+
+class Begun(Processor):
+    """Goes on with what it is told at the beginning."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        before = self.total.get() or (0,)
+        self.total.update((before[0] * 10 + initialState.start,))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        before = self.total.get() or (0,)
+        self.total.update((before[0] + len(list(rows)),))
+        yield Row(k=key[0], what="total", n=self.total.get()[0])
+
+
+# --- As Spark's own streams do it -----------------------------------------------------------------
+
+
+def scripted(batches: int) -> list[list[dict[str, Any]]]:
+    """Some keys, null among them; some rows come late, some without a time."""
+    chance = random.Random(5)
+    made = []
+    for number in range(batches):
+        batch: list[dict[str, Any]] = []
+        for _ in range(25):
+            second = number * 10 + chance.randrange(10) - chance.choice([0, 0, 0, 4, 30])
+            key = chance.choice(["a", "b", "c", f"only {number}", None])
+            xs = chance.choice([None, [], [1, None]])
+            at = None if chance.random() < 0.1 else moment(second)
+            batch.append({"k": key, "n": chance.randrange(40), "at": at, "xs": xs})
+        made.append(batch)
+    # Spark fires no timer for the end of the input: event time must pass them all.
+    end = {"k": "end", "n": -1, "at": moment(END_SECOND), "xs": None}
+    return [*made, [end], [{**end, "k": "after", "at": moment(END_SECOND + 10)}]]
+
+
+def moment(second: int) -> str:
+    return (FIRST + datetime.timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def of_spark(
+    spark: SparkSession, batches: list[list[dict[str, Any]]], make: Any, place: Path
+) -> Counter[Any]:
+    """One micro-batch after the other, and one without rows after each, for timers."""
+    query = spark_writer(spark, make, place).start()
+    try:
+        for number, batch in enumerate(batches):
+            write_rows(batch, place, number)
+            query.processAllAvailable()
+        return Counter(tuple(row) for row in spark.table("of_spark").collect())
+    finally:
+        query.stop()
+
+
+def of_spark_without_rest(
+    spark: SparkSession, batches: list[list[dict[str, Any]]], make: Any, place: Path
+) -> Counter[Any]:
+    """With timers of processing time Spark runs micro-batches all the time: a row for each key of
+    a batch is waited for."""
+    said: list[Any] = []
+    came = threading.Condition()
+
+    def take(frame: Any, number: int) -> None:
+        rows = frame.collect()
+        with came:
+            said.extend(tuple(row) for row in rows)
+            came.notify()
+
+    query = spark_writer(spark, make, place).foreachBatch(take).start()
+    expected = 0
+    try:
+        for number, batch in enumerate(batches):
+            write_rows(batch, place, number)
+            expected += len({row["k"] for row in batch})
+            with came:
+                assert came.wait_for(lambda: len(said) >= expected, WAIT_SECONDS_MAX)  # noqa: B023
+        return Counter(said)
+    finally:
+        query.stop()
+
+
+def spark_writer(spark: SparkSession, make: Any, place: Path) -> Any:
+    pytest.importorskip("google.protobuf", reason="Spark's transformWithState needs protobuf")
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    (place / "in").mkdir(parents=True)
+    rows = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1)
+    return (
+        make(rows.json(str(place / "in")))
+        .writeStream.format("memory")
+        .queryName("of_spark")
+        .option("checkpointLocation", str(place / "chk"))
+    )
+
+
+def write_rows(batch: list[dict[str, Any]], place: Path, number: int) -> Path:
+    (place / f"{number}.json").write_text("".join(json.dumps(row) + "\n" for row in batch))
+    return (place / f"{number}.json").rename(place / "in" / f"{number}.json")
+
+
+def of_stillframe(
+    still: Still, batches: list[list[dict[str, Any]]], make: Any, place: Path
+) -> Counter[Any]:
+    """The same batches; in their middle a slot dies, after a checkpoint of what came before."""
+    place.mkdir()
+    gate, died = Gate(str(place / "gate")), Gate(str(place / "died"))
+    items: list[Item] = [arrow_of(batch) for batch in batches]
+    half = len(items) // 2
+    source = ScriptedSource(SCHEMA, ((*items[:half], Wait(gate), Die(died), *items[half:]),))
+    # In one subtask: another one, which has nothing to read, would hold time back until it ends.
+    stream = Stream.reading(still, Node(Read(source), SCHEMA, parallelism=1))
+    query = (
+        make(stream)
+        .writeStream.format("parquet")
+        .queryName("stateful")
+        .option("path", str(place / "out"))
+        .option("checkpointLocation", str(place / "checkpoints"))
+        .option("checkpointInterval", "200 ms")
+        .option("restartDelay", "100 ms")
+        .option("parallelism", "2")
+        .start()
+    )
+
+    def listen(event: Event) -> None:
+        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 3:
+            gate.open()
+
+    query.add_listener(listen)
+    assert query.awaitTermination(WAIT_SECONDS_MAX)
+    assert died.is_open
+    rows = pq.read_table(place / "out").to_pylist()
+    return Counter((row["k"], row["what"], row["n"]) for row in rows)
+
+
+def arrow_of(batch: list[dict[str, Any]]) -> pa.RecordBatch:
+    def parsed(at: str | None) -> datetime.datetime | None:
+        return None if at is None else datetime.datetime.fromisoformat(at)
+
+    rows = [{**row, "at": parsed(row["at"])} for row in batch]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def rows_of(processor: StatefulProcessor, mode: str = "none", **more: Any) -> Any:
+    return lambda rows: rows.groupBy("k").transformWithState(
+        processor, SAID, "Append", mode, **more
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("run", "make"),
+    [
+        (of_spark, rows_of(CountRows())),
+        (
+            of_spark,
+            lambda rows: rows.groupBy("k").transformWithStateInPandas(
+                CountFrames(), SAID, "append", "None"
+            ),
+        ),
+        (of_spark, rows_of(ListsAndMaps())),
+        (
+            of_spark,
+            lambda rows: rows_of(Sessions(), "eventTime")(rows.withWatermark("at", "6 seconds")),
+        ),
+        (of_spark_without_rest, rows_of(Prompt(), "processingTime")),
+    ],
+    ids=["value", "pandas", "list and map", "event timers", "processing timers and TTL"],
+)
+def test_a_processor_says_what_it_says_in_spark_also_after_a_kill(
+    spark: SparkSession, still: Still, tmp_path: Path, run: Any, make: Any
+) -> None:
+    batches = scripted(5)
+    expected = run(spark, batches, make, tmp_path / "spark")
+    assert of_stillframe(still, batches, make, tmp_path / "ours") == expected
+    assert len(expected) > 10
+
+
+@pytest.mark.slow
+def test_a_processor_begins_with_the_initial_state_once(
+    spark: SparkSession, still: Still, tmp_path: Path
+) -> None:
+    begin = spark.createDataFrame(
+        [("a", 1), ("a", 2), ("b", 3), (None, 4), ("nobody", 5)], "who string, start long"
+    )
+    make = rows_of(Begun(), initialState=begin.groupBy("who"))
+    expected = of_spark(spark, scripted(4), make, tmp_path / "spark")
+    assert of_stillframe(still, scripted(4), make, tmp_path / "ours") == expected
+    firsts = {k: n for (k, _, n) in sorted(expected, key=lambda row: -row[2])}
+    assert firsts["c"] < 10 < firsts["a"]
+
+
+# --- With a kill ----------------------------------------------------------------------------------
+
+RECORDS = 20_000
+
+
+class EveryView(Processor):
+    """Says of each view the how-manieth of its app it is: to lose or repeat one would show."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.views = handle.getReducingState(  # type: ignore[attr-defined]
+            "views", "n long", lambda a, b: (a[0] + b[0],)
+        )
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for _ in rows:
+            self.views.add((1,))
+            yield Row(app_id=key[0], n=self.views.get()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unaligned", ["false", "true"])
+def test_every_row_is_counted_once_after_a_kill(
+    spark: SparkSession, still: Still, tmp_path: Path, unaligned: str
+) -> None:
+    events: list[Event] = []
+    clicks = (
+        still.readStream.format("clicks")
+        .options(records=RECORDS, partitions=2, apps=20, batchRows=250, recordsPerSecond=10_000)
+        .load()
+    )
+    counted = clicks.groupBy("app_id").transformWithState(
+        EveryView(), "app_id string, n long", "Append", "None"
+    )
+    query = (
+        counted.writeStream.queryName("views")
+        .option("path", str(tmp_path / "out"))
+        .option("checkpointLocation", str(tmp_path / "checkpoints"))
+        .option("checkpointInterval", "300 ms")
+        .option("restartDelay", "100 ms")
+        .option("restartAttempts", "10")
+        .option("parallelism", "2")
+        .option("unalignedCheckpoints", unaligned)
+        .start()
+    )
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
+            os.kill(query.slot_pids[1], signal.SIGKILL)
+
+    query.add_listener(listen)
+    assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]
+    assert [e for e in events if isinstance(e, AttemptStarted) and e.restored_from]
+    said: dict[str, list[int]] = {}
+    for row in pq.read_table(tmp_path / "out").to_pylist():
+        said.setdefault(row["app_id"], []).append(row["n"])
+    assert all(sorted(numbers) == list(range(1, len(numbers) + 1)) for numbers in said.values())
+    assert sum(map(len, said.values())) == RECORDS
+
+
+# --- What is built, and refused -------------------------------------------------------------------
+
+
+@pytest.fixture
+def still(spark: SparkSession) -> Still:
+    return stillframe.on(spark)
+
+
+@pytest.fixture
+def rows(still: Still, tmp_path: Path) -> Stream:
+    (tmp_path / "rows.json").write_text('{"k": "a"}\n')
+    return still.readStream.schema(COLUMNS).json(str(tmp_path / "rows.json"))
+
+
+def test_the_event_time_is_that_of_the_watermark(rows: Stream) -> None:
+    watched = rows.withWatermark("at", "6 seconds")
+    for mode, time in (("EventTime", "at"), ("ProcessingTime", None), ("None", None)):
+        operator = rows_of(CountRows(), mode)(watched).node.operator
+        assert isinstance(operator, Transform)
+        assert (operator.time, operator.keys) == (time, ("k",))
+
+
+def test_the_output_may_have_an_event_time_for_windows_behind_it(rows: Stream) -> None:
+    made = (
+        rows.withWatermark("at", "6 seconds")
+        .groupBy("k")
+        .transformWithState(
+            Sessions(), "k string, at timestamp", "Append", "EventTime", eventTimeColumnName="at"
+        )
+    )
+    counts = made.groupBy(F.window("at", "5 seconds")).count()
+    assert counts.columns == ["window", "count"]
+    with pytest.raises(BuildError, match="eventTimeColumnName is 'when', and the output has k"):
+        rows_of(Sessions(), "EventTime", eventTimeColumnName="when")(rows)
+
+
+class BadSchema(CountRows):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        handle.getValueState("seen", "rows whole number")
+
+
+class Expiring(CountRows):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        handle.getValueState("seen", "rows long", 1000)
+
+
+class Twice(CountRows):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        handle.getValueState("seen", "rows long")
+        handle.getListState("seen", "rows long")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (rows_of(CountRows(), "sometimes"), "Unknown time mode sometimes"),
+        (rows_of(BadSchema()), "BadSchema cannot be used: the schema 'rows whole number'"),
+        (rows_of(Expiring()), "Cannot use TTL for state=seen in timeMode=none"),
+        (rows_of(Twice()), "State variable with name seen has already been defined"),
+        (rows_of(CountRows), "takes an object of a class that extends"),  # type: ignore[arg-type]
+        (
+            lambda rows: rows.groupBy().transformWithState(CountRows(), SAID, "Append", "None"),
+            "transformWithState needs keys",
+        ),
+        (
+            lambda rows: rows.groupBy("k").transformWithState(CountRows(), SAID, "most", "None"),
+            "Unknown output mode most",
+        ),
+        (
+            lambda rows: rows.groupBy("k").transformWithState(
+                CountRows(), SAID, "Complete", "None"
+            ),
+            "use Append or Update",
+        ),
+        (
+            lambda rows: rows_of(Begun(), initialState=rows.groupBy("k"))(rows),
+            "initialState takes a grouped DataFrame",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_runs(
+    rows: Stream, make: Any, words: str
+) -> None:
+    with pytest.raises(BuildError, match=words):
+        make(rows)
+
+
+def test_an_initial_state_has_keys_of_the_same_types(spark: SparkSession, rows: Stream) -> None:
+    begin = spark.createDataFrame([(1, 2)], "who long, start long").groupBy("who")
+    with pytest.raises(BuildError, match="group both by columns of the same types"):
+        rows_of(Begun(), initialState=begin)(rows)
