@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from stillframe.config import JobConfig, job_config, job_option_names, parse_duration_seconds
+from stillframe.config import (
+    JobConfig,
+    StateSettings,
+    job_config,
+    job_option_names,
+    parse_duration_seconds,
+)
 from stillframe.errors import BuildError, UnknownOption
 
 
@@ -27,7 +33,13 @@ def test_every_option_is_parsed_into_its_unit():
             "restartAttempts": "0",
             "restartDelay": "0 s",
             "restoreFrom": "7",
+            "allowNonRestoredState": "true",
             "channelBufferBytes": "65536",
+            "stateBackend": "rocksdb",
+            "memoryStateMax": "512k",
+            "incrementalCheckpoints": "false",
+            "rocksdbMemory": "1 GiB",
+            "stateDirectory": "/fast",
         }
     )
 
@@ -45,8 +57,15 @@ def test_every_option_is_parsed_into_its_unit():
         restart_attempts=0,
         restart_delay_seconds=0.0,
         restore_from=7,
+        allow_non_restored_state=True,
         channel_buffer_bytes=65536,
+        state_backend="rocksdb",
+        memory_state_bytes_max=512 * 1024,
+        incremental_checkpoints=False,
+        rocksdb_memory_bytes=1024**3,
+        state_directory="/fast",
     )
+    assert config.state == StateSettings("rocksdb", 512 * 1024, False, 1024**3, "/fast")
 
 
 def test_the_options_of_a_failure_rate_are_parsed_into_their_units():
@@ -148,6 +167,25 @@ def test_a_count_is_a_whole_number_of_at_least_one(text):
 def test_an_interval_without_a_location_is_refused():
     with pytest.raises(BuildError, match="say where checkpoints go"):
         job_config({"checkpointInterval": "1 s"})
+
+
+def test_a_job_starts_from_a_checkpoint_by_number_or_from_a_savepoint_by_address():
+    place = {"checkpointLocation": "/chk"}
+
+    assert job_config({"restoreFrom": " 7 "}).restore_from == 7
+    assert job_config({**place, "restoreFrom": "/sp/7"}).restore_from == "/sp/7"
+    assert job_config({**place, "restoreFrom": "s3://b/sp"}).restore_from == "s3://b/sp"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5"])
+def test_a_number_that_no_checkpoint_can_have_is_not_taken_for_an_address(text):
+    with pytest.raises(BuildError, match="restoreFrom"):
+        job_config({"checkpointLocation": "/chk", "restoreFrom": text})
+
+
+def test_a_savepoint_without_a_place_for_checkpoints_is_refused():
+    with pytest.raises(BuildError, match="restoreFrom is the savepoint '/sp', but checkpointLocat"):
+        job_config({"restoreFrom": "/sp"})
 
 
 def test_more_subtasks_than_key_groups_are_refused_with_both_numbers():
@@ -370,3 +408,19 @@ def test_settings_of_the_storage_are_kept_as_they_are_and_not_shown() -> None:
         "fs.s3a.secret.key": "hidden",
     }
     assert "hidden" not in repr(config)
+
+
+def test_the_settings_of_state_are_the_same_whether_nobody_or_everybody_asks():
+    assert JobConfig().state == StateSettings()
+
+
+def test_a_state_backend_that_does_not_exist_names_those_that_do():
+    with pytest.raises(BuildError, match=r"one of memory, fs, rocksdb, not 'rocks'; .*'rocksdb'"):
+        job_config({"stateBackend": "rocks"})
+    assert job_config({"stateBackend": "hashmap"}).state_backend == "fs"
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1m", "5x", "m", "1.5g"])
+def test_a_size_is_a_number_and_a_unit(text: str):
+    with pytest.raises(BuildError, match=r"memoryStateMax is a size such as '512k', '5m' or '1g'"):
+        job_config({"memoryStateMax": text})

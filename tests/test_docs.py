@@ -24,6 +24,7 @@ WITHOUT_DEFAULT = {
     "restartStrategy": "by the checkpoints",
     "restoreFrom": "the newest",
     "watermarkIdleTimeout": "never",
+    "stateDirectory": "Spark's own",
 }
 """What the table says where the code has None."""
 

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from stillframe.api.functions import KeyedFunction, TwoInputFunction
+    from stillframe.api.processors import KeyProcessor, KeyStates
+    from stillframe.api.stream_functions import StreamFunction, SubtaskStates
     from stillframe.api.timers import Timers
     from stillframe.coordinator.query import Query
+    from stillframe.spark.savepoints import Savepoint
     from stillframe.spark.session import Still
 
 __version__ = "0.1.0"
@@ -37,18 +40,24 @@ __all__ = [
     "DataError",
     "Fenced",
     "JobFailed",
+    "KeyProcessor",
+    "KeyStates",
     "KeyedFunction",
     "Query",
+    "Savepoint",
     "SnapshotDamaged",
     "StartRefused",
     "StillframeError",
     "StorageError",
+    "StreamFunction",
+    "SubtaskStates",
     "Timers",
     "TwoInputFunction",
     "UnknownOption",
     "UserCodeError",
     "__version__",
     "on",
+    "register",
 ]
 
 
@@ -57,6 +66,13 @@ def on(spark: SparkSession) -> Still:
     from stillframe.spark.session import Still
 
     return Still(spark)
+
+
+def register(spark: SparkSession) -> None:
+    """Have a session that runs no jobs read snapshots: `spark.read.format("stillframe")`."""
+    from stillframe.spark.snapshot_source import register
+
+    register(spark)
 
 
 def __getattr__(name: str) -> Any:
@@ -69,8 +85,20 @@ def __getattr__(name: str) -> Any:
         from stillframe.api import functions
 
         return getattr(functions, name)
+    if name in ("KeyProcessor", "KeyStates"):
+        from stillframe.api import processors
+
+        return getattr(processors, name)
+    if name in ("StreamFunction", "SubtaskStates"):
+        from stillframe.api import stream_functions
+
+        return getattr(stream_functions, name)
     if name == "Timers":
         from stillframe.api.timers import Timers
 
         return Timers
+    if name == "Savepoint":
+        from stillframe.spark.savepoints import Savepoint
+
+        return Savepoint
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

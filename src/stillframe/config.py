@@ -18,6 +18,7 @@ from stillframe.errors import BuildError, UnknownOption
 
 RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
 CheckpointMode = Literal["exactly-once", "at-least-once", "at-most-once", "stop-the-world"]
+StateBackend = Literal["memory", "fs", "rocksdb"]
 
 _UNIT_SECONDS = {
     "ms": 0.001, "millisecond": 0.001, "milliseconds": 0.001,
@@ -69,6 +70,17 @@ def parse_count(option: str, text: str) -> int:
 def parse_count_or_zero(option: str, text: str) -> int:
     """A whole number, 0 included."""
     return 0 if text.strip() == "0" else parse_count(option, text)
+
+
+_UNIT_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def _parse_bytes(option: str, text: str) -> int:
+    """A number and a unit as Spark has them: `'512k'`, `'5m'`, `'1g'`; without one, bytes."""
+    match = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    if not match or int(match[1]) < 1:
+        raise BuildError(f"option {option} is a size such as '512k', '5m' or '1g', not {text!r}")
+    return int(match[1]) * _UNIT_BYTES[match[2]]
 
 
 def _text(option: str, text: str) -> str:
@@ -130,6 +142,12 @@ def _one_of(option: str, text: str, names: tuple[Name, ...]) -> Name:
     )
 
 
+def _parse_restore(option: str, text: str) -> int | str:
+    """A number is a checkpoint's, all else an address."""
+    is_number = re.fullmatch(r"\s*[-+]?[0-9.]+\s*", text, re.ASCII)
+    return parse_count(option, text) if is_number else _text(option, text)
+
+
 def _parse_restart_strategy(option: str, text: str) -> RestartStrategyName:
     """Any case, and `off` for `none`, as Flink has it."""
     given = "none" if text.strip().lower() == "off" else text
@@ -137,10 +155,33 @@ def _parse_restart_strategy(option: str, text: str) -> RestartStrategyName:
     return _one_of(option, given, names)
 
 
+def _parse_state_backend(option: str, text: str) -> StateBackend:
+    """Flink's name for the heap is understood too."""
+    given = "fs" if text.strip().lower() == "hashmap" else text
+    names: tuple[StateBackend, ...] = get_args(StateBackend)
+    return _one_of(option, given, names)
+
+
 def _parse_checkpoint_mode(option: str, text: str) -> CheckpointMode:
     """Any case, and with `_` as Flink writes it."""
     names: tuple[CheckpointMode, ...] = get_args(CheckpointMode)
     return _one_of(option, text.replace("_", "-"), names)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSettings:
+    """Where a job's slots keep their state, and where its snapshots go."""
+
+    backend: StateBackend = "fs"
+    """On the heap with snapshots in the acknowledgement (memory) or in files (fs), or on disk."""
+    memory_bytes_max: int = 5 << 20
+    """Of the backend memory: how long the snapshot of one state of one subtask may be."""
+    is_incremental: bool = True
+    """Of the backend rocksdb: whether a checkpoint stores only the files that are new."""
+    rocksdb_bytes_max: int = 256 << 20
+    """Of the backend rocksdb: how much memory its buffers and caches may take in each slot."""
+    directory: str | None = None
+    """Of the backend rocksdb: where working files go; None: Spark's local directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +224,34 @@ class JobConfig:
     """How long after a restart without a failure until delays begin with the first again."""
     restart_jitter_factor: float = 0.1
     restart_attempts_before_reset_backoff: float = math.inf
-    restore_from: int | None = None
-    """A checkpoint's number, to begin with that one instead of the newest."""
+    restore_from: int | str | None = None
+    """A checkpoint's number, to begin with that one instead of the newest; or the address of a
+    savepoint, to begin with where there is no checkpoint yet."""
+    allow_non_restored_state: bool = False
+    """Whether state of operators that the job does not have is left out; otherwise refused."""
     watermark_idle_timeout_seconds: float | None = None
     """After how long without a record event time no longer waits for a source; None: never."""
     watermark_ahead_seconds_max: float = 365 * 86_400.0
     """How far ahead of the wall clock a record may pull event time."""
     channel_buffer_bytes: int = 4 * 1024 * 1024
     """How many bytes may wait in one channel before its sender must pause."""
+    state_backend: StateBackend = "fs"
+    memory_state_bytes_max: int = 5 << 20
+    incremental_checkpoints: bool = True
+    rocksdb_memory_bytes: int = 256 << 20
+    state_directory: str | None = None
     storage_settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Hadoop's `fs.s3a.*` of options and session, keys and secrets among them: never shown."""
+
+    @property
+    def state(self) -> StateSettings:
+        return StateSettings(
+            self.state_backend,
+            self.memory_state_bytes_max,
+            self.incremental_checkpoints,
+            self.rocksdb_memory_bytes,
+            self.state_directory,
+        )
 
     @property
     def alignment_timeout_ms(self) -> int | None:
@@ -239,10 +298,16 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
         "restart_attempts_before_reset_backoff",
         _parse_count_or_infinite,
     ),
-    "restoreFrom": ("restore_from", parse_count),
+    "restoreFrom": ("restore_from", _parse_restore),
+    "allowNonRestoredState": ("allow_non_restored_state", _parse_flag),
     "watermarkIdleTimeout": ("watermark_idle_timeout_seconds", _parse_time_span_seconds),
     "watermarkMaxAhead": ("watermark_ahead_seconds_max", _parse_duration_or_infinite),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
+    "stateBackend": ("state_backend", _parse_state_backend),
+    "memoryStateMax": ("memory_state_bytes_max", _parse_bytes),
+    "incrementalCheckpoints": ("incremental_checkpoints", _parse_flag),
+    "rocksdbMemory": ("rocksdb_memory_bytes", _parse_bytes),
+    "stateDirectory": ("state_directory", _text),
 }
 # Which strategies have an option. Where none is named, the first that has all given ones is meant.
 _STRATEGIES_WITH: Mapping[str, tuple[RestartStrategyName, ...]] = {
@@ -284,7 +349,7 @@ def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = N
     only; the caller has taken the sink's own out. What they and the session say of the storage
     (`fs.s3a.*`, in a session `spark.hadoop.fs.s3a.*`) is kept as it is, for the store to read.
     """
-    storage_settings = _storage_settings(options, session or {})
+    of_storage = storage_settings(options, session or {})
     options = {name: text for name, text in options.items() if not is_storage_setting(name)}
     from_session = {
         name.removeprefix(SESSION_PREFIX): value
@@ -300,7 +365,7 @@ def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = N
         named, inherited = (of_level.get("restart_strategy") for of_level in (parsed, values))
         parsed["restart_strategy"] = _strategy_meant(texts, named, inherited, of)
         values |= parsed
-    values["storage_settings"] = storage_settings
+    values["storage_settings"] = of_storage
     assert set(values) <= {each.name for each in fields(JobConfig)}
     return _checked(JobConfig(**values))
 
@@ -310,7 +375,8 @@ def is_storage_setting(option: str) -> bool:
     return option.lower().startswith(STORAGE_PREFIX)
 
 
-def _storage_settings(options: Mapping[str, str], session: Mapping[str, str]) -> dict[str, str]:
+def storage_settings(options: Mapping[str, str], session: Mapping[str, str]) -> dict[str, str]:
+    """Hadoop's `fs.s3a.*` for a store: those of the options, and below them the session's."""
     of_session = {
         name.removeprefix("spark.hadoop."): text
         for name, text in session.items()
@@ -353,6 +419,11 @@ def _checked(config: JobConfig) -> JobConfig:
     if config.checkpoint_interval_seconds is not None and config.checkpoint_location is None:
         raise BuildError(
             "checkpointInterval is set but checkpointLocation is not: say where checkpoints go"
+        )
+    if isinstance(config.restore_from, str) and config.checkpoint_location is None:
+        raise BuildError(
+            f"restoreFrom is the savepoint {config.restore_from!r}, but checkpointLocation is not"
+            " set: say where the job's own checkpoints go"
         )
     if config.parallelism is not None and config.parallelism > config.max_parallelism:
         raise BuildError(

@@ -26,7 +26,7 @@ from stillframe.testing.processes import ProcessDeployment
 COMMAND_SECONDS_MAX = 280.0
 
 
-def run_small_job(home: Path, name: str = "page-views") -> Query:
+def run_small_job(home: Path, name: str = "page-views", **more_options: str) -> Query:
     """1,000 clicks counted by app on two slots, to the end; checkpoints are below `home`/chk."""
     source = ClickSource(records=1_000, apps=10)
     read = Node(Read(source), source.schema, given_uid="clicks")
@@ -35,7 +35,8 @@ def run_small_job(home: Path, name: str = "page-views") -> Query:
     counted = Node(Aggregate(("app_id",), (call,)), counts, (read,), given_uid="count")
     sink = FileSink(str(home / f"{name}-counts"), "parquet", counts)
     write = Node(Write(sink), counts, (counted,), given_uid="write")
-    options = {"checkpointLocation": str(home / "chk"), "checkpointInterval": "10 s"}
+    location = str(home / "chk")
+    options = {"checkpointLocation": location, "checkpointInterval": "10 s", **more_options}
     job = Job(
         build_plan(name, [write], 2),
         job_config(options),

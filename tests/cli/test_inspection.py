@@ -63,6 +63,44 @@ def test_machines_get_the_same_as_json(home, capsys):
     assert len(operators["clicks"]["items"]) == 4
 
 
+def test_state_that_is_kept_in_the_metadata_is_told_like_any_other(tmp_path, small_job, capsys):
+    said = {}
+    for backend in ("fs", "memory"):
+        small_job(tmp_path / backend, stateBackend=backend)
+        path = str(newest(tmp_path / backend))
+        assert main(["inspect", path, "--json", "--rows", "100"]) == 0
+        (job,) = json.loads(capsys.readouterr().out)
+        (checkpoint,) = job["checkpoints"]
+        operators = {operator["uid"]: operator for operator in checkpoint["operators"]}
+        said[backend] = checkpoint["state_bytes"], operators["count"]["states"]
+
+    assert said["memory"] == said["fs"]
+    assert said["memory"][1][0]["rows"] == 10
+    assert not list(job_directory(tmp_path / "memory").glob("shared/*/*"))
+
+
+def test_the_states_in_a_database_are_told_with_their_rows(tmp_path, small_job, capsys):
+    small_job(tmp_path, stateBackend="rocksdb")
+    assert main(["inspect", str(newest(tmp_path)), "--json", "--rows", "100"]) == 0
+    (job,) = json.loads(capsys.readouterr().out)
+    (checkpoint,) = job["checkpoints"]
+    (count,) = (each for each in checkpoint["operators"] if each["uid"] == "count")
+
+    (state,) = count["states"]
+    assert (state["name"], state["rows"]) == ("aggregates", 10)
+    assert sum(row["count"] for row in state["sample"]) == 1_000
+    assert state["bytes"] > 0
+
+
+def test_a_damaged_file_of_a_database_is_named(tmp_path, small_job, capsys):
+    small_job(tmp_path, stateBackend="rocksdb")
+    damaged = next(job_directory(tmp_path).glob("shared/*/*.sst-*.db"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+
+    assert main(["inspect", str(newest(tmp_path))]) == 1
+    assert damaged.name in capsys.readouterr().out
+
+
 def test_a_location_with_several_jobs_is_told_job_by_job(home, small_job, capsys):
     small_job(home, "second job")
     assert main(["inspect", str(home / "chk")]) == 0

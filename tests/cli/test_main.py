@@ -43,7 +43,7 @@ def test_the_version_is_the_package_s(capsys):
         (["demo", "--", "more"], "demo takes no arguments after --"),
         (["run"], "JOB.py"),
         (["run", "job.py", "--set", "parallelism"], "'parallelism' is not of the form KEY=VALUE"),
-        (["run", "job.py", "--restore", "chk/page-views/chk-7"], "not possible yet"),
+        (["run", "job.py", "--restore", "oldest"], "nor the path of a savepoint, which has a /"),
     ],
 )
 def test_a_command_that_is_not_understood_ends_with_2_and_says_why(capsys, arguments, said):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stillframe.cli.main import main
+from stillframe.cli.main import _parser, main
+from stillframe.cli.run import session_settings
 
 JOB = """
     import sys
@@ -127,3 +128,15 @@ def test_an_interrupt_stops_the_queries_in_good_order(tmp_path):
     assert [event["outcome"] for event in ended] == ["stopped"]
     assert '"attempt_failed"' not in out
     assert err.splitlines()[-1] == "stillframe: interrupted"
+
+
+def test_where_to_start_from_and_what_to_leave_out_become_settings_of_the_session():
+    given = ["run", "job.py", "--restore", "./savepoint", "--allow-non-restored-state"]
+
+    conf = session_settings(_parser().parse_args(given))
+
+    assert conf == {
+        "spark.stillframe.restoreFrom": "./savepoint",
+        "spark.stillframe.allowNonRestoredState": "true",
+    }
+    assert session_settings(_parser().parse_args(["run", "job.py"])) == {}

@@ -1,8 +1,10 @@
-"""What the driver does at the very end of a job."""
+"""What the driver does at the very beginning and at the very end of a job."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,24 +15,34 @@ from stillframe.connectors.generate import ClickSource
 from stillframe.coordinator.attempt import JobParts
 from stillframe.coordinator.history import History
 from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.located import write_savepoint
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.coordinator.starting import Starter
-from stillframe.errors import StorageError
+from stillframe.errors import StartRefused, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.protocol.manifests import (
+    FileHandle,
+    KeyedState,
+    Manifest,
+    OperatorDescription,
+    OperatorSnapshot,
+)
 from stillframe.storage.paths import state_path
 from stillframe.storage.store import Store, open_store
 from stillframe.testing.clock import ManualClock
 
 
-def starter(store: Store) -> Starter:
+def starter(store: Store, **options: Any) -> Starter:
     source: Source = ClickSource(records=1)
     read = Node(Read(source), source.schema)
     plan = build_plan("views", [Node(Write(DiscardSink()), source.schema, (read,))], 1)
     clock = ManualClock()
     ledger = Ledger(store, "views", 2, clock)
     ledger.read()
-    return Starter(JobParts(plan, JobConfig(), clock, History(), DriverSinks(plan), ledger))
+    config = JobConfig(**options)
+    return Starter(JobParts(plan, config, clock, History(), DriverSinks(plan), ledger))
 
 
 def test_a_job_is_not_called_finished_before_what_nobody_needs_is_deleted(
@@ -55,3 +67,66 @@ def test_a_job_is_not_called_finished_before_what_nobody_needs_is_deleted(
     assert record.outcome == "running", "so it goes on, and sweeps again"
     successor.begin()
     assert store.list("shared") == []
+
+
+def leave_a_checkpoint_of_an_operator_that_is_gone(store: Store) -> None:
+    first = starter(store)
+    first.begin()
+    state = KeyedState("sums", FileHandle("chk-1-1/sums", 1, 1), (0,), 1, "k string")
+    manifest = Manifest(
+        job="views",
+        attempt=first._ledger.attempt,
+        checkpoint_id=first._ledger.first_free_id,
+        epoch=first._ledger.next_epoch,
+        kind="checkpoint",
+        triggered_at_ms=0,
+        completed_at_ms=0,
+        max_parallelism=128,
+        operators=(OperatorDescription(OperatorUid("old"), "aggregate", "sum by k", 1),),
+        snapshots=(OperatorSnapshot(OperatorUid("old"), SubtaskIndex(0), keyed=(state,)),),
+        enumerators={OperatorUid("old"): {"state": {}, "is_last": False}},
+    )
+    first._ledger.note_used(manifest.checkpoint_id)
+    first._ledger.complete(manifest)
+
+
+def test_state_of_an_operator_that_is_gone_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    leave_a_checkpoint_of_an_operator_that_is_gone(store)
+
+    with pytest.raises(StartRefused):
+        starter(store).begin()
+
+
+def test_state_of_an_operator_that_is_gone_is_left_out_with_a_warning_if_that_is_allowed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(str(tmp_path))
+    leave_a_checkpoint_of_an_operator_that_is_gone(store)
+
+    with caplog.at_level(logging.WARNING, "stillframe"):
+        start = starter(store, allow_non_restored_state=True).begin()
+
+    assert "the state of 'sum by k' (old) is not restored" in caplog.text
+    assert {uid for uid, _ in start.state} == {each for each, _ in start.state} - {"old"}
+    assert any(part.items for part in start.state.values()), "a new source begins at its beginning"
+
+
+def test_a_savepoint_that_does_not_fit_is_refused_as_one(tmp_path: Path) -> None:
+    manifest = Manifest(
+        "",
+        Attempt(1),
+        CheckpointId(1),
+        Epoch(0),
+        "savepoint",
+        triggered_at_ms=0,
+        completed_at_ms=0,
+        max_parallelism=16,
+        operators=(),
+        snapshots=(),
+    )
+    write_savepoint(open_store(str(tmp_path / "sp")), manifest)
+    begun = starter(open_store(str(tmp_path / "job")), restore_from=str(tmp_path / "sp"))
+
+    with pytest.raises(StartRefused, match=r"^the savepoint does not fit this job: it has 16 key"):
+        begun.begin()

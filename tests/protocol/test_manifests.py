@@ -15,6 +15,8 @@ from stillframe.errors import DataError, SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import (
     ChannelState,
+    DiskFile,
+    DiskState,
     FileHandle,
     KeyedState,
     Manifest,
@@ -23,6 +25,7 @@ from stillframe.protocol.manifests import (
     PendingCommit,
     SubtaskTimings,
     decode_manifest,
+    encode_document,
     encode_manifest,
 )
 
@@ -56,6 +59,11 @@ RULES = OperatorSnapshot(
     broadcast=(KeyedState("function", FileHandle("shared/2/rules-1-7.arrow", 10, 1), (0,), 3, ""),),
 )
 WINDOWS = OperatorSnapshot(OperatorUid("windows"), SubtaskIndex(0), watermark_us=-17)
+DATABASE = OperatorSnapshot(
+    OperatorUid("count"),
+    SubtaskIndex(1),
+    disk=DiskState(64, 128, (DiskFile("000007.sst", FileHandle("shared/1/c-1-7.sst-3.db", 9, 2)),)),
+)
 CHANNEL = ChannelState(
     edge="clicks>count",
     source=SubtaskIndex(0),
@@ -94,7 +102,7 @@ def test_a_manifest_survives_its_own_encoding() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [COUNT, SOURCE, SINK, RULES, WINDOWS, TIMINGS, CHANNEL],
+    [COUNT, SOURCE, SINK, RULES, WINDOWS, DATABASE, TIMINGS, CHANNEL],
     ids=lambda part: type(part).__name__,
 )
 def test_a_part_travels_in_an_acknowledgement(
@@ -182,8 +190,8 @@ def test_values_that_were_never_written_are_damage(position: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_with_both_versions_and_is_not_called_damaged() -> None:
-    with pytest.raises(StorageError, match=r"format version 3, but .* up to 2") as raised:
-        decode_manifest(altered(format_version=3))
+    with pytest.raises(StorageError, match=r"format version 4, but .* up to 3") as raised:
+        decode_manifest(altered(format_version=4))
 
     assert not isinstance(raised.value, SnapshotDamaged)
 
@@ -281,6 +289,78 @@ def test_metadata_of_the_first_version_is_still_read() -> None:
     assert [snapshot.broadcast for snapshot in manifest.snapshots] == [()] * 3
 
 
+def test_metadata_of_the_second_version_is_still_read() -> None:
+    body = json.loads(encode_manifest(MANIFEST))["body"]
+
+    manifest = decode_manifest(encode_document(body, 2, "the metadata"))
+
+    assert manifest == dataclasses.replace(MANIFEST, format_version=2)
+
+
 def test_damage_in_metadata_of_the_first_version_is_seen() -> None:
     with pytest.raises(SnapshotDamaged, match="checksum"):
         decode_manifest(VERSION_1.replace('"row": 17', '"row": 18').encode())
+
+
+# --- state in the metadata itself ------------------------------------------------------------
+
+HELD = FileHandle("shared/2/count-1-aggregates-7.arrow", 6, 0xB837163B, b"counts")
+
+
+def holding(file: FileHandle) -> Manifest:
+    count = dataclasses.replace(COUNT, keyed=(dataclasses.replace(COUNT.keyed[0], file=file),))
+    return dataclasses.replace(MANIFEST, snapshots=(SOURCE, count, RULES), channels=(CHANNEL,))
+
+
+def test_state_in_the_metadata_comes_back_with_it() -> None:
+    manifest = decode_manifest(encode_manifest(holding(HELD)))
+
+    assert manifest == holding(HELD)
+    assert manifest.snapshots[1].keyed[0].file.data == b"counts"
+    assert manifest.snapshots[2].broadcast[0].file.data is None
+
+
+def test_state_in_the_metadata_is_state_and_no_file() -> None:
+    manifest = holding(HELD)
+
+    assert manifest.files() == (RULES.broadcast[0].file, CHANNEL.file)
+    assert manifest.state_bytes() == 6 + 10 + 500
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (
+            dataclasses.replace(HELD, data=b"counTs"),
+            "holds of shared/2/count-1.* 6 bytes and check",
+        ),
+        (dataclasses.replace(HELD, data=b"count"), "has 5 bytes and .* where 6 and b837163b were"),
+    ],
+    ids=["altered", "torn"],
+)
+def test_state_in_the_metadata_that_is_not_what_was_written_is_damage(
+    file: FileHandle, said: str
+) -> None:
+    with pytest.raises(SnapshotDamaged, match=said):
+        decode_manifest(encode_manifest(holding(file)))
+
+
+@pytest.mark.parametrize("data", ["*", "abc", 7, None])
+def test_state_in_the_metadata_that_is_not_base_64_is_damage(data: Any) -> None:
+    with pytest.raises(ValueError, match=r"base64|padding|data"):
+        FileHandle.from_json({**HELD.to_json(), "data": data})
+
+
+def test_a_handle_does_not_show_what_it_holds() -> None:
+    assert "counts'" not in repr(HELD)
+
+
+@pytest.mark.parametrize("how", ["copied", "dealt", "united"])
+def test_how_state_without_keys_is_shared_out_is_kept_and_an_older_one_is_a_copy(how):
+    state = dataclasses.replace(RULES.broadcast[0], redistribution=how)
+
+    assert KeyedState.from_json(state.to_json()) == state
+    without = {name: value for name, value in state.to_json().items() if name != "how"}
+    assert KeyedState.from_json(without).redistribution == "copied"
+    with pytest.raises(ValueError, match="how 'thrown'"):
+        KeyedState.from_json({**without, "how": "thrown"})

@@ -1,6 +1,7 @@
 """What coordinator and slots tell each other survives the way."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,7 @@ from stillframe.protocol.messages import (
     Running,
     StartSlot,
     StillThere,
+    TakeFile,
     TriggerCheckpoint,
     message_to_json,
     order_from_json,
@@ -49,6 +51,7 @@ ORDERS = [
     StartSlot({0: ("host-a", 1), 1: ("host-b", 2)}, {("count", 1): STATE}, 3, 2),
     StartSlot({}, {}, None, None),
     StartSlot({}, {("rules", 0): COPY}, 3, 2, {("a>b", 0): (UNDER_WAY,), ("a>b", 1): ()}),
+    TakeFile(FileHandle("shared/1/c", 5, 907060870, b"hello")),
     TriggerCheckpoint(4, 1_700_000_000_000),
     TriggerCheckpoint(4, 1_700_000_000_000, alignment_timeout_ms=0),
     CompleteCheckpoint(4, 3),
@@ -106,3 +109,15 @@ def test_an_acknowledgement_knows_every_file_it_needs_once():
     part = Acknowledged(0, 1, 4, (SNAPSHOT, RULES), TIMINGS, (UNDER_WAY, UNDER_WAY))
 
     assert part.files() == (KEYED.file, UNDER_WAY.file)
+
+
+def test_what_an_acknowledgement_holds_itself_is_no_file_it_needs():
+    small = replace(KEYED, file=FileHandle("shared/1/c", 5, 907060870, b"hello"))
+    under_way = replace(UNDER_WAY, file=small.file)
+    part = Acknowledged(
+        0, 1, 4, (SNAPSHOT, replace(RULES, broadcast=(small,))), TIMINGS, (under_way,)
+    )
+
+    assert part.files() == (KEYED.file,)
+    [_, rules] = report_from_json(over_the_wire(part)).operators
+    assert rules.broadcast[0].file.data == b"hello"

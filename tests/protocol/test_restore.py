@@ -367,3 +367,71 @@ def test_an_edge_that_the_job_does_not_have_any_more_is_refused_and_named():
 def test_without_a_checkpoint_or_records_under_way_there_is_nothing_to_place():
     assert starting_channels([], None) == {}
     assert starting_channels([], manifest([])) == {}
+
+
+# --- state without keys
+
+
+def without_keys(path, rows, how, name="held"):
+    return KeyedState(name, FileHandle(path, 0, 0), (0,), rows, "", how)
+
+
+def rows_of_shares(state, rows_in):
+    return [
+        row
+        for share in state.dealt
+        for row in rows_in[share.state.file.path][share.first :: share.step]
+    ]
+
+
+def test_dealt_rows_are_each_in_one_subtask_through_any_number_of_subtasks():
+    """2 -> 3 -> 1 -> 4 -> 4 -> 2, with lists of uneven lengths."""
+    lists = [list(range(7)), list(range(7, 9))]
+    for parallelism in (3, 1, 4, 4, 2):
+        files = {f"{subtask}.arrow": rows for subtask, rows in enumerate(lists)}
+        snapshots = [
+            OperatorSnapshot(
+                "f",
+                subtask,
+                broadcast=(without_keys(f"{subtask}.arrow", len(rows), "dealt"),) if rows else (),
+            )
+            for subtask, rows in enumerate(lists)
+        ]
+        state = starting_state([operator("f", parallelism)], 16, manifest(snapshots[::-1]), {})
+        dealt = [rows_of_shares(state["f", subtask], files) for subtask in range(parallelism)]
+        if parallelism == len(lists):
+            assert dealt == lists
+        else:
+            assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+        lists = dealt
+        assert Counter(row for rows in lists for row in rows) == Counter(range(9))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 4])
+def test_of_united_rows_every_subtask_gets_all_and_of_copies_one(parallelism):
+    snapshots = [
+        OperatorSnapshot(
+            "f",
+            subtask,
+            broadcast=(
+                without_keys(f"u{subtask}.arrow", 2, "united", "all"),
+                without_keys(f"c{subtask}.arrow", 2, "copied", "rules"),
+            ),
+        )
+        for subtask in range(2)
+    ]
+
+    state = starting_state([operator("f", parallelism)], 16, manifest(snapshots), {})
+
+    for subtask in range(parallelism):
+        paths = [each.file.path for each in state["f", subtask].broadcast]
+        assert sorted(paths) == sorted(["u0.arrow", "u1.arrow", f"c{subtask % 2}.arrow"])
+        assert state["f", subtask].dealt == ()
+
+
+def test_a_share_survives_the_way_to_its_slot():
+    snapshots = [OperatorSnapshot("f", 0, broadcast=(without_keys("0.arrow", 5, "dealt"),))]
+    state = starting_state([operator("f", 3)], 16, manifest(snapshots), {})["f", 1]
+
+    assert state.dealt[0].first == 1
+    assert SubtaskState.from_json(state.to_json()) == state

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from stillframe.ids import CheckpointId
-from stillframe.protocol.sharing import Sharing
+from stillframe.protocol.sharing import SharedFiles, Sharing
 
 ONE, TWO, THREE, FOUR = map(CheckpointId, range(1, 5))
 
@@ -121,3 +122,102 @@ def _play(chance: random.Random) -> int:
                 is_complete, of = news.pop(0)
                 (sharing.on_completed if is_complete else sharing.on_aborted)(of)
     return shared
+
+
+# --- a database: many files
+
+
+def uploaded(
+    shared: SharedFiles[str], checkpoint_id: CheckpointId, names: Iterable[str]
+) -> set[str]:
+    """The files the snapshot of a database with these names holds, written for it if need be."""
+    referable = shared.on_snapshot(checkpoint_id)
+    files = {name: referable.get(name, f"{name}-{checkpoint_id}") for name in names}
+    shared.on_written(checkpoint_id, files)
+    return set(files.values())
+
+
+def test_of_a_database_only_files_that_no_completed_checkpoint_has_are_written() -> None:
+    shared = SharedFiles[str]()
+    assert uploaded(shared, ONE, ["a", "b"]) == {"a-1", "b-1"}
+    shared.on_completed(ONE)
+
+    assert uploaded(shared, TWO, ["a", "b", "c"]) == {"a-1", "b-1", "c-2"}
+    shared.on_completed(TWO)
+    assert uploaded(shared, THREE, ["c", "d"]) == {"c-2", "d-3"}
+
+
+def test_the_files_of_a_checkpoint_that_failed_are_written_again() -> None:
+    shared = SharedFiles[str]()
+    uploaded(shared, ONE, ["a"])
+    shared.on_completed(ONE)
+    uploaded(shared, TWO, ["a", "b"])
+    shared.on_aborted(TWO)
+
+    assert uploaded(shared, THREE, ["a", "b"]) == {"a-1", "b-3"}
+
+
+def test_a_file_that_an_undecided_snapshot_dropped_is_written_again() -> None:
+    shared = SharedFiles[str]()
+    uploaded(shared, ONE, ["a", "b"])
+    shared.on_completed(ONE)
+    uploaded(shared, TWO, ["a"])
+
+    # If checkpoint 2 is complete by now, 1 may be dropped, and b with it.
+    assert uploaded(shared, THREE, ["a", "b"]) == {"a-1", "b-3"}
+
+
+def test_while_a_snapshot_is_being_written_nothing_is_referred_to() -> None:
+    shared = SharedFiles[str]()
+    uploaded(shared, ONE, ["a"])
+    shared.on_completed(ONE)
+    shared.on_snapshot(TWO)
+
+    assert uploaded(shared, THREE, ["a"]) == {"a-3"}
+
+
+def test_a_database_that_goes_on_with_what_was_restored_refers_to_that() -> None:
+    shared = SharedFiles({"a": "a-1"})
+    shared.on_completed(ONE)
+
+    assert uploaded(shared, TWO, ["a", "b"]) == {"a-1", "b-2"}
+
+
+def test_in_random_schedules_no_file_of_a_database_is_referred_to_after_it_was_dropped() -> None:
+    referred = sum(_play_files(random.Random(seed)) for seed in range(400))
+    assert referred > 400, "or the schedules prove nothing"
+
+
+def _play_files(chance: random.Random) -> int:
+    shared, news = SharedFiles[str](), list[tuple[bool, CheckpointId]]()
+    pending: dict[CheckpointId, set[str]] = {}
+    newest, stored, names, number, referred = set[str](), set[str](), ["0"], 0, 0
+    for step in range(80):
+        match chance.choice(["change", *["begin"] * 3, *["complete"] * 2, "abort", *["news"] * 4]):
+            case "change":
+                names = [name for name in names if chance.random() < 0.8] + [str(step)]
+            case "begin" if len(pending) < 3:
+                number += 1
+                held = uploaded(shared, CheckpointId(number), names)
+                written = {file for file in held if file.endswith(f"-{number}")}
+                referred += len(held - written)
+                stored |= written
+                pending[CheckpointId(number)] = held
+            case "complete" if pending:
+                completed = chance.choice(sorted(pending))
+                for older in [each for each in pending if each < completed]:
+                    del pending[older]
+                    news.append((False, older))
+                newest = pending.pop(completed)
+                assert newest <= stored
+                own = {f for each, held in pending.items() for f in held if f.endswith(f"-{each}")}
+                stored = newest | own
+                news.append((True, completed))
+            case "abort" if pending:
+                aborted = chance.choice(sorted(pending))
+                stored -= {f for f in pending.pop(aborted) if f.endswith(f"-{aborted}")} - newest
+                news.append((False, aborted))
+            case "news" if news:
+                is_complete, of = news.pop(0)
+                (shared.on_completed if is_complete else shared.on_aborted)(of)
+    return referred

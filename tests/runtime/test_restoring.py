@@ -16,8 +16,10 @@ from stillframe.key_groups import hash_columns, key_group_range, key_groups_of
 from stillframe.protocol.manifests import ChannelState, FileHandle, Manifest
 from stillframe.protocol.restore import starting_channels
 from stillframe.runtime.restoring import restored_batches
+from stillframe.runtime.task import described_channels
 from stillframe.state.channel_log import Overtaken, write_channel_log
 from stillframe.state.partials import PartialAggregates, is_partial
+from stillframe.storage.inline import InlineStore
 from stillframe.storage.local import LocalStore
 
 SCHEMA = pa.schema([("app", pa.string()), ("id", pa.int64())])
@@ -218,3 +220,25 @@ def test_a_damaged_file_is_told(store, tmp_path):
 
     with pytest.raises(SnapshotDamaged):
         restored(store, plan, edge, manifest)
+
+
+def test_records_under_way_that_are_kept_in_the_metadata_are_a_file_for_each_channel(store):
+    plan, edge = job("hash", 2, 2)
+    overtaken = [
+        Overtaken(edge.name, 0, 0, True, [batch(1, 2), batch(3)]),
+        Overtaken(edge.name, 1, 0, True, [batch(4)]),
+    ]
+    inline = InlineStore(store, 1 << 20)
+
+    first, second = described_channels(write_channel_log(inline, "a-0", overtaken))
+
+    assert [len(each.file.data) for each in (first, second)] == [
+        first.file.length_bytes,
+        second.file.length_bytes,
+    ]
+    assert (first.offset_bytes, second.offset_bytes) == (0, 0)
+    assert first.file != second.file
+    channels = {(edge.name, 0): (first, second)}
+    assert sorted(ids_of(restored_batches(None, plan, edge, 0, channels))) == [
+        i for i in (1, 2, 3, 4) if owner_of(f"app-{i}", 2) == 0
+    ]

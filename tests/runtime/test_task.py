@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from stillframe.api.sinks import Committer, Sink, SinkWriter
 from stillframe.errors import StorageError
+from stillframe.protocol.inline import INLINE_BYTES_MAX
 from stillframe.protocol.manifests import FileHandle, PendingCommit
 from stillframe.runtime.operators import RunningOperator
 
@@ -98,6 +101,33 @@ def test_a_file_of_an_older_checkpoint_counts_as_state_but_not_as_written(new_in
 
     timings = inner.events.take()[-1][3]
     assert (timings.bytes_written, timings.state_bytes) == (40, 140)
+
+
+def test_state_that_is_kept_in_the_metadata_counts_as_written_every_time(
+    new_inner,
+):
+    inner = new_inner()
+    inner.summing.files = (replace(OLDER_FILE, data=bytes(100)), NEWER_FILE)
+    inner.barriers(8)
+    inner.events.write(inner.subtask, 8)
+
+    timings = inner.events.take()[-1][3]
+    assert (timings.bytes_written, timings.state_bytes) == (140, 140)
+
+
+def test_more_state_than_an_acknowledgement_can_hold_declines_this_checkpoint_only(new_inner):
+    inner = new_inner(sink=ListSink())
+    inner.inputs[0].send(batch(1, 2))
+    inner.summing.files = (FileHandle(NEWER_FILE.path, INLINE_BYTES_MAX + 1, 2, b"too long"),)
+    inner.barriers(8)
+    inner.events.write(inner.subtask, 8)
+    [declined] = [said for said in inner.events.take() if said[0] == "declined"]
+    assert "take 41943041 bytes together, more than the 41943040 that" in declined[2]
+
+    inner.summing.files = (FileHandle(NEWER_FILE.path, 5, 2, b"small"),)
+    inner.barriers(9)
+    inner.events.write(inner.subtask, 9)
+    assert acknowledged_commits(inner.events) == [PendingCommit(8, {"ids": [1, 2]})]
 
 
 # --- sinks -----------------------------------------------------------------------------------

@@ -39,11 +39,31 @@ def test_every_window_comes_out_once_and_whole_after_a_kill(
     assert Counter(map(flat, rows)) == truth(counted(clicks.frame()))
 
 
-def test_updates_of_windows_end_with_the_true_values_after_a_kill(
+def test_windows_behind_a_union_and_a_row_function_go_by_the_watermark_after_it(
     clicks: Any, run_and_kill: Any
 ) -> None:
+    def counted(rows: Any, time: str) -> Any:
+        return rows.groupBy(F.window(time, "2 seconds"), "app_id").agg(F.count("*").alias("views"))
+
+    marked = clicks.stream().withWatermark("at", "1 second")
+    halves = [marked.filter(f"id % 2 = {each}").select("at", "app_id") for each in (0, 1)]
+    renamed = (
+        halves[0]
+        .union(halves[1])
+        .map_rows(lambda row: (row.at, row.app_id), "moment timestamp, app_id string")
+    )
+    stream = counted(renamed.withWatermark("moment", "1 second"), "moment")
+    rows = run_and_kill(stream.writeStream.outputMode("append").format("parquet"))
+
+    assert Counter(map(flat, rows)) == truth(counted(clicks.frame(), "at"))
+
+
+@pytest.mark.parametrize("slide", ["2 seconds", "500 milliseconds"])
+def test_updates_of_windows_end_with_the_true_values_after_a_kill(
+    clicks: Any, run_and_kill: Any, slide: str
+) -> None:
     def counted(rows: Any) -> Any:
-        return rows.groupBy(F.window("at", "2 seconds"), "app_id").count()
+        return rows.groupBy(F.window("at", "2 seconds", slide), "app_id").count()
 
     stream = counted(clicks.stream().withWatermark("at", "1 second"))
     rows = run_and_kill(stream.writeStream.outputMode("update").format("parquet"))

@@ -236,9 +236,10 @@ def test_an_event_time_behind_a_join_is_one_only_if_its_rows_cannot_be_arbitrari
     assert noted("clicked <= shown") == {"shown"}
     assert noted("clicked >= shown") == {"clicked"}
     assert noted("true") == set()
-    unbounded = shown.join(clicked, shown.ad == clicked.ad)
-    with pytest.raises(BuildError, match="withWatermark"):
-        unbounded.groupBy(window("shown", "1 minute")).count()
+    for condition in ("true", "clicked >= shown"):
+        unbounded = shown.alias("l").join(clicked.alias("r"), on(f"l.ad = r.ad AND {condition}"))
+        with pytest.raises(BuildError, match=r"^rows of the join .* bound on both sides how far"):
+            unbounded.groupBy(window("shown", "1 minute")).count()
 
 
 # --- What is refused ----------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class PageViews:
         *saboteurs: Callable[[Event], None],
         around_clicks: Callable[[FileSink], Any] = lambda sink: sink,
         mode: str = "exactly-once",
+        backend: str = "fs",
     ) -> None:
         reader = self._still.readStream.format("clicks")
         clicks = reader.options(
@@ -79,6 +80,7 @@ class PageViews:
                 "restartAttempts": "10",
                 "parallelism": "2",
                 "checkpointMode": mode,
+                "stateBackend": backend,
             }
         )
         self.query = launch.start(self._spark, "page-views", sinks, config)
@@ -138,10 +140,11 @@ class Once:
             self.done = True
 
 
+@pytest.mark.parametrize("backend", ["fs", "memory", "rocksdb"])
 def test_a_kill_during_processing_recovers_from_a_checkpoint_and_not_from_zero(
-    page_views: PageViews,
+    page_views: PageViews, backend: str
 ) -> None:
-    page_views.start(Once(page_views, CheckpointCompleted, attempt=1, slot=1))
+    page_views.start(Once(page_views, CheckpointCompleted, attempt=1, slot=1), backend=backend)
     page_views.finish()
 
     (restored_from,) = page_views.restored_from()

@@ -21,9 +21,11 @@ from stillframe.graph.logical import TimeMode, Transform
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
+from stillframe.runtime.kept_states import StatesOnHeap
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX
 from stillframe.runtime.transforming import Transforming
 from stillframe.spark.stateful import ProcessorProgram, python_values, row_maker
+from stillframe.state.heap import HeapBackend
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import LocalStore
 from stillframe.testing.clock import ManualClock
@@ -59,14 +61,13 @@ class Subtask:
             return self.made[-1]
 
         time = more.pop("time", "at" if mode == "eventTime" else None)
+        heap = HeapBackend(pa.schema([INPUT.field("k")]), GROUPS)
+        place_of = (OperatorUid("uid"), SubtaskIndex(index), Attempt(1))
         self.operator = Transforming(
-            OperatorUid("uid"),
-            SubtaskIndex(index),
-            Attempt(1),
             replace(Transform(make, "Processor", ("k",), mode, time), **more),
             INPUT,
             OUTPUT,
-            self.store,
+            StatesOnHeap(*place_of, self.store, heap),
             GROUPS,
             self.clock,
         )

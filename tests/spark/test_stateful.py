@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from time import time as clock_seconds
 from typing import Any
 
 import pandas as pd
@@ -180,6 +181,30 @@ class Prompt(Processor):
         yield Row(k=key[0], what="said", n=self.kept.get()[0])
 
 
+class Forgets(Processor):
+    """What it keeps has expired when the next batch comes, and is there until then."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("value", "n long", ttlDurationMs=1)
+        self.list = handle.getListState("list", "n long", ttlDurationMs=1)
+        self.map = handle.getMapState("map", "n long", "n long", ttlDurationMs=1)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        before = self.kept()
+        for row in rows:
+            self.value.update((row.n,))
+            self.list.appendValue((row.n,))
+            self.map.updateValue((row.n % 5,), (row.n,))
+        yield Row(k=key[0], what=f"{before} {self.kept()}", n=self.value.get()[0])
+        while clock_seconds() * 1000 < timerValues.getCurrentProcessingTimeInMs() + 3:
+            """So that the next batch is later than this one by the clock."""
+
+    def kept(self) -> Any:
+        pairs = sorted((k[0], v[0]) for k, v in self.map.iterator())
+        exists = [state.exists() for state in (self.value, self.list, self.map)]
+        return exists, self.value.get(), [tuple(row) for row in self.list.get()], pairs
+
+
 class Begun(Processor):
     """Goes on with what it is told at the beginning."""
 
@@ -346,8 +371,9 @@ def rows_of(processor: StatefulProcessor, mode: str = "none", **more: Any) -> An
             lambda rows: rows_of(Sessions(), "eventTime")(rows.withWatermark("at", "6 seconds")),
         ),
         (of_spark_without_rest, rows_of(Prompt(), "processingTime")),
+        (of_spark_without_rest, rows_of(Forgets(), "processingTime")),
     ],
-    ids=["value", "pandas", "list and map", "event timers", "processing timers and TTL"],
+    ids=["value", "pandas", "list and map", "event timers", "processing timers and TTL", "expiry"],
 )
 def test_a_processor_says_what_it_says_in_spark_also_after_a_kill(
     spark: SparkSession, still: Still, tmp_path: Path, run: Any, make: Any

@@ -109,7 +109,10 @@ def test_a_process_stands_behind_an_exchange_by_its_keys(numbers: Stream) -> Non
     [
         (lambda s: s.groupBy("key").process(CountPerTwoSeconds(), SCHEMA), "give the class"),
         (lambda s: s.groupBy("key").process(dict, SCHEMA), "KeyedFunction, not the class dict"),
-        (lambda s: s.groupBy("key").process(7, SCHEMA), "subclass of KeyedFunction, not 7"),
+        (
+            lambda s: s.groupBy("key").process(7, SCHEMA),
+            "subclass of KeyProcessor or KeyedFunction, not 7",
+        ),
         (lambda s: s.groupBy("key").process(Undone, SCHEMA), "does not say what to do in process"),
         (lambda s: s.groupBy().process(CountPerTwoSeconds, SCHEMA), "name columns in groupBy"),
         (

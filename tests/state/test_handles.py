@@ -178,6 +178,93 @@ def test_an_element_of_a_list_and_a_user_key_of_a_map_expire_each_by_themselves(
     assert not maps.exists()
 
 
+def refreshing(ttl_ms=100):
+    """Handles of all kinds for which reads count, with something in them since time 0."""
+    backend, scene = HeapBackend(APP, 16), Scene()
+    expiring = partial(Declared, value=RowType(COUNT), expires=True)
+    value = ValueHandle(scene, backend.values(expiring("v", Kind.VALUE)), ttl_ms, refreshes=True)
+    lists = ListHandle(scene, backend.lists(expiring("l", Kind.LIST)), ttl_ms, refreshes=True)
+    user_key = RowType(pa.schema([("u", pa.string())]))
+    table = backend.maps(expiring("m", Kind.MAP, user_key=user_key))
+    maps = MapHandle(scene, table, ttl_ms, refreshes=True)
+    scene.enter(backend.keys_of([pa.array(["a"])])[1][0])
+    value.update((1,))
+    lists.extend([(1,), (2,)])
+    maps.put(("u",), (1,))
+    maps.put(("v",), (2,))
+    return scene, backend, (value, lists, maps)
+
+
+def test_a_row_that_is_read_in_time_lives_on_and_one_that_is_only_looked_for_does_not():
+    scene, _, (value, lists, maps) = refreshing()
+    for now_ms in range(60, 600, 60):
+        scene.now_ms = now_ms
+        assert value.get() == (1,)
+        assert list(lists.get()) == [(1,), (2,)]
+        assert maps.get(("u",)) == (1,)
+        assert maps.contains(("v",)) == (now_ms < 100)
+
+    for now_ms in range(600, 900, 60):
+        scene.now_ms = now_ms
+        found = [value.exists(), lists.exists(), maps.contains(("u",))]
+        assert found == [now_ms < 640] * 3
+    assert value.get() is None
+    assert not list(lists.get())
+    assert not dict(maps.items())
+
+
+def test_to_look_through_a_map_makes_all_that_is_left_of_it_live_on():
+    scene, _, (_, _, maps) = refreshing()
+    scene.now_ms = 50
+    maps.put(("w",), (3,))
+    scene.now_ms = 99
+    assert len(dict(maps.items())) == 3
+    scene.now_ms = 198
+    assert sorted(user_key for (user_key,), _ in maps.items()) == ["u", "v", "w"]
+
+
+def test_a_read_is_written_down_when_the_row_gains_more_than_a_tenth_of_its_time():
+    scene, backend, (value, lists, maps) = refreshing()
+
+    def versions_after_reads(now_ms):
+        scene.now_ms = now_ms
+        value.get(), list(lists.get()), maps.get(("u",)), dict(maps.items())
+        return [table.version for table in backend.tables]
+
+    first = versions_after_reads(0)
+    assert versions_after_reads(10) == first
+    second = versions_after_reads(11)
+    assert all(now > before for now, before in zip(second, first, strict=True))
+    assert versions_after_reads(21) == second
+
+
+def test_what_had_no_time_to_live_is_not_given_one_by_a_read():
+    scene, backend, (value, _, _) = refreshing()
+    backend.tables[0].put(scene.key, (7,), None)
+    scene.now_ms = 50
+    assert value.get() == (7,)
+    scene.now_ms = 10**9
+    assert value.get() == (7,)
+
+
+def test_named_rows_and_structs_are_records_and_keep_the_zone_of_instants():
+    schema = pa.schema(
+        [("at", pa.timestamp("us", "UTC")), ("by", pa.struct([("user", pa.string())]))]
+    )
+
+    def records(names):
+        return lambda values: dict(zip(names, values, strict=True))
+
+    named = RowType(schema, records, named=True)
+    noon = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)
+
+    kept = named.frozen((noon, {"user": "u"}), "it")
+
+    assert named.thawed(kept) == {"at": noon, "by": {"user": "u"}}
+    assert named.thawed(named.from_arrow(named.to_arrow([kept]))[0])["at"].tzinfo is not None
+    assert RowType(schema).thawed(kept)[0].tzinfo is None
+
+
 def test_an_empty_list_is_no_list():
     backend, scene = HeapBackend(APP, 16), Scene()
     handle = ListHandle(scene, backend.lists(Declared("l", Kind.LIST, RowType(COUNT))))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.state.accumulators import accumulators_of, key_fields_of
 from stillframe.state.aggregates import AggregateTable, Layout
-from stillframe.state.sliding import LookedUp, PaneParts, Sliding, Touches
+from stillframe.state.sliding import PaneParts, Sliding
 from stillframe.state.window_rows import numbers_in
 
 SCHEMA = pa.schema([("number", pa.int64()), ("v", pa.int64())])
@@ -59,6 +57,7 @@ def truth_of(panes: list[Records]) -> dict[int, tuple[int, int]]:
 RECORDS = st.lists(st.tuples(st.integers(0, 9), st.integers(-99, 99)), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(panes=st.lists(RECORDS, max_size=12), size=st.integers(1, 6))
 def test_a_window_is_the_merge_of_its_panes(panes: list[Records], size: int) -> None:
     sliding = Sliding(layout())
@@ -70,6 +69,18 @@ def test_a_window_is_the_merge_of_its_panes(panes: list[Records], size: int) -> 
     assert values_of(sliding) == {}
 
 
+@settings(deadline=None)
+@given(panes=st.lists(RECORDS, max_size=12), size=st.integers(1, 6), step=st.integers(2, 4))
+def test_panes_may_come_several_at_a_time(panes: list[Records], size: int, step: int) -> None:
+    sliding = Sliding(layout())
+    for begin in range(0, len(panes), step):
+        for start in range(begin, min(begin + step, len(panes))):
+            sliding.append(pane_of(start, panes[start]))
+        end = min(begin + step, len(panes))
+        sliding.drop_before(end - size)
+        assert values_of(sliding) == truth_of(panes[max(end - size, 0) : end])
+
+
 def test_a_window_that_was_answered_stays_as_it_was() -> None:
     sliding = Sliding(layout())
     sliding.append(pane_of(0, [(1, 5)]))
@@ -77,26 +88,3 @@ def test_a_window_that_was_answered_stays_as_it_was() -> None:
     before = [array.tolist() for array in parts]
     sliding.append(pane_of(1, [(1, 3)]))
     assert [array.tolist() for array in parts] == before
-
-
-@pytest.mark.parametrize("asked", [[0, 2, 5], [7], [0, 2, 5, 7]])
-def test_keys_are_found_by_looking_at_all_as_by_hashing(asked: list[int]) -> None:
-    table = table_of([(2, 20), (7, 70), (0, 1), (2, 10), (4, 4)])
-    looked_up = LookedUp(np.array(asked), 8)
-    found = []
-    for places, parts in (
-        looked_up.found_in(table),
-        looked_up.found_among(numbers_in(table.keys()), table.parts()),
-    ):
-        order = np.argsort(places)
-        found.append((places[order].tolist(), [array[order].tolist() for array in parts]))
-    assert found[0] == found[1]
-    assert [asked[place] for place in found[0][0]] == sorted(set(asked) & {0, 2, 4, 7})
-
-
-def test_a_window_answers_the_keys_touched_in_its_own_panes() -> None:
-    touches = Touches({0: np.array([0, 1]), 10: np.array([2]), 20: np.array([1])})
-    assert touches.between(0, 20, 4).tolist() == [True, True, True, False]
-    assert touches.between(5, 20, 4).tolist() == [False, False, True, False]
-    assert touches.between(10, 30, 4).tolist() == [False, True, True, False]
-    assert touches.between(30, 40, 4).tolist() == [False] * 4

@@ -87,3 +87,15 @@ def test_other_files_are_not_taken_for_shared_ones() -> None:
     others = ("chk-7-2/count-0-counts.arrow", "chk-7-2/_metadata", "log/00000000000000000012")
     assert [paths.number_of_file(path) for path in others] == [None] * 3
     assert not any(paths.is_shared(path) for path in others)
+
+
+@given(names, st.integers(0, 20), st.integers(1, 20), names)
+def test_a_state_is_known_by_the_path_of_its_file(
+    uid: str, subtask: int, attempt: int, state: str
+) -> None:
+    assert paths.state_of_path(state_path(uid, subtask, attempt, state)) == (uid, subtask, state)
+
+
+@pytest.mark.parametrize("path", ["chk-7-2/_metadata", "shared/2/x.arrow", "shared/2/a-1-b-7.db"])
+def test_other_files_are_of_no_state(path: str) -> None:
+    assert paths.state_of_path(path) is None

@@ -1,6 +1,7 @@
 """The contract of programs that handle one key after the other, with states that have names.
 
-A user does not write one: `spark/stateful` makes one of a PySpark `StatefulProcessor`.
+A user does not write one: `spark/stateful` makes one of a PySpark `StatefulProcessor`, and
+`runtime/key_processing` one of a `KeyProcessor`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from stillframe.api.timers import TimerClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Fired:
     enter: Callable[[int], bool]
     """Whether the timer in this place is still there; if so, its key is at hand."""
     delete: Callable[[int], None]
+    clock: TimerClock = "event"
 
     def __iter__(self) -> Iterator[int]:
         """Each in turn, by its place, unless it was deleted meanwhile.
@@ -60,7 +64,9 @@ class Fired:
 class States(Protocol):
     """The states and timers of a program in one subtask, as handles of `state/handles`.
 
-    `records` makes what makes a record with these fields, for structs that are handed out.
+    `records` makes what makes a record with these fields, for structs that are handed out; with
+    `named`, for rows too, and instants have their zone. With `refreshes` a read within a row's time
+    to live begins it anew.
     """
 
     @property
@@ -71,23 +77,56 @@ class States(Protocol):
     def watermark_ms(self) -> int:
         """How far event time has come, 0 while nobody knows."""
 
-    def value(self, name: str, schema: pa.Schema, ttl_ms: int | None, records: Any) -> Any: ...
+    @property
+    def watermark_us(self) -> int | None:
+        """The same, None while nobody knows."""
 
-    def list(self, name: str, schema: pa.Schema, ttl_ms: int | None, records: Any) -> Any: ...
+    def value(
+        self,
+        name: str,
+        schema: pa.Schema,
+        ttl_ms: int | None,
+        records: Any,
+        *,
+        named: bool = False,
+        refreshes: bool = False,
+    ) -> Any: ...
+
+    def list(
+        self,
+        name: str,
+        schema: pa.Schema,
+        ttl_ms: int | None,
+        records: Any,
+        *,
+        named: bool = False,
+        refreshes: bool = False,
+    ) -> Any: ...
 
     def map(
-        self, name: str, user_key: pa.Schema, schema: pa.Schema, ttl_ms: int | None, records: Any
+        self,
+        name: str,
+        user_key: pa.Schema,
+        schema: pa.Schema,
+        ttl_ms: int | None,
+        records: Any,
+        *,
+        named: bool = False,
+        refreshes: bool = False,
     ) -> Any: ...
 
     def delete(self, name: str) -> None:
         """Forget a state of all keys, one of an older program too; there may be none."""
 
-    def register_timer(self, time_ms: int) -> None:
-        """For the key at hand; a timer that is there already stays one."""
+    def register_timer(self, time_ms: int, clock: TimerClock | None = None) -> None:
+        """For the key at hand; a timer that is there already stays one.
 
-    def delete_timer(self, time_ms: int) -> None: ...
+        The clock is named where the program has two.
+        """
 
-    def timers(self) -> Iterator[int]:
+    def delete_timer(self, time_ms: int, clock: TimerClock | None = None) -> None: ...
+
+    def timers(self, clock: TimerClock | None = None) -> Iterator[int]:
         """Those of the key at hand, ascending."""
 
 

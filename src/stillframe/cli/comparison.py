@@ -24,6 +24,7 @@ from stillframe.connectors.generate import ClickSource, clicks_table
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import StorageError
+from stillframe.runtime.restoring import read_file
 from stillframe.spark.session import Still
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.paths import job_directory
@@ -171,7 +172,7 @@ def read_state(location: Path, job: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     for snapshot in manifest.snapshots:
         for state in snapshot.keyed:
-            data = store.read_verified(state.file.path, state.file.length_bytes, state.file.crc32)
+            data = read_file(store, state.file)
             batches = read_keyed_snapshot(data, state.key_groups, range(manifest.max_parallelism))
             for app, count in _pairs(batches):
                 if app in counts:

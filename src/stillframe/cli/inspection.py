@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stillframe.clock import SystemClock
 from stillframe.coordinator.history import format_bytes
@@ -23,8 +26,18 @@ from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId
 from stillframe.protocol.joblog import JobRecord
-from stillframe.protocol.manifests import KeyedState, Manifest, OperatorSnapshot, decode_manifest
-from stillframe.state.snapshots import read_keyed_snapshot
+from stillframe.protocol.manifests import (
+    DiskState,
+    KeyedState,
+    Manifest,
+    OperatorSnapshot,
+    decode_manifest,
+)
+from stillframe.runtime.disk import fetched
+from stillframe.runtime.restoring import read_file
+from stillframe.state.backends import EXPIRES, EXPIRES_TYPE
+from stillframe.state.disk_reading import tables_in
+from stillframe.state.snapshots import read_keyed_snapshot, schema_text
 from stillframe.storage.paths import LOG_DIRECTORY, checkpoint_of, metadata_path
 from stillframe.storage.store import Store, is_local_address, open_store
 
@@ -270,36 +283,69 @@ class _Files:
             )
 
     def _states(self, snapshots: Sequence[OperatorSnapshot]) -> Iterator[StateFound]:
-        by_name: dict[str, list[KeyedState]] = {}
+        by_name: dict[str, list[StateFound]] = {}
         for snapshot in snapshots:
-            for state in snapshot.keyed:
-                by_name.setdefault(state.name, []).append(state)
-        for name, states in sorted(by_name.items()):
-            sample: list[dict[str, Any]] = []
-            for state in states:
-                sample += self._verified_sample(state, self._sample_rows - len(sample))
+            parts = [self._keyed(state) for state in snapshot.keyed]
+            parts += self._tables(snapshot.disk) if snapshot.disk is not None else []
+            for part in parts:
+                by_name.setdefault(part.name, []).append(part)
+            for state in snapshot.broadcast:
+                part = self._keyed(state)  # every copy is verified, one is shown
+                if state.redistribution != "copied" or state.name not in by_name:
+                    by_name.setdefault(state.name, []).append(part)
+        for name, found in sorted(by_name.items()):
+            sample = [row for part in found for row in part.sample]
             yield StateFound(
                 name=name,
-                schema=states[0].schema,
-                rows=sum(state.rows for state in states),
-                length_bytes=sum(state.file.length_bytes for state in states),
-                sample=tuple(sample),
+                schema=found[0].schema,
+                rows=sum(part.rows for part in found),
+                length_bytes=sum(part.length_bytes for part in found),
+                sample=tuple(sample[: self._sample_rows]),
             )
 
-    def _verified_sample(self, state: KeyedState, wanted: int) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+    def _keyed(self, state: KeyedState) -> StateFound:
+        sample: list[dict[str, Any]] = []
         try:
-            data = self._store.read_verified(
-                state.file.path, state.file.length_bytes, state.file.crc32
-            )
+            data = read_file(self._store, state.file)
             groups = range(self._manifest.max_parallelism)
-            for batch in read_keyed_snapshot(data, state.key_groups, groups):
-                if len(rows) >= wanted:
-                    break
-                rows += batch.slice(0, wanted - len(rows)).to_pylist()
+            sample = self._sample(read_keyed_snapshot(data, state.key_groups, groups))
         except SnapshotDamaged as error:
             self.damage.append(str(error))
+        length_bytes = state.file.length_bytes
+        return StateFound(state.name, state.schema, state.rows, length_bytes, tuple(sample))
+
+    def _tables(self, disk: DiskState) -> list[StateFound]:
+        """The states in a database; its bytes count for the first of them."""
+        found: list[StateFound] = []
+        length_bytes = sum(each.file.length_bytes for each in disk.files)
+        try:
+            with fetched(self._store, disk) as directory:
+                for table in tables_in(directory):
+                    rows = sum(batch.num_rows for _, batch in table.batches_by_key_group())
+                    sample = self._sample(batch for _, batch in table.batches_by_key_group())
+                    schema = schema_text(table.snapshot_schema)
+                    found.append(StateFound(table.name, schema, rows, length_bytes, tuple(sample)))
+                    length_bytes = 0
+        except SnapshotDamaged as error:
+            self.damage.append(str(error))
+        return found
+
+    def _sample(self, batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for batch in map(_alive, batches):
+            if len(rows) >= self._sample_rows:
+                break
+            rows += batch.slice(0, self._sample_rows - len(rows)).to_pylist()
         return [{name: _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _alive(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without rows that have expired since: a job that is restored would not see them either."""
+    if EXPIRES not in batch.schema.names:
+        return batch
+    now = pa.scalar(SystemClock().wall_ms()).cast(EXPIRES_TYPE)
+    expires = batch.column(EXPIRES)
+    return batch.filter(pc.or_kleene(expires.is_null(), pc.greater(expires, now)))
 
 
 def _plain(value: Any) -> Any:

@@ -174,8 +174,14 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         "--restore",
         type=_restore,
         default="latest",
-        metavar="latest|NUMBER",
-        help="the checkpoint to start from (%(default)s)",
+        metavar="latest|NUMBER|PATH",
+        help="the checkpoint to start from (%(default)s), or a savepoint's directory for a job that"
+        " has none yet",
+    )
+    command.add_argument(
+        "--allow-non-restored-state",
+        action="store_true",
+        help="leave out the state of operators that the job no longer has",
     )
     command.add_argument(
         "--set",
@@ -253,11 +259,12 @@ def _count_or_zero(text: str) -> int:
 
 
 def _restore(text: str) -> str:
-    if text == "latest" or (text.isascii() and text.isdigit() and int(text) >= 1):
+    is_path = "/" in text
+    if text == "latest" or is_path or (text.isascii() and text.isdigit() and int(text) >= 1):
         return text
     raise argparse.ArgumentTypeError(
-        f"{text!r} is neither 'latest' nor the number of a checkpoint; to restore from a path is"
-        " not possible yet: set checkpointLocation to the place and give the number"
+        f"{text!r} is neither 'latest' nor the number of a checkpoint nor the path of a savepoint,"
+        " which has a / in it, such as ./name"
     )
 
 

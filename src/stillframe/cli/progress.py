@@ -159,7 +159,9 @@ class Progress:
 
     def _on_event(self, event: Event) -> None:
         is_expected = isinstance(event, _EXPECTED) or (
-            isinstance(event, AttemptStarted) and event.restored_from is None
+            isinstance(event, AttemptStarted)
+            and event.restored_from is None
+            and event.savepoint is None
         )
         with self._lock:
             if self._form == "json":

@@ -56,6 +56,8 @@ def session_settings(arguments: argparse.Namespace) -> dict[str, str]:
         conf[SESSION_PREFIX + "parallelism"] = str(arguments.parallelism)
     if arguments.restore != "latest":
         conf[SESSION_PREFIX + "restoreFrom"] = arguments.restore
+    if arguments.allow_non_restored_state:
+        conf[SESSION_PREFIX + "allowNonRestoredState"] = "true"
     return conf
 
 

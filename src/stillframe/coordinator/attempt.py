@@ -68,6 +68,7 @@ from stillframe.protocol.checkpoints import (
     StoreCheckpoint,
     Trigger,
 )
+from stillframe.protocol.inline import in_pieces
 from stillframe.protocol.manifests import Manifest, OperatorDescription, OperatorSnapshot
 from stillframe.protocol.messages import (
     AbortCheckpoint,
@@ -294,17 +295,19 @@ class RunningAttempt:
             return
         peers = {slot: mate.data_address for slot, mate in self._joined.items()}
         channels = starting_channels(describe_edges(self._plan), self._restored)
+        own = self._restored
+        if own is not None and own.checkpoint_id == NO_CHECKPOINT:
+            own = None  # a savepoint: no checkpoint of this job, so there is nothing to commit
         for slot in self._joined:
-            self._slots.send(
-                slot,
-                StartSlot(
-                    peers=peers,
-                    state={ref: part for ref, part in self._state.items() if int(ref[1]) == slot},
-                    restored_checkpoint=self._restored.checkpoint_id if self._restored else None,
-                    restored_epoch=self._restored.epoch if self._restored else None,
-                    channels={to: under for to, under in channels.items() if int(to[1]) == slot},
-                ),
+            start = StartSlot(
+                peers=peers,
+                state={ref: part for ref, part in self._state.items() if int(ref[1]) == slot},
+                restored_checkpoint=own.checkpoint_id if own else None,
+                restored_epoch=own.epoch if own else None,
+                channels={to: under for to, under in channels.items() if int(to[1]) == slot},
             )
+            for order in in_pieces(start):
+                self._slots.send(slot, order)
 
     def _on_report(self, slot: SlotIndex, report: object) -> None:
         checkpoints = self._checkpoints

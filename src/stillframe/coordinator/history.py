@@ -23,8 +23,12 @@ class AttemptStarted:
     restored_from: CheckpointId | None
     positions: tuple[str, ...]
     """Where the sources begin, in words."""
+    savepoint: str | None = None
+    """The address of the savepoint it starts from, where it is no checkpoint of the job's own."""
 
     def __str__(self) -> str:
+        if self.savepoint is not None:
+            return f"attempt {self.attempt} starts from the savepoint {self.savepoint}"
         if self.restored_from is None:
             return f"attempt {self.attempt} starts from the beginning"
         where = ", ".join(self.positions[:4]) + (", …" if len(self.positions) > 4 else "")

@@ -127,7 +127,9 @@ class Job(threading.Thread):
     def _run_attempt(self) -> Outcome:
         start = self._starter.begin()
         before = self._newest()
-        outcome = run_attempt(self._parts, self._stage, start.restored, start.state)
+        outcome = run_attempt(
+            self._parts, self._stage, start.restored, start.state, start.savepoint
+        )
         if self._newest() != before:
             self._restarts.on_progress()
         if isinstance(outcome, AttemptFinished):
@@ -166,5 +168,9 @@ class Job(threading.Thread):
 
     def _note_damage(self, reason: str, cause: FailureCause) -> None:
         record = self._ledger.record
-        if cause == "damaged snapshot" and record is not None and record.restored_from is not None:
+        if cause != "damaged snapshot" or record is None:
+            return
+        if record.restored_from is not None:
             self._starter.mark_damaged(record.restored_from, reason)
+        else:
+            self._starter.mark_savepoint_damaged(reason)

@@ -20,6 +20,7 @@ from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import EndSlot
 from stillframe.protocol.restore import StartingState
+from stillframe.storage.store import Store
 from stillframe.wire import Address
 
 _END_SECONDS_MAX = 30.0
@@ -45,9 +46,16 @@ class Stage:
 
 
 def run_attempt(
-    parts: JobParts, stage: Stage, restored: Manifest | None, state: StartingState
+    parts: JobParts,
+    stage: Stage,
+    restored: Manifest | None,
+    state: StartingState,
+    savepoint: Store | None = None,
 ) -> Outcome:
-    """Launch the slots and see the attempt through; when it returns none of them runs."""
+    """Launch the slots and see the attempt through; when it returns none of them runs.
+
+    `savepoint` is where the restored files are, if the job starts from one.
+    """
     attempt = parts.ledger.attempt
     commits = CommitThread(parts.sinks, stage.mailbox.put)
     server = ControlServer(
@@ -67,10 +75,13 @@ def run_attempt(
         secret=stage.secret,
         store_address=parts.ledger.store_address,
         store_settings=parts.ledger.store_settings,
+        savepoint_address=savepoint.address if savepoint is not None else None,
+        savepoint_settings=savepoint.settings if savepoint is not None else {},
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
         checkpoint_mode=parts.config.checkpoint_mode,
         idle_timeout_seconds=parts.config.watermark_idle_timeout_seconds,
         ahead_seconds_max=parts.config.watermark_ahead_seconds_max,
+        state=parts.config.state,
     )
     slots: RunningSlots | None = None
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stillframe.coordinator.attempt import JobParts, describe_edges, describe_operators
 from stillframe.coordinator.enumerators import enumerated_sources
 from stillframe.coordinator.history import AttemptStarted, CheckpointDamaged
+from stillframe.coordinator.located import LocatedSnapshot, locate_savepoint
 from stillframe.errors import SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.logical import Read, Write
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
@@ -22,6 +23,9 @@ from stillframe.protocol.restore import (
     starting_channels,
     starting_state,
 )
+from stillframe.protocol.savepoints import as_beginning, operators_gone, without_operators
+from stillframe.storage.savepoint import path_in_savepoint
+from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
 
@@ -32,6 +36,8 @@ class Start:
 
     restored: Manifest | None
     state: StartingState
+    savepoint: Store | None = None
+    """Where the restored files are, if it is a savepoint and no checkpoint of the job's own."""
 
 
 class Starter:
@@ -43,8 +49,10 @@ class Starter:
         self._ledger = parts.ledger
         self._sinks = parts.sinks
         self._damaged: dict[CheckpointId, str] = {}
+        self._savepoint_damage: str | None = None
         wanted = parts.config.restore_from
-        self._wanted = None if wanted is None else CheckpointId(wanted)
+        self._wanted = CheckpointId(wanted) if isinstance(wanted, int) else None
+        self._savepoint_address = wanted if isinstance(wanted, str) else None
 
     @property
     def goes_back(self) -> bool:
@@ -65,18 +73,22 @@ class Starter:
     def begin(self) -> Start:
         """Choose a checkpoint, fence off older attempts, commit and sweep what they left."""
         self._ledger.check_newest()
-        manifest = self._choose_manifest()
+        own = self._choose_manifest()
+        savepoint = self._read_savepoint() if own is None else None
+        manifest = savepoint.manifest if savepoint is not None else own
         # Before the fence: a job that does not fit must not end one that runs.
+        manifest = self._without_what_is_gone(manifest)
         state = self._starting_state(manifest)
-        self._ledger.begin_attempt(manifest)
-        if manifest is not None:
-            self._commit_again(manifest)
+        self._ledger.begin_attempt(own)
+        if own is not None:
+            self._commit_again(own)
         attempt = self._ledger.attempt
         self._ledger.sweep(Attempt(attempt - 1))
-        self._sinks.sweep(attempt, manifest)
-        restored_from = manifest.checkpoint_id if manifest else None
-        self._parts.history.tell(AttemptStarted(attempt, restored_from, _positions(state)))
-        return Start(manifest, state)
+        self._sinks.sweep(attempt, own)
+        restored_from = own.checkpoint_id if own else None
+        place = savepoint.address if savepoint is not None else None
+        self._parts.history.tell(AttemptStarted(attempt, restored_from, _positions(state), place))
+        return Start(manifest, state, savepoint.store if savepoint is not None else None)
 
     def finish(self) -> None:
         """The job is over: say so in the log, and leave nothing behind that nobody needs."""
@@ -97,6 +109,40 @@ class Starter:
         """This checkpoint cannot be restored; the next `begin` knows."""
         self._damaged[checkpoint_id] = reason
         self._parts.history.tell(CheckpointDamaged(checkpoint_id, reason))
+
+    def mark_savepoint_damaged(self, reason: str) -> None:
+        """The savepoint the job was started from cannot be restored; the next `begin` knows."""
+        self._savepoint_damage = reason
+
+    def _read_savepoint(self) -> LocatedSnapshot | None:
+        """What a job begins with that has no checkpoint of its own yet, if a person said so."""
+        if self._savepoint_address is None:
+            return None
+        if self._savepoint_damage is not None:
+            raise StartRefused(
+                f"the savepoint {self._savepoint_address} is damaged ({self._savepoint_damage}):"
+                " bring the file back, or start from another one (restoreFrom)"
+            )
+        found = locate_savepoint(self._savepoint_address, self._parts.config.storage_settings)
+        begun = as_beginning(
+            found.manifest, lambda file: replace(file, path=path_in_savepoint(file.path))
+        )
+        return LocatedSnapshot(found.store, begun)
+
+    def _without_what_is_gone(self, manifest: Manifest | None) -> Manifest | None:
+        """Without the state of operators that the job does not have, if that is allowed."""
+        if manifest is None or not self._parts.config.allow_non_restored_state:
+            return manifest
+        present = {operator.uid for operator in describe_operators(self._plan)}
+        for operator in operators_gone(manifest, present):
+            log.warning(
+                "the state of %r (%s) is not restored: the job has no such operator, and"
+                " allowNonRestoredState is set",
+                operator.name,
+                operator.uid,
+            )
+        there = {snapshot.uid for snapshot in manifest.snapshots}
+        return without_operators(manifest, (there | manifest.enumerators.keys()) - present)
 
     def _choose_manifest(self) -> Manifest | None:
         wanted, self._wanted = self._wanted, None  # it was asked for now, not for every restart

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stillframe.config import CheckpointMode
+from stillframe.config import CheckpointMode, StateSettings
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt
 from stillframe.wire import Address
@@ -27,8 +27,12 @@ class SlotLaunch:
     checkpoint_mode: CheckpointMode = "exactly-once"
     idle_timeout_seconds: float | None = None
     ahead_seconds_max: float = math.inf
+    state: StateSettings = StateSettings()  # noqa: RUF009 - frozen
     store_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What the store needs besides its address; keys and secrets are among it."""
+    savepoint_address: str | None = None
+    """Of the savepoint this attempt starts from, if it starts from one."""
+    savepoint_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class RunningSlots(ABC):

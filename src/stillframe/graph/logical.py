@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from stillframe.api.functions import KeyedFunction, TwoInputFunction
 from stillframe.api.programs import KeyedProgram
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
+from stillframe.api.stream_functions import StreamFunction
 from stillframe.api.windows import WINDOW as WINDOW
 from stillframe.api.windows import SessionWindow as SessionWindow
 from stillframe.api.windows import Window as Window
@@ -99,8 +100,18 @@ class Process:
     keys: tuple[str, ...]
 
 
-TimeMode = Literal["none", "processingTime", "eventTime"]
-"""Which clock a program's timers go by."""
+@dataclass(frozen=True, slots=True)
+class ProcessStream:
+    """Call the user's function with the batches of one input, in whatever subtask they come to."""
+
+    make: Callable[[], StreamFunction]
+    name: str
+    other_schema: Callable[[Any], pa.Schema] | None = None
+    """The Arrow schema of one that is given to a state and is neither DDL nor Arrow's."""
+
+
+TimeMode = Literal["none", "processingTime", "eventTime", "both"]
+"""Which clocks a program's timers go by: in Spark's words, where it has no word for both."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,6 +244,7 @@ Operator = (
     | WithWatermark
     | Connect
     | Process
+    | ProcessStream
     | Transform
     | DropDuplicates
     | Join

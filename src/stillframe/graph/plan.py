@@ -36,6 +36,7 @@ from stillframe.graph.logical import (
     Node,
     Operator,
     Process,
+    ProcessStream,
     Read,
     Transform,
     Union,
@@ -252,7 +253,7 @@ def _refuse_wrong_cycles(tasks: Sequence[Task], edges: Sequence[Edge]) -> None:
 
 
 def _is_stateful(node: Node) -> bool:
-    stateful = Read | WithWatermark | Connect | LoopHead | Write
+    stateful = Read | WithWatermark | Connect | ProcessStream | LoopHead | Write
     return isinstance(node.operator, stateful) or keys_of(node.operator) is not None
 
 
@@ -474,6 +475,8 @@ def describe(operator: Operator) -> str:
             return f"map {name}"
         case Connect(name=name, keys=keys):
             return f"connect {name}" + (f" by {', '.join(keys)}" if keys else "")
+        case ProcessStream(name=name):
+            return f"process {name}"
         case Process(name=name, keys=keys):
             return f"process {name} by {', '.join(keys)}"
         case Transform(name=name, keys=keys):

@@ -12,9 +12,10 @@ Rules of this file
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast, get_args
 
@@ -22,7 +23,7 @@ from stillframe.errors import DataError, SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject, JsonValue
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 
 SnapshotKind = Literal["checkpoint", "savepoint"]
 
@@ -32,17 +33,54 @@ class FileHandle:
     """A file of a snapshot and what it held when it was written."""
 
     path: str
-    """Relative to the job's directory."""
+    """Relative to the job's directory; only a name where the bytes are here."""
     length_bytes: int
     crc32: int
+    data: bytes | None = field(default=None, repr=False, compare=False)
+    """The bytes themselves, of what travels in the acknowledgement and lives in the metadata.
+
+    Not compared: what a file holds is known by its length and checksum.
+    """
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether there is no such file, because the bytes are here."""
+        return self.data is not None
 
     def to_json(self) -> JsonObject:
-        return {"path": self.path, "length_bytes": self.length_bytes, "crc32": self.crc32}
+        named: JsonObject = {
+            "path": self.path,
+            "length_bytes": self.length_bytes,
+            "crc32": self.crc32,
+        }
+        if self.data is None:
+            return named
+        return {**named, "data": base64.b64encode(self.data).decode()}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> FileHandle:
         fields = JsonFields(value)
-        return cls(fields.text("path"), fields.integer("length_bytes"), fields.integer("crc32"))
+        data = fields.bytes_if_any("data")
+        handle = cls(
+            fields.text("path"), fields.integer("length_bytes"), fields.integer("crc32"), data
+        )
+        if data is not None:
+            _expect_whole(handle, data)
+        return handle
+
+
+def _expect_whole(handle: FileHandle, data: bytes) -> None:
+    seen = (len(data), zlib.crc32(data))
+    if seen != (handle.length_bytes, handle.crc32):
+        raise ValueError(
+            f"what it holds of {handle.path} has {seen[0]} bytes and checksum {seen[1]:08x} where"
+            f" {handle.length_bytes} and {handle.crc32:08x} were recorded"
+        )
+
+
+Redistribution = Literal["copied", "dealt", "united"]
+"""How subtasks that are restored get state without keys: one former subtask's as it was, a share of
+the rows of all, or the rows of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +94,19 @@ class KeyedState:
     rows: int
     schema: str
     """For people; the file knows its own."""
+    redistribution: Redistribution = "copied"
+    """Of a state without keys."""
 
     def to_json(self) -> JsonObject:
+        # Not said of most, which have keys.
+        how: JsonObject = {} if self.redistribution == "copied" else {"how": self.redistribution}
         return {
             "name": self.name,
             "file": self.file.to_json(),
             "key_groups": list(self.key_groups),
             "rows": self.rows,
             "schema": self.schema,
+            **how,
         }
 
     @classmethod
@@ -75,6 +118,59 @@ class KeyedState:
             key_groups=fields.integers("key_groups"),
             rows=fields.integer("rows"),
             schema=fields.text("schema"),
+            redistribution=_redistribution(fields),
+        )
+
+
+def _redistribution(fields: JsonFields) -> Redistribution:
+    how = fields.text_if_any("how") or "copied"
+    if how not in get_args(Redistribution):
+        raise ValueError(f"how {how!r}")
+    return cast(Redistribution, how)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFile:
+    """A file of a database, by the name it has there."""
+
+    name: str
+    file: FileHandle
+
+    def to_json(self) -> JsonObject:
+        return {"name": self.name, "file": self.file.to_json()}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> DiskFile:
+        fields = JsonFields(value)
+        return cls(fields.text("name"), FileHandle.from_json(fields.object("file")))
+
+
+@dataclass(frozen=True, slots=True)
+class DiskState:
+    """The keyed states of one operator in one subtask, as the files of its database.
+
+    Most of them are shared with older checkpoints. What is in the database, it knows itself.
+    """
+
+    first_key_group: int
+    stop_key_group: int
+    """The first key group after its own."""
+    files: tuple[DiskFile, ...]
+
+    def to_json(self) -> JsonObject:
+        return {
+            "first_key_group": self.first_key_group,
+            "stop_key_group": self.stop_key_group,
+            "files": [file.to_json() for file in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> DiskState:
+        fields = JsonFields(value)
+        return cls(
+            fields.integer("first_key_group"),
+            fields.integer("stop_key_group"),
+            fields.parts("files", DiskFile.from_json),
         )
 
 
@@ -176,11 +272,19 @@ class OperatorSnapshot:
     finished: bool = False
     """Whether the subtask has seen the end of its data; a restore does not run it again."""
     broadcast: tuple[KeyedState, ...] = ()
-    """What every subtask has a whole copy of; its key groups mean nothing."""
+    """State without keys, such as what every subtask has a copy of; key groups mean nothing."""
     watermark_us: int | None = None
     """How far event time had come here; None where nobody remembers it."""
     reached: tuple[GroupsReached, ...] = ()
     """Key groups for which it had come further before a restore, and has not again yet."""
+    disk: DiskState | None = None
+    """Keyed states that are kept in a database; beside it there may be others in `keyed`."""
+
+    def files(self) -> Iterator[FileHandle]:
+        """Every file it needs."""
+        yield from (state.file for state in (*self.keyed, *self.broadcast))
+        if self.disk is not None:
+            yield from (each.file for each in self.disk.files)
 
     def to_json(self) -> JsonObject:
         time: JsonObject = {} if self.watermark_us is None else {"watermark_us": self.watermark_us}
@@ -194,6 +298,7 @@ class OperatorSnapshot:
             "finished": self.finished,
             **time,
             **({"reached": [each.to_json() for each in self.reached]} if self.reached else {}),
+            **({} if self.disk is None else {"disk": self.disk.to_json()}),
         }
 
     @classmethod
@@ -209,6 +314,7 @@ class OperatorSnapshot:
             broadcast=fields.parts_if_any("broadcast", KeyedState.from_json),
             watermark_us=fields.integer_if_any("watermark_us"),
             reached=fields.parts_if_any("reached", GroupsReached.from_json),
+            disk=fields.part_if_any("disk", DiskState.from_json),
         )
 
 
@@ -304,20 +410,28 @@ class Manifest:
     """What the enumerator of each source that has one knew when the checkpoint was triggered."""
     format_version: int = MANIFEST_VERSION
 
+    @property
+    def title(self) -> str:
+        """What it is called in a sentence."""
+        of_job = f" of job {self.job!r}" if self.job else ""
+        if self.kind == "savepoint":
+            return f"the savepoint{of_job}"
+        return f"checkpoint {self.checkpoint_id}{of_job}"
+
     def snapshots_of(self, uid: OperatorUid) -> tuple[OperatorSnapshot, ...]:
         return tuple(snapshot for snapshot in self.snapshots if snapshot.uid == uid)
 
     def files(self) -> tuple[FileHandle, ...]:
         """Every file the checkpoint needs besides its metadata."""
-        keyed = (
-            state.file
-            for snapshot in self.snapshots
-            for state in (*snapshot.keyed, *snapshot.broadcast)
-        )
-        return tuple(dict.fromkeys([*keyed, *(channel.file for channel in self.channels)]))
+        return tuple(file for file in self._contents() if not file.is_inline)
 
     def state_bytes(self) -> int:
-        return sum(file.length_bytes for file in self.files())
+        return sum(file.length_bytes for file in self._contents())
+
+    def _contents(self) -> Iterable[FileHandle]:
+        """Each once, also what is in the metadata itself."""
+        states = (file for snapshot in self.snapshots for file in snapshot.files())
+        return dict.fromkeys([*states, *(channel.file for channel in self.channels)])
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -415,6 +529,15 @@ class JsonFields:
         _expect(name, value, isinstance(value, str))
         return cast(str, value)
 
+    def text_if_any(self, name: str) -> str | None:
+        return self.text(name) if name in self._value else None
+
+    def bytes_if_any(self, name: str) -> bytes | None:
+        """As text in base 64."""
+        if name not in self._value:
+            return None
+        return base64.b64decode(self.text(name), validate=True)
+
     def flag(self, name: str) -> bool:
         value = self._get(name)
         _expect(name, value, isinstance(value, bool))
@@ -450,6 +573,9 @@ class JsonFields:
     def parts_if_any(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
         """For fields that an older format does not have."""
         return self.parts(name, from_json) if name in self._value else ()
+
+    def part_if_any(self, name: str, from_json: Callable[[JsonObject], Part]) -> Part | None:
+        return from_json(self.object(name)) if name in self._value else None
 
 
 def encode_document(body: JsonObject, version: int, where: str) -> bytes:

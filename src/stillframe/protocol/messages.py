@@ -37,6 +37,13 @@ class StartSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeFile:
+    """Keep what lives in the metadata of the checkpoint to start from: the start refers to it."""
+
+    file: FileHandle
+
+
+@dataclass(frozen=True, slots=True)
 class TriggerCheckpoint:
     """Sources: snapshot, and send this checkpoint's barrier."""
 
@@ -83,6 +90,7 @@ class StillThere:
 
 Order = (
     StartSlot
+    | TakeFile
     | TriggerCheckpoint
     | CompleteCheckpoint
     | AbortCheckpoint
@@ -113,12 +121,9 @@ class Acknowledged:
 
     def files(self) -> tuple[FileHandle, ...]:
         """Every file this part of the checkpoint needs."""
-        keyed = (
-            state.file
-            for operator in self.operators
-            for state in (*operator.keyed, *operator.broadcast)
-        )
-        return tuple(dict.fromkeys([*keyed, *(channel.file for channel in self.channels)]))
+        states = [file for operator in self.operators for file in operator.files()]
+        files = [*states, *(channel.file for channel in self.channels)]
+        return tuple(dict.fromkeys(file for file in files if not file.is_inline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,8 @@ def _fields_of(message: Order | Report) -> JsonObject:
                     for (edge, target), states in channels.items()
                 ],
             }
+        case TakeFile(file):
+            return {"file": file.to_json()}
         case TriggerCheckpoint(checkpoint_id, triggered_at_ms, alignment_timeout_ms):
             return {
                 "checkpoint": checkpoint_id,
@@ -307,6 +314,7 @@ def _cause(fields: JsonFields) -> FailureCause:
 
 _ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
     "StartSlot": _start_slot,
+    "TakeFile": lambda f: TakeFile(FileHandle.from_json(f.object("file"))),
     "TriggerCheckpoint": lambda f: TriggerCheckpoint(
         _checkpoint(f), f.integer("triggered_at_ms"), f.integer_or_none("alignment_timeout_ms")
     ),

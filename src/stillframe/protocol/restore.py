@@ -1,7 +1,9 @@
 """What each subtask starts from: a checkpoint's state, cut to fit the plan that restores it.
 
 Keyed state goes by key groups, so that any parallelism can read it; a source's splits and what a
-sink still has to commit are dealt out one by one. Nothing is read here: only handles are handed on.
+sink still has to commit are dealt out one by one. Of state without keys every subtask gets one
+former subtask's copy, the rows of all of them, or its share of these. Nothing is read here: only
+handles are handed on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from stillframe.key_groups import key_group_range
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
 from stillframe.protocol.manifests import (
     ChannelState,
+    DiskState,
     GroupsReached,
     JsonFields,
     KeyedState,
@@ -25,6 +28,24 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     PendingCommit,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DealtState:
+    """A share of a file's rows: one, and then every so-manieth."""
+
+    state: KeyedState
+    first: int
+    step: int
+
+    def to_json(self) -> JsonObject:
+        return {"state": self.state.to_json(), "first": self.first, "step": self.step}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> DealtState:
+        fields = JsonFields(value)
+        state = KeyedState.from_json(fields.object("state"))
+        return cls(state, fields.integer("first"), fields.integer("step"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,10 @@ class SubtaskState:
     """How far event time had come everywhere: for the former subtask that was furthest behind."""
     reached: tuple[GroupsReached, ...] = ()
     """Key groups for which it had come further: a barrier that overtakes sees subtasks differ."""
+    disks: tuple[DiskState, ...] = ()
+    """The databases that hold key groups of its own."""
+    dealt: tuple[DealtState, ...] = ()
+    """Its share of the rows that belong to no key and to no subtask."""
 
     def to_json(self) -> JsonObject:
         time: JsonObject = {} if self.watermark_us is None else {"watermark_us": self.watermark_us}
@@ -52,6 +77,8 @@ class SubtaskState:
             "commits": [commit.to_json() for commit in self.commits],
             "broadcast": [state.to_json() for state in self.broadcast],
             "finished": self.finished,
+            "disks": [disk.to_json() for disk in self.disks],
+            "dealt": [dealt.to_json() for dealt in self.dealt],
         }
 
     @classmethod
@@ -65,6 +92,8 @@ class SubtaskState:
             finished=fields.flag("finished"),
             watermark_us=fields.integer_if_any("watermark_us"),
             reached=fields.parts_if_any("reached", GroupsReached.from_json),
+            disks=fields.parts("disks", DiskState.from_json),
+            dealt=fields.parts("dealt", DealtState.from_json),
         )
 
 
@@ -185,6 +214,7 @@ def _state_of(
         (each.watermark_us for each in snapshots if each.watermark_us is not None), default=None
     )
     keyed = (state for snapshot in snapshots for state in snapshot.keyed)
+    disks = (snapshot.disk for snapshot in snapshots if snapshot.disk is not None)
     items = [item for snapshot in snapshots for item in snapshot.items]
     # All of a former subtask's together and in their order: a reader of the output must see an
     # older value of a key before a newer one.
@@ -200,11 +230,48 @@ def _state_of(
             sorted(items, key=lambda item: str(item.get("id"))), subtask, operator.parallelism
         ),
         commits=tuple(commits),
-        broadcast=snapshots[subtask % len(snapshots)].broadcast,
+        broadcast=tuple(_whole(snapshots, subtask)),
+        dealt=tuple(_shares(snapshots, subtask, operator.parallelism)),
         finished=all(snapshot.finished for snapshot in snapshots),
         watermark_us=watermark_us,
         reached=tuple(_further(snapshots, watermark_us, owned, max_parallelism)),
+        disks=tuple(
+            disk
+            for disk in disks
+            if disk.first_key_group < owned.stop and owned.start < disk.stop_key_group
+        ),
     )
+
+
+def _whole(snapshots: Sequence[OperatorSnapshot], subtask: SubtaskIndex) -> Iterator[KeyedState]:
+    """State without keys that a subtask gets as it is."""
+    for place, snapshot in enumerate(snapshots):
+        is_own = place == subtask % len(snapshots)
+        for state in snapshot.broadcast:
+            if state.redistribution == "united" or (is_own and state.redistribution == "copied"):
+                yield state
+
+
+def _shares(
+    snapshots: Sequence[OperatorSnapshot], subtask: SubtaskIndex, parallelism: int
+) -> Iterator[DealtState]:
+    """Of each list, its rows in turn: as if the lists of all had been put end to end.
+
+    As many subtasks as there were keep what they had, in its order.
+    """
+    before: dict[str, int] = {}
+    for snapshot in sorted(snapshots, key=lambda each: each.subtask):
+        for state in snapshot.broadcast:
+            if state.redistribution != "dealt":
+                continue
+            if len(snapshots) == parallelism:
+                if snapshot.subtask == subtask:
+                    yield DealtState(state, 0, 1)
+                continue
+            first = (subtask - before.get(state.name, 0)) % parallelism
+            before[state.name] = before.get(state.name, 0) + state.rows
+            if first < state.rows:
+                yield DealtState(state, first, parallelism)
 
 
 def _further(
@@ -264,7 +331,7 @@ def starting_channels(
     lost = sorted({state.edge for state in manifest.channels} - by_name.keys())
     if lost:
         raise StartRefused(
-            f"checkpoint {manifest.checkpoint_id} of job {manifest.job!r} holds records under way"
+            f"{manifest.title} holds records under way"
             f" from one operator to another ({', '.join(lost)}) that the job does not connect: give"
             " operators the uids they had, or restore a checkpoint that was not unaligned"
         )
@@ -314,7 +381,7 @@ def _refuse_what_does_not_fit(
     holding = {
         snapshot.uid
         for snapshot in manifest.snapshots
-        if snapshot.keyed or snapshot.items or snapshot.commits or snapshot.broadcast
+        if snapshot.items or snapshot.commits or any(snapshot.files())
     }
     wrong += [
         f"it holds state of {named.get(uid, '?')!r} ({uid}), which the job does not have"
@@ -322,6 +389,7 @@ def _refuse_what_does_not_fit(
     ]
     if wrong:
         raise StartRefused(
-            f"checkpoint {manifest.checkpoint_id} of job {manifest.job!r} does not fit this job:"
-            f" {'; '.join(wrong)}; give operators the uids they had, or start under another name"
+            f"{manifest.title} does not fit this job: {'; '.join(wrong)}; give operators the uids"
+            " they had, start under another name, or set allowNonRestoredState to leave out the"
+            " state of operators that are gone"
         )

@@ -16,15 +16,20 @@ So the base is referred to only if every snapshot taken since, whose fate is not
 the same. Whichever of them completes keeps the file alive: the newest completed checkpoint is
 always retained, and one that is older than it can no longer complete.
 
+`Sharing` is for state that is one file, `SharedFiles` for a database that is many: there the same
+is decided file by file.
+
 Rules of this file
 ------------------
 1. No I/O and no clock: the caller writes, refers, and says what became of each checkpoint.
 2. Snapshots are taken in the order of their numbers. The news may come in any order, or late.
-3. State that was restored is no base: its files may hold other key groups than these.
+3. State that was restored is no base, as its files may hold other key groups than these; except
+   for a database that goes on with the very files it was restored from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -68,6 +73,46 @@ class Sharing(Generic[Written]):
     def on_completed(self, checkpoint_id: CheckpointId) -> None:
         """It is the base from now on; older ones can no longer complete."""
         self._base = self._undecided.get(checkpoint_id)
+        self._undecided = {
+            newer: taken for newer, taken in self._undecided.items() if newer > checkpoint_id
+        }
+
+    def on_aborted(self, checkpoint_id: CheckpointId) -> None:
+        """It will never complete, so nothing it holds matters."""
+        self._undecided.pop(checkpoint_id, None)
+
+
+class SharedFiles(Generic[Written]):
+    """The files of a database, by the names they have there; a file never changes under its name.
+
+    `restored` are those that it goes on with.
+    """
+
+    def __init__(self, restored: Mapping[str, Written] | None = None) -> None:
+        self._base: Mapping[str, Written] = dict(restored or {})
+        self._undecided: dict[CheckpointId, Mapping[str, Written]] = {}
+
+    def on_snapshot(self, checkpoint_id: CheckpointId) -> Mapping[str, Written]:
+        """What may be referred to instead of written; then call `on_written` with all it holds."""
+        in_all = {
+            name: file
+            for name, file in self._base.items()
+            if all(taken.get(name) == file for taken in self._undecided.values())
+        }
+        self._undecided[checkpoint_id] = {}
+        return in_all
+
+    def on_written(self, checkpoint_id: CheckpointId, files: Mapping[str, Written]) -> None:
+        """The snapshot is stored; the checkpoint may have been given up meanwhile."""
+        if checkpoint_id in self._undecided:
+            self._undecided[checkpoint_id] = files
+
+    def on_completed(self, checkpoint_id: CheckpointId) -> None:
+        """It is the base from now on; older ones can no longer complete.
+
+        One that was not taken here is the one that was restored.
+        """
+        self._base = self._undecided.get(checkpoint_id, self._base)
         self._undecided = {
             newer: taken for newer, taken in self._undecided.items() if newer > checkpoint_id
         }

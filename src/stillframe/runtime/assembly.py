@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from stillframe.api.aggregates import AggregateCall
 from stillframe.api.sinks import SinkContext
 from stillframe.api.sources import BlockingReader, Source, SourceContext, SourceReader, Split
 from stillframe.clock import Clock
-from stillframe.config import CheckpointMode
+from stillframe.config import CheckpointMode, StateSettings
 from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
@@ -28,6 +29,7 @@ from stillframe.graph.logical import (
     LoopHead,
     MapInArrow,
     Process,
+    ProcessStream,
     Project,
     Read,
     Transform,
@@ -50,9 +52,11 @@ from stillframe.runtime.channels import (
 )
 from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.deduplicating import Deduplicating, seen_keys
+from stillframe.runtime.disk import AggregatingOnDisk, DiskRoom, rows_of_databases
 from stillframe.runtime.enriching import Enriching, newest_rows
 from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
 from stillframe.runtime.joining import Joining
+from stillframe.runtime.kept_states import KeptStates, StatesOnDisk, StatesOnHeap
 from stillframe.runtime.keyed_functions import FunctionOperator, Processing
 from stillframe.runtime.lookups import LookingUp
 from stillframe.runtime.operators import (
@@ -73,18 +77,25 @@ from stillframe.runtime.reading import (
     splits_of,
     times_of_splits,
 )
-from stillframe.runtime.restoring import read_copy, restored_batches
+from stillframe.runtime.restoring import read_copy, read_file, read_share, restored_batches
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.spilling import FeedbackInput
+from stillframe.runtime.stream_processing import RestoredRows, StreamProcessing
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
 from stillframe.runtime.transforming import Transforming
 from stillframe.runtime.watermarking import Watermarking
 from stillframe.runtime.windowing import Windowing, window_tables, windowed_partials
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.channel_log import Overtaken, write_channel_log
+from stillframe.state.disk import Disk
+from stillframe.state.disk_pages import PagedAggregates
+from stillframe.state.disk_rows import DiskBackend
+from stillframe.state.evolution import fitted_columns
+from stillframe.state.heap import HeapBackend
 from stillframe.state.partials import PartialAggregates
 from stillframe.state.snapshots import read_keyed_snapshot
-from stillframe.storage.paths import state_path
+from stillframe.storage.inline import InlineStore
+from stillframe.storage.paths import CHANNELS, state_path
 from stillframe.storage.store import Store
 
 
@@ -109,10 +120,16 @@ class Surroundings:
     """When a source that has nothing stops holding event time back; None: never."""
     ahead_seconds_max: float = math.inf
     """How far ahead of the clock a record may pull event time."""
+    settings: StateSettings = StateSettings()  # noqa: RUF009 - frozen
+    room: DiskRoom | None = None
+    """Where databases work; None: all state is on the heap."""
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
     """Every subtask that runs in this slot, downstream ones first: they make room for the rest."""
+    if around.store is not None and around.settings.backend == "memory":
+        limit = around.settings.memory_bytes_max
+        around = replace(around, store=InlineStore(around.store, limit))
     index = SubtaskIndex(around.slot)
     here = [task for task in around.plan.tasks if index < task.parallelism]
     channels = _Channels(around)
@@ -220,12 +237,12 @@ def _restored_time_us(around: Surroundings, task: Task, index: SubtaskIndex) -> 
 
 
 def _channel_log(around: Surroundings, uid: OperatorUid, index: SubtaskIndex) -> ChannelLog | None:
-    store = around.store
+    store, attempt = around.store, around.attempt  # all the rest need not be kept for long
     if store is None:
         return None
 
     def write(checkpoint_id: CheckpointId, overtaken: Sequence[Overtaken]) -> Background:
-        path = state_path(checkpoint_id, uid, index, around.attempt, "channels")
+        path = state_path(checkpoint_id, uid, index, attempt, CHANNELS)
         return lambda: write_channel_log(store, path, overtaken)
 
     return write
@@ -263,11 +280,8 @@ def _operator(
             emits_all = planned.operator.emits_all
             return Windowing(*place, tables, around.store, state.watermark_us, emits_all=emits_all)
         case Aggregate(keys, calls, emits_all=emits_all):
-            table = AggregateTable(planned.input_schema, keys, calls, around.plan.max_parallelism)
-            for batch in _restored_rows(around, state.keyed, task, index):
-                table.restore(batch)
-            place = (planned.uid, index, around.attempt)
-            return Aggregating(*place, table, around.store, emits_all=emits_all)
+            what = (planned.input_schema, keys, calls, around.plan.max_parallelism)
+            return _aggregating(around, planned, what, emits_all, state, task, index)
         case DropDuplicates():
             rows = _restored_rows(around, state.keyed, task, index)
             seen = seen_keys(
@@ -294,6 +308,8 @@ def _operator(
             return _joining(around, planned, planned.operator, state, task, index)
         case Transform():
             return _transforming(around, planned, planned.operator, state, task, index)
+        case ProcessStream():
+            return _stream_function(around, planned, planned.operator, state, task, index)
         case Connect() | Process():
             return _function(around, planned, planned.operator, state, task, index)
         case LoopHead() | Late():
@@ -303,6 +319,30 @@ def _operator(
             return Writing(planned.uid, index, sink, sink.open_writer(context), state.commits)
         case Union() | CloseLoop():
             raise AssertionError(f"{planned.operator} is an edge, not an operator")
+
+
+def _aggregating(
+    around: Surroundings,
+    planned: PlannedOperator,
+    what: tuple[pa.Schema, Sequence[str], Sequence[AggregateCall], int],
+    emits_all: bool,
+    state: SubtaskState,
+    task: Task,
+    index: SubtaskIndex,
+) -> RunningOperator:
+    place = (planned.uid, index, around.attempt)
+    if around.room is None:
+        table = AggregateTable(*what)
+        for _, batch in _restored_states(around, state, task, index):
+            table.restore(fitted_columns(batch, table.snapshot_schema, planned.uid))
+        return Aggregating(*place, table, around.store, emits_all=emits_all)
+    owned = key_group_range(index, task.parallelism, around.plan.max_parallelism)
+    directory, snapshots = around.room.open_database(*place, owned, around.store, state.disks)
+    disk = Disk.open(directory, around.room.memory)
+    paged = PagedAggregates(*what, disk, owned, around.room.buffer_bytes_max)
+    for batch in _restored_rows(around, state.keyed, task, index):
+        paged.restore(fitted_columns(batch, paged.snapshot_schema, planned.uid))
+    return AggregatingOnDisk(paged, snapshots, emits_all=emits_all)
 
 
 def _split_times(
@@ -404,6 +444,32 @@ def _function(
     return function
 
 
+def _stream_function(
+    around: Surroundings,
+    planned: PlannedOperator,
+    operator: ProcessStream,
+    state: SubtaskState,
+    task: Task,
+    index: SubtaskIndex,
+) -> StreamProcessing:
+    restored: dict[str, RestoredRows] = {}
+    whole = ((copy, read_copy(around.store, copy)) for copy in state.broadcast)
+    shares = ((dealt.state, read_share(around.store, dealt)) for dealt in state.dealt)
+    for found, batches in [*whole, *shares]:
+        rows = restored.setdefault(found.name, RestoredRows(found.redistribution, []))
+        rows.batches.extend(batches)
+    return StreamProcessing(
+        planned.uid,
+        index,
+        task.parallelism,
+        around.attempt,
+        operator,
+        planned.schema,
+        around.store,
+        {name: rows for name, rows in restored.items() if rows.batches},
+    )
+
+
 def _transforming(
     around: Surroundings,
     planned: PlannedOperator,
@@ -412,25 +478,43 @@ def _transforming(
     task: Task,
     index: SubtaskIndex,
 ) -> Transforming:
+    owned = key_group_range(index, task.parallelism, around.plan.max_parallelism)
     transforming = Transforming(
-        planned.uid,
-        index,
-        around.attempt,
         operator,
         planned.input_schema,
         planned.schema,
-        around.store,
+        _kept_states(around, planned, operator, state, owned, index),
         around.plan.max_parallelism,
         around.clock,
         _own_time_us(around, state, task, index),
     )
     # Every snapshot of it notes a time: without one, no checkpoint knows of this operator.
     if state.watermark_us is None:
-        transforming.start(key_group_range(index, task.parallelism, around.plan.max_parallelism))
-    for keyed in state.keyed:
-        for batch in _restored_rows(around, [keyed], task, index):
-            transforming.restore(keyed.name, batch)
+        transforming.start(owned)
+    if around.room is not None:
+        state = replace(state, disks=())  # they are in the database already
+    for name, batch in _restored_states(around, state, task, index):
+        transforming.restore(name, batch)
     return transforming
+
+
+def _kept_states(
+    around: Surroundings,
+    planned: PlannedOperator,
+    operator: Transform,
+    state: SubtaskState,
+    owned: range,
+    index: SubtaskIndex,
+) -> KeptStates:
+    key_schema = pa.schema([planned.input_schema.field(key) for key in operator.keys])
+    keys = (key_schema, around.plan.max_parallelism)
+    place = (planned.uid, index, around.attempt)
+    room = around.room
+    if room is None:
+        return StatesOnHeap(*place, around.store, HeapBackend(*keys))
+    directory, snapshots = room.open_database(*place, owned, around.store, state.disks)
+    backend = DiskBackend(*keys, directory, room.memory, room.buffer_bytes_max)
+    return StatesOnDisk(*place, around.store, backend, snapshots)
 
 
 def _enriching(
@@ -463,13 +547,23 @@ def _own_time_us(
     return min((each.watermark_us for each in state.reached), default=state.watermark_us)
 
 
+def _restored_states(
+    around: Surroundings, state: SubtaskState, task: Task, index: SubtaskIndex
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of all keyed states whose key groups this subtask owns, for who keeps them on the
+    heap, whatever they were kept in before."""
+    for keyed in state.keyed:
+        for batch in _restored_rows(around, [keyed], task, index):
+            yield keyed.name, batch
+    owned = key_group_range(index, task.parallelism, around.plan.max_parallelism)
+    yield from rows_of_databases(around.store, state.disks, owned)
+
+
 def _restored_rows(
     around: Surroundings, keyed_states: Sequence[KeyedState], task: Task, index: SubtaskIndex
 ) -> Iterator[pa.RecordBatch]:
     """The rows of these files whose key groups this subtask owns."""
     owned = key_group_range(index, task.parallelism, around.plan.max_parallelism)
     for keyed in keyed_states:
-        assert around.store is not None, "there is state to restore but nowhere to read it from"
-        file = keyed.file
-        buffer = around.store.read_verified(file.path, file.length_bytes, file.crc32)
+        buffer = read_file(around.store, keyed.file)
         yield from read_keyed_snapshot(buffer, keyed.key_groups, owned)

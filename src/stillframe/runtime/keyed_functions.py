@@ -23,6 +23,7 @@ from stillframe.protocol.sharing import Sharing
 from stillframe.runtime.firing import FiringOperator
 from stillframe.runtime.operators import Background, described_file
 from stillframe.runtime.row_functions import fitted
+from stillframe.state.key_places import keyed_by
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import write_keyed_snapshot
 from stillframe.state.timers import CLOCKS, TIME, TimerTable
@@ -413,7 +414,10 @@ class RowsAtRest:
 
     @property
     def snapshot_schema(self) -> pa.Schema:
-        return self._rows.schema
+        schema = self._rows.schema
+        if self._keys is None:
+            return schema
+        return keyed_by(schema, [schema.get_field_index(key) for key in self._keys.column_names])
 
     def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         if self._keys is None:

@@ -108,11 +108,12 @@ def files_written(
 ) -> list[FileHandle]:
     """The files that this checkpoint wrote, without those of older ones that it refers to.
 
+    What is kept in the metadata is written with it every time, also if it has not changed.
     The number alone tells them apart: what is referred to belongs to a completed checkpoint, and
     a job's checkpoints are numbered upwards from the completed one it was restored from.
     """
-    files = [state.file for each in operators for state in (*each.keyed, *each.broadcast)]
-    return [file for file in files if number_of_file(file.path) == checkpoint_id]
+    files = (file for each in operators for file in each.files())
+    return [file for file in files if file.is_inline or number_of_file(file.path) == checkpoint_id]
 
 
 class Passing(RunningOperator):
@@ -290,6 +291,19 @@ class SnapshotTime:
         return replace(snapshot, watermark_us=self.watermark_us, reached=self.reached)
 
 
+class Aggregates(Protocol):
+    """Running aggregates, wherever they are kept."""
+
+    def update(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
+
+    def merge(self, partials: pa.RecordBatch) -> pa.RecordBatch: ...
+
+
+def folded_into(aggregates: Aggregates, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The new values of the keys in the batch, which may have been combined on its way."""
+    return aggregates.merge(batch) if is_partial(batch) else aggregates.update(batch)
+
+
 class Aggregating(KeyedOperator):
     """Running aggregates per key, kept as columns."""
 
@@ -310,8 +324,7 @@ class Aggregating(KeyedOperator):
         self._emits_all = emits_all
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        table = self._table
-        changed = table.merge(batch) if is_partial(batch) else table.update(batch)
+        changed = folded_into(self._table, batch)
         return () if self._emits_all else (changed,)
 
     def on_barrier(self) -> Iterable[pa.RecordBatch]:
@@ -319,7 +332,7 @@ class Aggregating(KeyedOperator):
 
 
 def described_file(state: str, written: WrittenSnapshot) -> KeyedState:
-    handle = FileHandle(written.path, written.length_bytes, written.crc32)
+    handle = FileHandle(written.path, written.length_bytes, written.crc32, written.data)
     return KeyedState(state, handle, written.key_groups, written.rows, written.schema_text)
 
 

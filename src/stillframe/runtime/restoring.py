@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside keyed state, read back: records under way, and whole copies."""
+"""What a checkpoint holds, read back: a file, records under way, and whole copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stillframe.graph.plan import Edge, HashBy, Plan
 from stillframe.ids import SubtaskIndex
 from stillframe.key_groups import hash_columns, key_group_range, key_groups_of
 from stillframe.protocol.manifests import FileHandle, KeyedState
-from stillframe.protocol.restore import StartingChannels
+from stillframe.protocol.restore import DealtState, StartingChannels
 from stillframe.runtime.outputs import key_columns
 from stillframe.state.channel_log import read_run
 from stillframe.state.snapshots import read_keyed_snapshot
@@ -31,7 +31,7 @@ def restored_batches(
     for state in channels.get((edge.name, target), ()):
         file = state.file
         if file not in files:
-            files[file] = _read(store, file)
+            files[file] = read_file(store, file)
         batches = read_run(files[file], state.offset_bytes, state.length_bytes)
         if isinstance(edge.partitioning, HashBy) and edge.target_parallelism > 1:
             batches = list(_own(batches, edge.partitioning, target, edge, plan.max_parallelism))
@@ -43,10 +43,24 @@ def restored_batches(
 
 def read_copy(store: Store | None, copy: KeyedState) -> Iterator[pa.RecordBatch]:
     """All rows of a state of which every subtask has a whole copy."""
-    return read_keyed_snapshot(_read(store, copy.file), copy.key_groups, range(1))
+    return read_keyed_snapshot(read_file(store, copy.file), copy.key_groups, range(1))
 
 
-def _read(store: Store | None, file: FileHandle) -> pa.Buffer:
+def read_share(store: Store | None, dealt: DealtState) -> Iterator[pa.RecordBatch]:
+    """The rows of a share, in their order."""
+    first = dealt.first
+    for batch in read_copy(store, dealt.state):
+        mine = range(first, batch.num_rows, dealt.step)
+        if mine:
+            yield batch if dealt.step == 1 else batch.take(pa.array(mine, pa.int64()))
+        # Where the next one is in the batch that follows.
+        first = (first - batch.num_rows) if not mine else mine[-1] + dealt.step - batch.num_rows
+
+
+def read_file(store: Store | None, file: FileHandle) -> pa.Buffer:
+    """What it holds, checked: where the bytes are in the handle, that was done when they came."""
+    if file.data is not None:
+        return pa.py_buffer(file.data)
     assert store is not None, "there is state to restore but nowhere to read it from"
     return store.read_verified(file.path, file.length_bytes, file.crc32)
 

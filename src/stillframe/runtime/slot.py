@@ -20,6 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ from stillframe.graph.launch import SlotLaunch
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.protocol.commits import Commit
+from stillframe.protocol.inline import put_together
 from stillframe.protocol.manifests import (
     ChannelState,
     FileHandle,
@@ -60,10 +62,12 @@ from stillframe.protocol.messages import (
     Running,
     StartSlot,
     StillThere,
+    TakeFile,
     TriggerCheckpoint,
 )
 from stillframe.runtime.assembly import Surroundings, assemble
 from stillframe.runtime.control import Control
+from stillframe.runtime.disk import DiskRoom, has_database
 from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
 from stillframe.runtime.operators import Background, Writing
@@ -76,7 +80,8 @@ from stillframe.runtime.task import (
     obey,
     take_turn,
 )
-from stillframe.storage.store import open_store
+from stillframe.storage.savepoint import StoreWithSavepoint
+from stillframe.storage.store import Store, open_store
 from stillframe.wire import Address, ConnectionLost
 
 _START_SECONDS_MAX = 120.0
@@ -109,6 +114,17 @@ def run_slot(
         running.close()
 
 
+def _opened(launch: SlotLaunch) -> Store | None:
+    """The job's own store; if it starts from a savepoint, one that shows that as well."""
+    if launch.store_address is None:
+        return None
+    own = open_store(launch.store_address, launch.store_settings)
+    if launch.savepoint_address is None:
+        return own
+    savepoint = open_store(launch.savepoint_address, launch.savepoint_settings)
+    return StoreWithSavepoint(own, savepoint)
+
+
 class _Slot(TaskEvents):
     def __init__(
         self,
@@ -128,14 +144,13 @@ class _Slot(TaskEvents):
         self._lost: str | None = None
         self._ended = False
         self._start: StartSlot | None = None
+        self._taken: dict[FileHandle, FileHandle] = {}
+        """What the start refers to, and is not on the store."""
         self._subtasks: dict[SubtaskRef, Subtask] = {}
         self._warned_of: set[SubtaskRef] = set()
         """Subtasks for which records came too late, which is said once of each."""
-        self._store = (
-            open_store(launch.store_address, launch.store_settings)
-            if launch.store_address
-            else None
-        )
+        self._store = _opened(launch)
+        self._room: DiskRoom | None = None
         self._snapshot_pool = ThreadPoolExecutor(2, "stillframe-snapshot")
         self._commit_pool = ThreadPoolExecutor(1, "stillframe-commit")
         self._network = Network(
@@ -176,6 +191,7 @@ class _Slot(TaskEvents):
     def run(self) -> None:
         self._await_start()
         assert self._start is not None
+        self._room = self._disk_room()
         self._subtasks = assemble(
             Surroundings(
                 plan=self._launch.plan,
@@ -193,15 +209,32 @@ class _Slot(TaskEvents):
                 channels=self._start.channels,
                 idle_timeout_seconds=self._launch.idle_timeout_seconds,
                 ahead_seconds_max=self._launch.ahead_seconds_max,
+                settings=self._launch.state,
+                room=self._room,
             )
         )
         peers = {
             peer: Address(*where) for peer, where in self._start.peers.items() if peer != self._slot
         }
+        # What was restored is in the operators now: it need not be held twice.
+        self._start = replace(self._start, state={}, channels={})
+        self._taken.clear()
         self._network.connect(peers, _CONNECT_SECONDS_MAX)
         self._control.send(Running())
         commit_restored(self._subtasks.values(), self._start)
         self._loop()
+
+    def _disk_room(self) -> DiskRoom | None:
+        launch = self._launch
+        if launch.state.backend != "rocksdb":
+            return None
+        databases = sum(
+            has_database(operator.operator)
+            for task in launch.plan.tasks
+            for operator in task.operators
+        )
+        identity = (launch.plan.job, launch.store_address, launch.attempt, self._slot)
+        return DiskRoom.open(launch.state, *identity, databases)
 
     def report_failure(self, error: Exception) -> None:
         """Tell the coordinator why, if it is still there to hear it."""
@@ -215,6 +248,8 @@ class _Slot(TaskEvents):
         self._lost = self._lost or "the slot has ended"
         with contextlib.ExitStack() as closing:  # in reverse, and all of it whatever one raises
             closing.callback(self._control.close)
+            if self._room is not None:
+                closing.callback(self._room.close)
             for subtask in self._subtasks.values():
                 closing.callback(subtask.close)
             closing.callback(self._commit_pool.shutdown, wait=True, cancel_futures=True)
@@ -269,7 +304,10 @@ class _Slot(TaskEvents):
     def _obey(self, order: Order) -> None:
         match order:
             case StartSlot():
-                self._start = self._start or order  # the first: it may come twice
+                self._start = self._start or put_together(order, self._taken)  # may come twice
+            case TakeFile(file):
+                if self._start is None:  # otherwise it has come twice
+                    self._taken[file] = file
             case TriggerCheckpoint() | CompleteCheckpoint() | AbortCheckpoint() | AssignSplits():
                 obey(self._subtasks.values(), order)
             case EndSlot():
@@ -297,8 +335,9 @@ class _Slot(TaskEvents):
 
     def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
         store = self._store
-        if store is not None and files:
-            self._snapshot_pool.submit(lambda: [store.delete(file.path) for file in files])
+        paths = [file.path for file in files if not file.is_inline]
+        if store is not None and paths:
+            self._snapshot_pool.submit(lambda: [store.delete(path) for path in paths])
 
     def acknowledged(
         self,

@@ -17,6 +17,7 @@ Rules of this file
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from stillframe.config import CheckpointMode
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.commits import Commit
+from stillframe.protocol.inline import refusal
 from stillframe.protocol.manifests import (
     ChannelState,
     FileHandle,
@@ -46,7 +48,7 @@ from stillframe.protocol.messages import (
 from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
 from stillframe.runtime.operators import Background, Writing, files_written
-from stillframe.state.channel_log import Overtaken, WrittenLog
+from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
 
 ChannelLog = Callable[[CheckpointId, Sequence[Overtaken]], Background]
 """What writes records under way, in the background."""
@@ -289,6 +291,10 @@ class Subtask(ABC):
         operators, channels = snapshot.operators, snapshot.channels
         if operators is None or channels is None:
             return
+        refused = refusal(self.name, operators, channels)
+        if refused is not None:
+            self._decline(checkpoint_id, refused)
+            return
         del self._open[checkpoint_id]
         timings = self._timings(snapshot.started, operators, channels)
         self._events.acknowledged(self.ref, checkpoint_id, operators, timings, channels)
@@ -314,7 +320,7 @@ class Subtask(ABC):
         elapsed_ms = (self._clock.monotonic_seconds() - started.started_at_seconds) * 1000
         in_flight_bytes = sum(channel.length_bytes for channel in channels)
         state_bytes = in_flight_bytes + sum(
-            state.file.length_bytes for op in written for state in (*op.keyed, *op.broadcast)
+            file.length_bytes for op in written for file in op.files()
         )
         return SubtaskTimings(
             task=self.name,
@@ -458,20 +464,29 @@ def answer_or_error(background: Background) -> object:
 
 def described_channels(log: WrittenLog) -> list[ChannelState]:
     """What the acknowledgement says of records under way."""
-    file = FileHandle(log.path, log.length_bytes, log.crc32)
     return [
         ChannelState(
             run.channel.edge,
             run.channel.source,
             run.channel.target,
             "input" if run.channel.is_input else "output",
-            file,
-            run.offset_bytes,
+            *_place_of(run, log),
             run.length_bytes,
             run.rows,
         )
         for run in log.runs
     ]
+
+
+def _place_of(run: WrittenRun, log: WrittenLog) -> tuple[FileHandle, int]:
+    """In which file it is and where there; what is kept without one is a file for itself.
+
+    Otherwise every channel's state would hold the bytes of all of them.
+    """
+    if log.data is None:
+        return FileHandle(log.path, log.length_bytes, log.crc32), run.offset_bytes
+    data = log.data[run.offset_bytes : run.offset_bytes + run.length_bytes]
+    return FileHandle(log.path, len(data), zlib.crc32(data), data), 0
 
 
 def take_turn(subtasks: Sequence[Subtask]) -> bool:

@@ -6,44 +6,49 @@ A batch is grouped once, as a whole: every row gets its key's number, and the ro
 order of these numbers, so that a key's rows are a slice. The program then goes from key to key, and
 whatever it does with its states or timers is about the key that it has come to.
 
-A snapshot has a file for each state. States of a checkpoint that the program does not declare any
-more are carried along, as they were, until it deletes them.
+Where states are kept, and how they are snapshotted, is said in `kept_states`. Those of a checkpoint
+that the program does not declare any more are carried along, as they were, until it deletes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from stillframe.api.programs import Fired, Groups, KeyedProgram
+from stillframe.api.timers import TimerClock
 from stillframe.clock import Clock
 from stillframe.errors import StillframeError, UserCodeError
-from stillframe.graph.logical import Transform
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.graph.logical import TimeMode, Transform
+from stillframe.ids import CheckpointId
 from stillframe.key_groups import Positions, fixed_width_values, hash_columns, key_groups_of
-from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
-from stillframe.protocol.sharing import Sharing
+from stillframe.protocol.manifests import OperatorSnapshot
 from stillframe.runtime.firing import FiringOperator
+from stillframe.runtime.kept_states import Freeze, KeptStates
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX, RowsAtRest
-from stillframe.runtime.operators import Background, FrozenState, described_file
+from stillframe.runtime.operators import Background
 from stillframe.runtime.outputs import key_columns
 from stillframe.runtime.row_functions import fitted
 from stillframe.state.backends import Backend, Declared, Kind
 from stillframe.state.handles import ListHandle, MapHandle, Scene, ValueHandle
-from stillframe.state.heap import HeapBackend
 from stillframe.state.key_timers import KeyTimers
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.rows import RecordMaker, RowType, plain_tuples
-from stillframe.state.snapshots import write_keyed_snapshot
-from stillframe.storage.paths import quoted_name, state_path
-from stillframe.storage.store import Store
+from stillframe.storage.paths import quoted_name
 
 _SHORT_NUMBERS = 1 << 16
 """Numbers below this are sorted as 16-bit ones, which numpy does ten times as fast."""
+_CLOCKS: dict[TimeMode, tuple[TimerClock, ...]] = {
+    "none": (),
+    "processingTime": ("processing",),
+    "eventTime": ("event",),
+    "both": ("event", "processing"),
+}
 
 
 class KeyedStates:
@@ -60,10 +65,11 @@ class KeyedStates:
         self._operator = operator
         self._clock = clock
         self._deleted: set[str] = set()
-        self.key_timers: KeyTimers[Any] | None = None
-        if operator.time_mode != "none":
-            word = "event" if operator.time_mode == "eventTime" else "processing"
-            self.key_timers = KeyTimers(backend, f"${word}_timers")
+        self.key_timers: dict[TimerClock, KeyTimers[Any]] = {
+            clock: KeyTimers(backend, f"${clock}_timers") for clock in _CLOCKS[operator.time_mode]
+        }
+        for timers in self.key_timers.values():
+            timers.rebuild()  # a database comes with what it held
 
     # --- time
 
@@ -87,10 +93,15 @@ class KeyedStates:
         schema: pa.Schema,
         ttl_ms: int | None,
         records: RecordMaker = plain_tuples,
+        *,
+        named: bool = False,
+        refreshes: bool = False,
     ) -> ValueHandle[Any]:
-        declared = Declared(name, Kind.VALUE, RowType(schema, records), None, ttl_ms is not None)
+        row = RowType(schema, records, named=named)
+        declared = Declared(name, Kind.VALUE, row, None, ttl_ms is not None)
         self._refuse(name, ttl_ms)
-        return ValueHandle(self.scene, self.backend.values(declared), ttl_ms)
+        table = self.backend.values(declared)
+        return ValueHandle(self.scene, table, ttl_ms, refreshes=refreshes)
 
     def list(
         self,
@@ -98,10 +109,15 @@ class KeyedStates:
         schema: pa.Schema,
         ttl_ms: int | None,
         records: RecordMaker = plain_tuples,
+        *,
+        named: bool = False,
+        refreshes: bool = False,
     ) -> ListHandle[Any]:
-        declared = Declared(name, Kind.LIST, RowType(schema, records), None, ttl_ms is not None)
+        row = RowType(schema, records, named=named)
+        declared = Declared(name, Kind.LIST, row, None, ttl_ms is not None)
         self._refuse(name, ttl_ms)
-        return ListHandle(self.scene, self.backend.lists(declared), ttl_ms)
+        table = self.backend.lists(declared)
+        return ListHandle(self.scene, table, ttl_ms, refreshes=refreshes)
 
     def map(
         self,
@@ -110,11 +126,16 @@ class KeyedStates:
         schema: pa.Schema,
         ttl_ms: int | None,
         records: RecordMaker = plain_tuples,
+        *,
+        named: bool = False,
+        refreshes: bool = False,
     ) -> MapHandle[Any]:
-        found_by = RowType(user_key, records)
-        declared = Declared(name, Kind.MAP, RowType(schema, records), found_by, ttl_ms is not None)
+        row = RowType(schema, records, named=named)
+        found_by = RowType(user_key, records, named=named)
+        declared = Declared(name, Kind.MAP, row, found_by, ttl_ms is not None)
         self._refuse(name, ttl_ms)
-        return MapHandle(self.scene, self.backend.maps(declared), ttl_ms)
+        table = self.backend.maps(declared)
+        return MapHandle(self.scene, table, ttl_ms, refreshes=refreshes)
 
     def delete(self, name: str) -> None:
         self.backend.drop(name)
@@ -122,10 +143,10 @@ class KeyedStates:
         self._deleted.add(name)
 
     def restore(self, name: str, batch: pa.RecordBatch) -> None:
-        timers = self.key_timers
-        if timers is not None and name == timers.table.declared.name:
-            timers.restore(batch)
-            return
+        for timers in self.key_timers.values():
+            if name == timers.table.declared.name:
+                timers.restore(batch)
+                return
         for table in self.backend.tables:
             if table.declared.name == name:
                 table.restore(batch)
@@ -135,8 +156,9 @@ class KeyedStates:
 
     def tidy(self) -> None:
         renamed = self.backend.tidy(self.now_ms)
-        if renamed is not None and self.key_timers is not None:
-            self.key_timers.rename(renamed)
+        if renamed is not None:
+            for timers in self.key_timers.values():
+                timers.rename(renamed)
 
     def _refuse(self, name: str, ttl_ms: int | None) -> None:
         if not self.is_open:
@@ -149,7 +171,7 @@ class KeyedStates:
         quoted_name(name, "state name", kept="_.")
         if ttl_ms is None:
             return
-        if self._operator.time_mode != "processingTime":
+        if "processing" not in self.key_timers:
             raise UserCodeError(
                 f"Cannot use TTL for state={name} in timeMode={self._operator.time_mode}, use"
                 " timeMode 'processingTime' instead"
@@ -162,22 +184,25 @@ class KeyedStates:
 
     # --- timers
 
-    def register_timer(self, time_ms: int) -> None:
-        self._timers("register").register(self.scene.key, int(time_ms))
+    def register_timer(self, time_ms: int, clock: TimerClock | None = None) -> None:
+        self._timers("register", clock).register(self.scene.key, int(time_ms))
 
-    def delete_timer(self, time_ms: int) -> None:
-        self._timers("delete").delete(self.scene.key, int(time_ms))
+    def delete_timer(self, time_ms: int, clock: TimerClock | None = None) -> None:
+        self._timers("delete", clock).delete(self.scene.key, int(time_ms))
 
-    def timers(self) -> Iterator[int]:
-        return iter(self._timers("list").of(self.scene.key))
+    def timers(self, clock: TimerClock | None = None) -> Iterator[int]:
+        return iter(self._timers("list", clock).of(self.scene.key))
 
-    def _timers(self, what: str) -> KeyTimers[Any]:
-        if self.key_timers is None:
+    def _timers(self, what: str, clock: TimerClock | None) -> KeyTimers[Any]:
+        if not self.key_timers:
             raise UserCodeError(
                 f"Cannot perform stateful processor operation={what}_timer with timeMode=none: use"
                 " timeMode 'processingTime' or 'eventTime' to have timers"
             )
-        return self.key_timers
+        if clock is None:
+            (only,) = self.key_timers.values()
+            return only
+        return self.key_timers[clock]
 
 
 class Transforming(FiringOperator):
@@ -185,29 +210,21 @@ class Transforming(FiringOperator):
 
     def __init__(
         self,
-        uid: OperatorUid,
-        subtask: SubtaskIndex,
-        attempt: Attempt,
         operator: Transform,
         input_schema: pa.Schema,
         schema: pa.Schema,
-        store: Store | None,
+        kept: KeptStates,
         max_parallelism: int,
         clock: Clock,
         watermark_us: int | None = None,
     ) -> None:
-        self._uid = uid
-        self._subtask = subtask
-        self._attempt = attempt
         self._operator = operator
         self._schema = schema
-        self._store = store
+        self._kept = kept
         self._max_parallelism = max_parallelism
         self._key_schema = pa.schema([input_schema.field(key) for key in operator.keys])
         self._late: list[pa.RecordBatch] = []
-        self._sharing: dict[str, Sharing[tuple[KeyedState, ...]]] = {}
-        backend = HeapBackend(self._key_schema, max_parallelism)
-        self._states = KeyedStates(operator, backend, clock)
+        self._states = KeyedStates(operator, kept.backend, clock)
         self.watermark_us = self._states.watermark_us = (
             None if watermark_us == BEGINNING_US else watermark_us
         )
@@ -254,8 +271,8 @@ class Transforming(FiringOperator):
         return ()
 
     def finish(self) -> Iterable[pa.RecordBatch]:
-        if self._states.key_timers is not None:
-            self._states.key_timers.clear()
+        for timers in self._states.key_timers.values():
+            timers.clear()
         return ()
 
     def close(self) -> None:
@@ -303,37 +320,34 @@ class Transforming(FiringOperator):
     # --- timers
 
     def is_due(self) -> bool:
-        if self._operator.time_mode != "eventTime" or self.watermark_us is None:
+        if self.watermark_us is None:
             return False
-        next_ms = self._next_ms()
+        next_ms = self._next_ms("event")
         return next_ms is not None and next_ms * 1000 <= self.watermark_us
 
     def fire(self) -> Iterator[pa.RecordBatch]:
         assert self.watermark_us is not None
-        return self._fire(self.watermark_us // 1000)
+        return self._fire("event", self.watermark_us // 1000)
 
     def due_in_seconds(self) -> float | None:
-        if self._operator.time_mode != "processingTime":
-            return None
-        next_ms = self._next_ms()
+        next_ms = self._next_ms("processing")
         return None if next_ms is None else max(0, next_ms - self._states.look_at_clock()) / 1e3
 
     def fire_by_clock(self) -> Iterator[pa.RecordBatch]:
-        return self._fire(self._states.look_at_clock())
+        return self._fire("processing", self._states.look_at_clock())
 
-    def _next_ms(self) -> int | None:
-        assert self._states.key_timers is not None, "timers without a time mode"
-        return self._states.key_timers.next_ms()
+    def _next_ms(self, clock: TimerClock) -> int | None:
+        timers = self._states.key_timers.get(clock)
+        return None if timers is None else timers.next_ms()
 
-    def _fire(self, until_ms: int) -> Iterator[pa.RecordBatch]:
+    def _fire(self, clock: TimerClock, until_ms: int) -> Iterator[pa.RecordBatch]:
         self._states.look_at_clock()
         self._states.tidy()
-        fired = self._due(until_ms)
+        fired = self._due(clock, until_ms)
         return self._called(lambda: self._program.fire(fired))
 
-    def _due(self, until_ms: int) -> Fired:
-        timers, scene = self._states.key_timers, self._states.scene
-        assert timers is not None, "timers without a time mode"
+    def _due(self, clock: TimerClock, until_ms: int) -> Fired:
+        timers, scene = self._states.key_timers[clock], self._states.scene
         due = timers.due(until_ms, FIRED_ROWS_MAX)
         columns = self._states.backend.columns_of([key for key, _ in due])
 
@@ -346,6 +360,7 @@ class Transforming(FiringOperator):
             [time_ms for _, time_ms in due],
             enter,
             lambda place: timers.delete(*due[place]),
+            clock,
         )
 
     # --- snapshots
@@ -355,59 +370,24 @@ class Transforming(FiringOperator):
 
     def snapshot(self, checkpoint_id: CheckpointId) -> Background:
         now_ms = self._states.look_at_clock()
-        writes = [
-            (
-                table.declared.name,
-                self._write(checkpoint_id, table.declared.name, table.version, table, now_ms),
-            )
-            for table in self._states.backend.tables
-        ]
-        writes += [
-            (name, self._write(checkpoint_id, name, 0, _Carried(batches, self), now_ms))
-            for name, batches in self._states.carried.items()
-        ]
+        carried: dict[str, Freeze] = {
+            name: partial(_Carried, batches, self) for name, batches in self._states.carried.items()
+        }
+        write = self._kept.snapshot(checkpoint_id, carried, now_ms)
         # A subtask that knows nothing yet says so: the others' time must not become its own.
         watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
-        return lambda: ([(name, write()) for name, write in writes], watermark_us)
+        return lambda: (write(), watermark_us)
 
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
-        files, watermark_us = written
-        for name, states in files:
-            self._sharing[name].on_written(checkpoint_id, states)
-        keyed = tuple(state for _, states in files for state in states)
-        snapshot = OperatorSnapshot(self._uid, self._subtask, keyed=keyed)
+        states, watermark_us = written
+        snapshot = self._kept.described(checkpoint_id, states)
         return replace(snapshot, watermark_us=watermark_us)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        for sharing in self._sharing.values():
-            sharing.on_completed(checkpoint_id)
+        self._kept.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        for sharing in self._sharing.values():
-            sharing.on_aborted(checkpoint_id)
-
-    def _write(
-        self, checkpoint_id: CheckpointId, name: str, version: int, table: Any, now_ms: int
-    ) -> Callable[[], tuple[KeyedState, ...]]:
-        held = self._sharing.setdefault(name, Sharing()).on_snapshot(checkpoint_id, version)
-        if held is not None:
-            return lambda: held
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        store, path = (
-            self._store,
-            state_path(checkpoint_id, self._uid, self._subtask, self._attempt, name),
-        )
-        frozen: FrozenState = table.freeze(now_ms)
-
-        def write() -> tuple[KeyedState, ...]:
-            try:
-                if not len(frozen):
-                    return ()
-                return (described_file(name, write_keyed_snapshot(store, path, frozen)),)
-            finally:
-                frozen.release()
-
-        return write
+        self._kept.aborted(checkpoint_id)
 
     def at_rest(self, batches: list[pa.RecordBatch]) -> RowsAtRest:
         rows = pa.Table.from_batches(batches)
@@ -448,9 +428,6 @@ class _Carried:
         self._batches = batches
         self._operator = operator
         self.snapshot_schema = batches[0].schema
-
-    def freeze(self, now_ms: int) -> _Carried:
-        return self
 
     def __len__(self) -> int:
         return sum(batch.num_rows for batch in self._batches)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from stillframe.api.functions import KeyedFunction
+    from stillframe.api.processors import KeyProcessor
 
 
 class GroupedStream:
@@ -64,12 +65,17 @@ class GroupedStream:
 
     mean = avg
 
-    def process(self, function: Callable[[], KeyedFunction], schema: str | StructType) -> Stream:
-        """Call a `KeyedFunction` with the batches of this stream, parted by its keys.
+    def process(
+        self,
+        function: Callable[[], KeyedFunction] | Callable[[], KeyProcessor],
+        schema: str | StructType,
+    ) -> Stream:
+        """Call a `KeyProcessor` with the rows of each key, or a `KeyedFunction` with batches.
 
         `function` is the class, or whatever makes an object of it when called without arguments;
-        it is called on executors, once per subtask and start. `schema` is that of the batches it
-        answers. The rows of a key all come to the same object, which may register timers.
+        it is called on executors, once per subtask and start, and what is no class or `partial` of
+        one also here, to know which of the two it makes. `schema` is that of what it answers. The
+        rows of a key all come to the same object, which may register timers.
         """
         from stillframe.spark.processed import processed
 

@@ -1,4 +1,7 @@
-"""`stillframe.on(spark)`: where streams are read and jobs are started."""
+"""`stillframe.on(spark)`: where streams are read and jobs are started.
+
+Also from then on the session reads snapshots: `spark.read.format("stillframe").load(path)`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from stillframe.config import JobConfig, is_storage_setting, job_config
 from stillframe.errors import BuildError, StartRefused
-from stillframe.spark import formats
+from stillframe.spark import formats, snapshot_source
 from stillframe.spark.frames import frame_node
 from stillframe.spark.reader import StreamReader
 from stillframe.spark.writer import with_output_modes
@@ -29,6 +32,7 @@ class Still:
     def __init__(self, spark: SparkSession) -> None:
         _refuse_connect(spark)
         self.spark = spark
+        snapshot_source.register(spark)
 
     @property
     def readStream(self) -> StreamReader:

@@ -115,7 +115,7 @@ def transformed(
         begun,
         () if begun is None else begun.keys,
     )
-    _try_out(operator, stream.node.schema)
+    try_out(operator, stream.node.schema, "init")
     frame = empty_frame(stream.still.spark, declared)
     return Stream(stream.still, Node(operator, made, (stream.node,)), frame)
 
@@ -171,7 +171,7 @@ def _with_event_time(declared: StructType, name: str) -> StructType:
     )
 
 
-def _try_out(operator: Transform, schema: pa.Schema) -> None:
+def try_out(operator: Transform, schema: pa.Schema, method: str) -> None:
     """Let a copy declare its states here, as Spark does, to find mistakes before anything runs."""
     program = operator.make()
     keys = pa.schema([schema.field(key) for key in operator.keys])
@@ -183,7 +183,7 @@ def _try_out(operator: Transform, schema: pa.Schema) -> None:
         raise BuildError(f"{operator.name} cannot be used: {error}") from error
     except Exception as error:
         raise BuildError(
-            f"{operator.name}.init, which is also called here to know its states, raised"
+            f"{operator.name}.{method}, which is also called here to know its states, raised"
             f" {type(error).__name__}: {error}"
         ) from error
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import pandas
 
     from stillframe.api.functions import TwoInputFunction
+    from stillframe.api.stream_functions import StreamFunction
     from stillframe.spark.combined import BroadcastStream
     from stillframe.spark.grouped import GroupedStream
     from stillframe.spark.lookups import LatestStream
@@ -250,6 +251,18 @@ class Stream:
         """As `map_rows`, but `function` gives back any number of rows: a list, or a generator."""
         declared = parse_schema(self._still.spark, schema)
         return self._mapped(function, RowFlatMap(function, to_arrow_schema(declared)), declared)
+
+    def process(self, function: Callable[[], StreamFunction], schema: str | StructType) -> Stream:
+        """Call a `StreamFunction` with the batches of this stream; it may keep state.
+
+        `function` is the class, or whatever makes an object of it when called without arguments;
+        it is called on executors, once per subtask and start, and once here. `schema` is that of
+        the batches it answers. For state by key call `groupBy` first.
+        """
+        from stillframe.spark.processed import processed_whole
+
+        refuse_repeated(self.columns)
+        return self._then(*processed_whole(self, function, schema))
 
     def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
         """Say which column is the event time, and by how much records may come out of order."""

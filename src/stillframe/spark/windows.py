@@ -35,7 +35,7 @@ from pyspark.sql.functions import lit
 from pyspark.sql.types import TimestampType
 
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Late, Node, WithWatermark, walk
+from stillframe.graph.logical import Join, Late, Node, WithWatermark, walk
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 
 DELAY = "spark.watermarkDelayMs"
@@ -126,6 +126,13 @@ def refuse_untimely(node: Node, *, is_watermarked: bool) -> None:
     """Windows over this node must be closed by its watermark, in time, or not at all."""
     if not has_watermark(node):
         return
+    if not is_watermarked and _reaches_unbounded_join(node):
+        raise BuildError(
+            "rows of the join before these windows may come out long after their event time, so it"
+            " could not close the windows: bound on both sides how far apart the event times of the"
+            " joined streams may be, as in join(other, expr('id = other_id AND other_time BETWEEN"
+            " time AND time + INTERVAL 1 HOUR'))"
+        )
     if not is_watermarked:
         raise BuildError(
             "these windows are not over the column that withWatermark was given, so event time"
@@ -151,6 +158,18 @@ def _reaches_source_without_watermark(node: Node) -> bool:
     if not node.inputs or isinstance(node.operator, Late):
         return True
     return any(map(_reaches_source_without_watermark, node.inputs))
+
+
+def _reaches_unbounded_join(node: Node) -> bool:
+    """Whether event time comes to it, or would, through a join that leaves a side unbounded."""
+    if isinstance(node.operator, WithWatermark):
+        return False
+    if isinstance(node.operator, Join) and None in (
+        node.operator.earliest_us,
+        node.operator.latest_us,
+    ):
+        return True
+    return any(map(_reaches_unbounded_join, node.inputs))
 
 
 # --- Windows ------------------------------------------------------------------------------------

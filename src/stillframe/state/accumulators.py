@@ -125,6 +125,10 @@ class Accumulator(ABC):
         """
         self.fold(arrays, touched, columns[0])
 
+    @abstractmethod
+    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
+        """Row by row what two have accumulated together; neither is changed."""
+
     def input_of(self, batch: pa.RecordBatch) -> pa.Array | None:
         """The column this aggregate reads; None if it reads none."""
         return None if self.call.input is None else batch.column(self.call.input)
@@ -153,6 +157,9 @@ class _CountRecords(Accumulator):
     def merge(self, arrays: Sequence[Array], touched: Touched, columns: Sequence[pa.Array]) -> None:
         np.add.at(arrays[0], touched.rows, fixed_width_values(columns[0]))
 
+    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
+        return [parts[0] + others[0]]
+
     def result(self, parts: Sequence[Array]) -> pa.Array:
         return fixed_width_array(parts[0], None, pa.int64())
 
@@ -169,6 +176,13 @@ class _CountValues(_CountRecords):
 
 class _ValueOrNull(Accumulator):
     """Keeps one value per row and whether there has been a non-null one."""
+
+    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
+        return [self._both(parts[0], others[0]), parts[1] | others[1]]
+
+    @abstractmethod
+    def _both(self, values: Array, others: Array) -> Array:
+        """The aggregate of both; where there has been no value, one is what a row begins with."""
 
     def result(self, parts: Sequence[Array]) -> pa.Array:
         values, seen = parts
@@ -192,6 +206,9 @@ class _SumOfFloats(_ValueOrNull):
         rows, values = _non_null(touched.rows, column)
         np.add.at(arrays[0], rows, values.astype(np.float64, copy=False))
         self._mark_seen(arrays[1], touched, rows)
+
+    def _both(self, values: Array, others: Array) -> Array:
+        return values + others
 
 
 class _SumOfIntegers(_ValueOrNull):
@@ -219,12 +236,14 @@ class _SumOfIntegers(_ValueOrNull):
     def _fold_checked(self, sums: Array, touched: Touched, column: pa.Array | None) -> None:
         groups, values = _non_null(touched.groups, column)
         of_batch = self._sums(groups, values.astype(np.int64, copy=False), len(touched.distinct))
-        before = sums.take(touched.distinct)
-        after = before + of_batch
+        sums[touched.distinct] = self._both(sums.take(touched.distinct), of_batch)
+
+    def _both(self, values: Array, others: Array) -> Array:
+        after = values + others
         # Overflow: both summands have the sign that the result has not.
-        if bool((((before ^ after) & (of_batch ^ after)) < 0).any()):
+        if bool((((values ^ after) & (others ^ after)) < 0).any()):
             raise self._overflow()
-        sums[touched.distinct] = after
+        return after
 
     def _sums(self, groups: Positions, values: Array, count: int) -> Array:
         sums = np.zeros(count, dtype=np.int64)
@@ -276,6 +295,10 @@ class _Extreme(_ValueOrNull):
         self._fold.at(arrays[0], rows, values)
         self._mark_seen(arrays[1], touched, rows)
 
+    def _both(self, values: Array, others: Array) -> Array:
+        both: Array = self._fold(values, others)
+        return both
+
 
 class _ExtremeText(Accumulator):
     """min and max of strings, in the order of their code points, which is that of their bytes.
@@ -292,10 +315,15 @@ class _ExtremeText(Accumulator):
         reduced = reduced.filter(reduced.column(f"value_{function}").is_valid())
         rows = touched.distinct[reduced.column("group").to_numpy()]
         candidates = _objects(reduced.column(f"value_{function}"))
-        current = arrays[0][rows]
-        current = np.where(current == _NO_TEXT, candidates, current)
-        better = np.minimum if function == "min" else np.maximum
-        arrays[0][rows] = better(current, candidates)
+        [arrays[0][rows]] = self.combined([arrays[0][rows]], [candidates])
+
+    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
+        texts, others_texts = parts[0], others[0]
+        best = np.where(texts == _NO_TEXT, others_texts, texts)
+        both = (texts != _NO_TEXT) & (others_texts != _NO_TEXT)
+        better = np.minimum if self.call.function == "min" else np.maximum
+        best[both] = better(texts[both], others_texts[both])
+        return [best]
 
     def result(self, parts: Sequence[Array]) -> pa.Array:
         return pa.array(parts[0], self.call.type)
@@ -322,6 +350,9 @@ class _Average(Accumulator):
     def merge(self, arrays: Sequence[Array], touched: Touched, columns: Sequence[pa.Array]) -> None:
         for array, column in zip(arrays, columns, strict=True):
             np.add.at(array, touched.rows, fixed_width_values(column))
+
+    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
+        return [part + other for part, other in zip(parts, others, strict=True)]
 
     def result(self, parts: Sequence[Array]) -> pa.Array:
         sums, counts = parts

@@ -27,6 +27,8 @@ from stillframe.key_groups import (
 from stillframe.state.accumulators import Accumulator, Touched, accumulators_of, key_fields_of
 from stillframe.state.columns import Array, ChangingColumns, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex, arrow_of_words
+from stillframe.state.key_places import keyed_by
+from stillframe.state.number_index import FrozenNumbers, NumberIndex
 
 
 class Layout:
@@ -41,7 +43,9 @@ class Layout:
         self.in_snapshot = _consecutive([len(each) for each in fields], self.key_count)
         # Null is a key, whatever the input says; and nullability is not worth a mismatch.
         keys = [pa.field(field.name, field.type) for field in key_fields]
-        self.snapshot_schema = pa.schema([*keys, *(field for each in fields for field in each)])
+        self.snapshot_schema = keyed_by(
+            pa.schema([*keys, *(field for each in fields for field in each)]), range(len(keys))
+        )
         self.result_schema = pa.schema(
             [*keys, *(pa.field(each.call.name, each.call.type) for each in accumulators)]
         )
@@ -71,13 +75,19 @@ class AggregateTable:
         calls: Sequence[AggregateCall],
         max_parallelism: int,
         keys_expected: int | None = None,
+        index: KeyIndex | NumberIndex | None = None,
     ) -> None:
-        """`keys_expected` makes a table small if there will be few; more than that may come."""
+        """`keys_expected` makes a table small if there will be few; more than that may come.
+
+        `index` is an empty one of these keys that suits them better than any.
+        """
         self._keys = tuple(keys)
         self._max_parallelism = max_parallelism
         key_fields = key_fields_of(input_schema, keys)
         self._layout = Layout(key_fields, accumulators_of(input_schema, calls))
-        self._index = key_index([field.type for field in key_fields], keys_expected)
+        if index is None:
+            index = key_index([field.type for field in key_fields], keys_expected)
+        self._index = index
         self._columns = ChangingColumns(self._layout.columns)
         self._scratch: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._version = 0
@@ -106,15 +116,28 @@ class AggregateTable:
 
     def update(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Fold the batch in; the new values of each key it touched, by first appearance."""
+        return self._results(*self._updated(batch))
+
+    def merge(self, partials: pa.RecordBatch) -> pa.RecordBatch:
+        """As `update`, of rows like those of a snapshot, each made of several records."""
+        return self._results(*self._merged(partials))
+
+    def take_in(self, batch: pa.RecordBatch, *, partial: bool) -> None:
+        """As `merge` if the rows are partial aggregates, else as `update`, without an answer."""
+        if partial:
+            self._merged(batch)
+        else:
+            self._updated(batch)
+
+    def _updated(self, batch: pa.RecordBatch) -> tuple[list[pa.Array], Touched]:
         keys = [canonical(batch.column(key)) for key in self._keys]
         touched = self._touched(keys, batch.num_rows)
         with np.errstate(all="ignore"):  # infinities and NaN are values; overflow is looked for
             for accumulator, where in self._layout.each_in_memory():
                 accumulator.fold(self._columns.arrays[where], touched, accumulator.input_of(batch))
-        return self._results(keys, touched)
+        return keys, touched
 
-    def merge(self, partials: pa.RecordBatch) -> pa.RecordBatch:
-        """As `update`, of rows like those of a snapshot, each made of several records."""
+    def _merged(self, partials: pa.RecordBatch) -> tuple[list[pa.Array], Touched]:
         keys = partials.columns[: self._layout.key_count]
         touched = self._touched(keys, partials.num_rows)
         with np.errstate(all="ignore"):
@@ -122,7 +145,7 @@ class AggregateTable:
                 self._layout.each_in_memory(), self._layout.in_snapshot, strict=True
             ):
                 accumulator.merge(self._columns.arrays[where], touched, partials.columns[columns])
-        return self._results(keys, touched)
+        return keys, touched
 
     def results(self) -> pa.RecordBatch:
         """The values of all keys."""
@@ -158,7 +181,10 @@ class AggregateTable:
 
     def restore(self, batch: pa.RecordBatch) -> None:
         """Take rows of a snapshot back; before any update, each key at most once in all calls."""
-        rows = self._rows_of(batch.columns[: self._layout.key_count], batch.num_rows)
+        self._put(self._rows_of(batch.columns[: self._layout.key_count], batch.num_rows), batch)
+
+    def _put(self, rows: Positions, batch: pa.RecordBatch) -> None:
+        """Rows of a snapshot in the place of these; of several for one row the last stays."""
         self._columns.before_change(rows)
         for (accumulator, memory), snapshot in zip(
             self._layout.each_in_memory(), self._layout.in_snapshot, strict=True
@@ -172,8 +198,11 @@ class AggregateTable:
         self._columns.before_change(touched.distinct)
         return touched
 
-    def _rows_of(self, keys: Sequence[pa.Array], count: int) -> Positions:
-        hashes = None if keys else np.full(count, NO_COLUMNS_HASH, dtype=np.uint64)
+    def _rows_of(
+        self, keys: Sequence[pa.Array], count: int, hashes: Words | None = None
+    ) -> Positions:
+        if not keys:
+            hashes = np.full(count, NO_COLUMNS_HASH, dtype=np.uint64)
         rows = self._index.rows_of(keys, hashes)
         self._version += count > 0  # whoever asks for rows is about to change them
         self._columns.extend_to(len(self._index))
@@ -198,7 +227,7 @@ class FrozenTable:
 
     def __init__(
         self,
-        index: FrozenKeyIndex,
+        index: FrozenKeyIndex | FrozenNumbers,
         columns: FrozenColumns,
         layout: Layout,
         max_parallelism: int,
@@ -232,6 +261,19 @@ class FrozenTable:
         """All rows at once, in no order."""
         return self._batch(np.arange(len(self)), self._columns.whole())
 
+    @property
+    def hashes(self) -> Words:
+        """The hash of each row's key, in the order of `rows`; there after a release too."""
+        return self._index.hashes
+
+    def columns(self) -> list[Array]:
+        """What has been accumulated, copied: good after a release."""
+        return self._columns.whole()
+
+    def rows_at(self, rows: Positions, columns: Sequence[Array]) -> pa.RecordBatch:
+        """Some rows, of the `columns` this view gave; after a release too."""
+        return self._batch(rows, [column.take(rows) for column in columns])
+
     def release(self) -> None:
         """Give the memory back; later updates copy nothing for this view. May be called twice."""
         self._columns.release()
@@ -261,6 +303,16 @@ def key_index(types: Sequence[pa.DataType], keys_expected: int | None) -> KeyInd
     if keys_expected is None:
         return KeyIndex(types)
     return KeyIndex(types, slots_log2=min(max((16 * keys_expected).bit_length(), 8), 16))
+
+
+def numbers_of(index: KeyIndex, keys: Sequence[pa.Array], count: int) -> Positions:
+    """The row of each of `count` records' keys as Spark groups them; new keys get the next rows.
+
+    Without any key column all records are of one group.
+    """
+    if not keys:
+        return index.rows_of([], np.full(count, NO_COLUMNS_HASH, dtype=np.uint64))
+    return index.rows_of([canonical(key) for key in keys])
 
 
 def canonical(key: pa.Array) -> pa.Array:

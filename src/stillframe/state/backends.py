@@ -13,9 +13,10 @@ come, whether it has been cleaned up or not.
 
 Rules of this file
 ------------------
-1. All methods are called by the loop thread. What `freeze` answers is read by one background
-   thread, and holds what was there when it was called.
-2. A snapshot has the same columns whoever wrote it (`snapshot_schema`), so that one backend
+1. All methods are called by the loop thread.
+2. How a snapshot is taken is for each backend to say: the heap freezes state by state, a database
+   as a whole. What was frozen holds what was there then, and is read by a background thread.
+3. A snapshot has the same columns whoever wrote it (`snapshot_schema`), so that one backend
    restores what another wrote.
 """
 
@@ -30,6 +31,7 @@ from typing import Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from stillframe.key_groups import Positions
+from stillframe.state.key_places import keyed_by
 from stillframe.state.rows import Row, RowType
 from stillframe.state.snapshots import FrozenRows
 
@@ -70,7 +72,8 @@ class Declared:
         fields.append(pa.field(VALUE, self.value.type))
         if self.expires:
             fields.append(pa.field(EXPIRES, EXPIRES_TYPE))
-        return pa.schema(fields, {"kind": str(self.kind)})
+        schema = pa.schema(fields, {"kind": str(self.kind)})
+        return keyed_by(schema, range(len(key_schema)))
 
 
 class FrozenTable(FrozenRows, Protocol):
@@ -95,14 +98,6 @@ class Table(ABC, Generic[Key]):
     @abstractmethod
     def clear(self, key: Key) -> None:
         """Forget all that is kept for this key."""
-
-    @abstractmethod
-    def sweep(self, now_ms: int, keys_max: int) -> None:
-        """Take the next so many keys, and give up what has expired of them."""
-
-    @abstractmethod
-    def freeze(self, now_ms: int) -> FrozenTable:
-        """What is there now: the synchronous part of a snapshot."""
 
     @abstractmethod
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -131,6 +126,10 @@ class ListTable(Table[Key]):
 
     @abstractmethod
     def append(self, key: Key, rows: Sequence[Row], expires_ms: int | None) -> None: ...
+
+    @abstractmethod
+    def entries(self, now_ms: int) -> Iterator[tuple[Key, Sequence[Row]]]:
+        """All lists that are not empty; none of them changes meanwhile."""
 
 
 class MapTable(Table[Key]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -48,6 +48,8 @@ class WrittenLog:
     length_bytes: int
     crc32: int
     runs: tuple[WrittenRun, ...]
+    data: bytes | None = field(default=None, repr=False)
+    """As the store answered it: the records themselves, if there is no file."""
 
 
 def write_channel_log(store: Store, path: str, channels: Sequence[Overtaken]) -> WrittenLog:
@@ -69,7 +71,7 @@ def write_channel_log(store: Store, path: str, channels: Sequence[Overtaken]) ->
                 offset_bytes += length_bytes
 
     written = store.write(path, chunks())
-    return WrittenLog(path, written.length_bytes, written.crc32, tuple(runs))
+    return WrittenLog(path, written.length_bytes, written.crc32, tuple(runs), written.data)
 
 
 def _stream(batches: Sequence[pa.RecordBatch]) -> Iterator[bytes]:

@@ -41,6 +41,7 @@ from stillframe.state.accumulators import key_fields_of
 from stillframe.state.aggregates import by_key_group, plain
 from stillframe.state.columns import Array, ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
+from stillframe.state.key_places import keyed_by
 from stillframe.state.panes import microseconds
 from stillframe.state.reached import BEGINNING_US, GroupSpan, Reached
 
@@ -85,7 +86,7 @@ class SeenKeys:
         # Without keys too: a batch without columns would not say that its one row is there.
         has_times = keep_us is not None or not fields
         expires = [pa.field(EXPIRES, pa.int64())] if has_times else []
-        self._snapshot_schema = pa.schema([*fields, *expires])
+        self._snapshot_schema = keyed_by(pa.schema([*fields, *expires]), range(len(fields)))
         self._index = KeyIndex(self._types)
         self._expires = _no_times()
         self._now_us = BEGINNING_US

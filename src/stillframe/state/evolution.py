@@ -20,6 +20,11 @@ def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) 
     if batch.schema.equals(schema):
         return batch
     names = batch.schema.names
+    if names[: len(key_schema)] != key_schema.names:
+        raise StartRefused(
+            f"state {declared.name!r} was kept by the columns {names}, and the stream is grouped by"
+            f" {key_schema.names} now: group by the same keys in the same order, or start anew"
+        )
     columns = [_key_column(declared, batch, field) for field in key_schema]
     if declared.user_key is not None:
         columns.append(_cast(declared, batch.column(USER_KEY), declared.user_key.type))
@@ -28,6 +33,28 @@ def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) 
         nulls = pa.nulls(batch.num_rows, EXPIRES_TYPE)
         columns.append(batch.column(EXPIRES) if EXPIRES in names else nulls)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def fitted_columns(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBatch:
+    """Rows of a state with a column for each value, which is taken back by place: so the names have
+    to be these, in this order, and the types such that nothing is lost."""
+    if batch.schema.equals(schema):
+        return batch
+    try:
+        if batch.schema.names == schema.names:
+            return batch.cast(schema)
+        problem = ""
+    except pa.ArrowException as error:
+        problem = f" ({error})"
+    raise StartRefused(
+        f"the state of operator {uid!r} has the columns {_in_words(batch.schema)} in the snapshot,"
+        f" and the job keeps {_in_words(schema)}{problem}: group and aggregate as before, or give"
+        " the operator another uid"
+    )
+
+
+def _in_words(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def _refuse_other_kind(declared: Declared, found: pa.Schema) -> None:

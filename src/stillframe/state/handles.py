@@ -1,4 +1,4 @@
-"""State handles: value, list, map, reducing and aggregating state of the key that is at work.
+"""State handles: value, list, map, reducing, aggregating and opaque state of the key at work.
 
 Theory of operation
 -------------------
@@ -9,16 +9,31 @@ is the backend's business.
 
 With a time to live every write says when its row expires: the time of the batch plus the time to
 live. A row whose time has come is not there for any reader, and is given up in passing.
+
+Where reads count as well (`refreshes`), what `get` and `items` answer lives on from now. That makes
+a write of a read, and a change to be snapshotted, so it is only done where the row gains more than
+a tenth of its time to live: read all the time, it is written ten times in that span. A row so lives
+at least nine tenths of its time to live after it was last read. Whether it would gain that much is
+asked by its own name: a row that is still there at a later time needs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic
+
+import pyarrow as pa
 
 from stillframe.errors import UserCodeError
 from stillframe.state.backends import Key, ListTable, MapTable, ValueTable
 from stillframe.state.rows import Row
+
+PICKLED = "$pickled"
+"""The one field of an opaque state. No other state may have one of this name, and it is never null:
+so what another state of the same name has written is not taken for a pickle."""
+OPAQUE_SCHEMA = pa.schema([pa.field(PICKLED, pa.binary(), nullable=False)])
+_REFRESHED_PER_TTL = 10
 
 
 class Scene(Generic[Key]):
@@ -47,23 +62,36 @@ class Scene(Generic[Key]):
 class _Handle(Generic[Key]):
     """What all handles have in common."""
 
-    def __init__(self, scene: Scene[Key], what: str, ttl_ms: int | None) -> None:
+    def __init__(self, scene: Scene[Key], what: str, ttl_ms: int | None, refreshes: bool) -> None:
+        assert ttl_ms is not None or not refreshes, "what does not expire is not refreshed"
         self._scene = scene
         self._what = what
         """What it is called in errors."""
         self._ttl_ms = ttl_ms
+        self._refreshes = refreshes
+        """Whether a read counts as well as a write."""
 
     def _expires_ms(self) -> int | None:
         return None if self._ttl_ms is None else self._scene.now_ms + self._ttl_ms
+
+    def _fresh_ms(self) -> int:
+        """What is still there at this time does not gain enough by a read."""
+        assert self._ttl_ms is not None
+        return self._scene.now_ms + self._ttl_ms - self._ttl_ms // _REFRESHED_PER_TTL - 1
 
 
 class ValueHandle(_Handle[Key]):
     """One row for each key."""
 
     def __init__(
-        self, scene: Scene[Key], table: ValueTable[Key], ttl_ms: int | None = None
+        self,
+        scene: Scene[Key],
+        table: ValueTable[Key],
+        ttl_ms: int | None = None,
+        *,
+        refreshes: bool = False,
     ) -> None:
-        super().__init__(scene, f"value state {table.declared.name}", ttl_ms)
+        super().__init__(scene, f"value state {table.declared.name}", ttl_ms, refreshes)
         self._table = table
         self._type = table.declared.value
 
@@ -71,8 +99,21 @@ class ValueHandle(_Handle[Key]):
         return self._table.get(self._scene.key, self._scene.now_ms) is not None
 
     def get(self) -> Row | None:
-        row = self._table.get(self._scene.key, self._scene.now_ms)
+        row = (
+            self._refreshed()
+            if self._refreshes
+            else self._table.get(self._scene.key, self._scene.now_ms)
+        )
         return row if row is None or self._type.is_plain else self._type.thawed(row)
+
+    def _refreshed(self) -> Row | None:
+        table, key = self._table, self._scene.key
+        row = table.get(key, self._fresh_ms())
+        if row is None:
+            row = table.get(key, self._scene.now_ms)
+            if row is not None:
+                table.put(key, row, self._expires_ms())
+        return row
 
     def update(self, row: Any) -> None:
         frozen = self._type.frozen(row, self._what)
@@ -85,8 +126,15 @@ class ValueHandle(_Handle[Key]):
 class ListHandle(_Handle[Key]):
     """Rows in the order in which they came, for each key."""
 
-    def __init__(self, scene: Scene[Key], table: ListTable[Key], ttl_ms: int | None = None) -> None:
-        super().__init__(scene, f"list state {table.declared.name}", ttl_ms)
+    def __init__(
+        self,
+        scene: Scene[Key],
+        table: ListTable[Key],
+        ttl_ms: int | None = None,
+        *,
+        refreshes: bool = False,
+    ) -> None:
+        super().__init__(scene, f"list state {table.declared.name}", ttl_ms, refreshes)
         self._table = table
         self._type = table.declared.value
 
@@ -94,7 +142,15 @@ class ListHandle(_Handle[Key]):
         return bool(self._table.get(self._scene.key, self._scene.now_ms))
 
     def get(self) -> Iterator[Row]:
-        return map(self._type.thawed, self._table.get(self._scene.key, self._scene.now_ms))
+        rows = self._table.get(self._scene.key, self._scene.now_ms)
+        if self._refreshes and rows:
+            self._refresh(rows)
+        return map(self._type.thawed, rows)
+
+    def _refresh(self, rows: Sequence[Row]) -> None:
+        """All of them, as one list is written as a whole."""
+        if len(self._table.get(self._scene.key, self._fresh_ms())) < len(rows):
+            self._table.put(self._scene.key, rows, self._expires_ms())
 
     def put(self, rows: Iterable[Any]) -> None:
         self._table.put(self._scene.key, self._frozen(rows), self._expires_ms())
@@ -122,8 +178,15 @@ class ListHandle(_Handle[Key]):
 class MapHandle(_Handle[Key]):
     """Rows by user keys, for each key."""
 
-    def __init__(self, scene: Scene[Key], table: MapTable[Key], ttl_ms: int | None = None) -> None:
-        super().__init__(scene, f"map state {table.declared.name}", ttl_ms)
+    def __init__(
+        self,
+        scene: Scene[Key],
+        table: MapTable[Key],
+        ttl_ms: int | None = None,
+        *,
+        refreshes: bool = False,
+    ) -> None:
+        super().__init__(scene, f"map state {table.declared.name}", ttl_ms, refreshes)
         assert table.declared.user_key is not None, "a map is found by user keys"
         self._table = table
         self._user_key = table.declared.user_key
@@ -133,8 +196,15 @@ class MapHandle(_Handle[Key]):
         return next(self._table.items(self._scene.key, self._scene.now_ms), None) is not None
 
     def get(self, user_key: Any) -> Row | None:
-        row = self._table.get(self._scene.key, self._found_by(user_key), self._scene.now_ms)
+        found_by = self._found_by(user_key)
+        row = self._table.get(self._scene.key, found_by, self._scene.now_ms)
+        if self._refreshes and row is not None:
+            self._refresh(found_by, row)
         return None if row is None else self._type.thawed(row)
+
+    def _refresh(self, found_by: Row, row: Row) -> None:
+        if self._table.get(self._scene.key, found_by, self._fresh_ms()) is None:
+            self._table.put(self._scene.key, found_by, row, self._expires_ms())
 
     def contains(self, user_key: Any) -> bool:
         found_by = self._found_by(user_key)
@@ -150,6 +220,11 @@ class MapHandle(_Handle[Key]):
     def items(self) -> Iterator[tuple[Row, Row]]:
         thaw_key, thaw = self._user_key.thawed, self._type.thawed
         rows = self._table.items(self._scene.key, self._scene.now_ms)
+        if self._refreshes:
+            found = list(rows)
+            for each in found:
+                self._refresh(*each)
+            rows = iter(found)
         return ((thaw_key(user_key), thaw(row)) for user_key, row in rows)
 
     def clear(self) -> None:
@@ -204,6 +279,49 @@ class AggregatingHandle(Generic[Key]):
     def add(self, value: Any) -> None:
         """`add` is called with the accumulator, None at first, and the value."""
         self._value.update(self._add(self._value.get(), value))
+
+    def clear(self) -> None:
+        self._value.clear()
+
+
+class OpaqueHandle(Generic[Key]):
+    """One Python object for each key, whatever it is: kept as its pickle.
+
+    It is pickled when it is put and unpickled whenever it is asked for, so that what is done to an
+    object afterwards stays between the program and itself until `update`.
+    """
+
+    def __init__(self, value: ValueHandle[Key], name: str) -> None:
+        self._value = value
+        self._name = name
+
+    def exists(self) -> bool:
+        return self._value.exists()
+
+    def get(self) -> Any:
+        """A new object each time, or None where nothing has been put."""
+        kept = self._value.get()
+        if kept is None:
+            return None
+        try:
+            return pickle.loads(kept[0])
+        except Exception as error:
+            raise UserCodeError(
+                f"opaque state {self._name} holds an object that cannot be made here"
+                f" ({type(error).__name__}: {error}): let its class be where it was, or give the"
+                " state another name and begin anew"
+            ) from error
+
+    def update(self, value: Any) -> None:
+        try:
+            pickled = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise UserCodeError(
+                f"opaque state {self._name} is given a {type(value).__name__} that cannot be"
+                f" pickled ({type(error).__name__}: {error}): give an object whose class is in a"
+                " module that executors can import"
+            ) from error
+        self._value.update((pickled,))
 
     def clear(self) -> None:
         self._value.clear()

@@ -166,7 +166,7 @@ class HeapBackend(Backend[int]):
         self._tables.pop(name, None)
 
     @property
-    def tables(self) -> Sequence[Table[int]]:
+    def tables(self) -> Sequence[_HeapTable[Any]]:
         return list(self._tables.values())
 
     def tidy(self, now_ms: int) -> dict[int, int] | None:
@@ -222,6 +222,7 @@ class _HeapTable(Table[int], Generic[Entry]):
             self.places.put(key, None)
 
     def sweep(self, now_ms: int, keys_max: int) -> None:
+        """Take the next so many keys, and give up what has expired of them."""
         if not self.declared.expires or not self.places.occupied:
             return
         for number, entry in self.places.span(self._swept, keys_max):
@@ -231,6 +232,7 @@ class _HeapTable(Table[int], Generic[Entry]):
         self._swept += keys_max
 
     def freeze(self, now_ms: int) -> FrozenHeapTable:
+        """What is there now: the synchronous part of a snapshot."""
         return FrozenHeapTable(self, self._backend, self.places.freeze(), now_ms)
 
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -316,6 +318,11 @@ class HeapLists(_HeapTable[tuple[list[Kept], int]], ListTable[int]):
         assert len(kept) == count, "a list longer than its count is no longer the newest"
         kept.extend(added)
         self.places.put(key, (kept, len(kept)))
+
+    def entries(self, now_ms: int) -> Iterator[tuple[int, Sequence[Row]]]:
+        for number, entry in self.places.entries():
+            if alive := self._alive(entry, now_ms):
+                yield number, [row for row, _ in alive]
 
     def _alive(self, entry: tuple[list[Kept], int], now_ms: int) -> list[Kept]:
         kept, count = entry

@@ -46,6 +46,7 @@ from stillframe.key_groups import (
     validity,
 )
 from stillframe.state.aggregates import by_key_group, plain
+from stillframe.state.key_places import keyed_by
 
 Moments = npt.NDArray[np.int64]
 RowPairs = tuple[Positions, Positions]
@@ -538,7 +539,8 @@ class JoinRows:
 
     @property
     def snapshot_schema(self) -> pa.Schema:
-        return pa.schema([*self._schema, pa.field(_flag_name(self._schema), pa.bool_())])
+        fields = [*self._schema, pa.field(_flag_name(self._schema), pa.bool_())]
+        return keyed_by(pa.schema(fields), self._keys)
 
     def freeze(self) -> FrozenJoinRows:
         """The rows as they are now, by reference: the synchronous part of a snapshot."""

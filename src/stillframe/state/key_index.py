@@ -275,6 +275,19 @@ class KeyIndex:
         prepared = [key_column(column) for column in columns]
         return self._rows_of(prepared, self._hash_of(prepared) if hashes is None else hashes)
 
+    def append(self, columns: Sequence[pa.Array]) -> None:
+        """Give keys that are all different and not here yet the next rows, in their order.
+
+        `rows_of` keeps no order among the new keys of one batch.
+        """
+        prepared = [key_column(column) for column in columns]
+        hashes = self._hash_of(prepared)
+        self._make_room(len(hashes))
+        self._slots.put(hashes, np.arange(1, len(hashes) + 1, dtype=np.int32) + len(self))
+        self._hashes.append(hashes)
+        for keys, column in zip(self._stored, prepared, strict=True):
+            keys.append(column, np.arange(len(hashes)))
+
     def find(self, columns: Sequence[pa.Array], hashes: Words) -> Positions:
         """The row of each key, -1 for those that are not here; `hashes` as for `rows_of`."""
         prepared = [key_column(column) for column in columns]
@@ -288,6 +301,10 @@ class KeyIndex:
             further = (found != 0) & ~matches
             waiting, at = waiting[further], (at[further] + 1) & self._slots.mask
         return rows
+
+    def hashes_from(self, row: int) -> Words:
+        """Of this row's key and all that came after it."""
+        return self._hashes.rows[row + 1 :]
 
     def freeze(self) -> FrozenKeyIndex:
         """By reference; keys that come later do not show in it."""

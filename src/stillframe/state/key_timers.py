@@ -77,6 +77,12 @@ class KeyTimers(Generic[Key]):
         self._queue += zip(times, [keys[number] for number in numbers.tolist()], strict=True)
         heapq.heapify(self._queue)
 
+    def rebuild(self) -> None:
+        """Find in the backend what falls due: it has come back with its states."""
+        lists = self.table.entries(0)
+        self._queue = [(row[0], key) for key, rows in lists for row in rows]
+        heapq.heapify(self._queue)
+
     def rename(self, renamed: Mapping[Key, Key]) -> None:
         """The backend has given its keys other names; those that are not there have no timers."""
         self._queue = [(time, renamed[key]) for time, key in self._queue if key in renamed]

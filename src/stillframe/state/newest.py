@@ -32,6 +32,7 @@ from stillframe.state.accumulators import key_fields_of
 from stillframe.state.aggregates import by_key_group, plain
 from stillframe.state.columns import ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
+from stillframe.state.key_places import keyed_by
 from stillframe.state.panes import microseconds
 from stillframe.state.reached import BEGINNING_US
 
@@ -47,7 +48,8 @@ class NewestRows:
         self, schema: pa.Schema, keys: Sequence[str], time: str | None, max_parallelism: int
     ) -> None:
         # Nullability is not worth a mismatch between a snapshot and the stream.
-        self.schema = pa.schema([pa.field(field.name, field.type) for field in schema])
+        fields = [pa.field(field.name, field.type) for field in schema]
+        self.schema = keyed_by(pa.schema(fields), [schema.get_field_index(key) for key in keys])
         self._keys = tuple(keys)
         self._time = time
         self._max_parallelism = max_parallelism

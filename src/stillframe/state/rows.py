@@ -17,7 +17,7 @@ import datetime
 import decimal
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -42,18 +42,33 @@ def plain_tuples(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
     return tuple
 
 
-class RowType:
-    """The rows of one schema; `records` makes what a nested struct is handed out as."""
+class _Look(NamedTuple):
+    """How values look to those they are handed out to."""
 
-    def __init__(self, schema: pa.Schema, records: RecordMaker = plain_tuples) -> None:
+    records: RecordMaker
+    named: bool
+
+
+class RowType:
+    """The rows of one schema; `records` makes what a nested struct is handed out as.
+
+    With `named` the rows themselves are such records, and instants have their zone, UTC; otherwise
+    both are as PySpark has them: plain tuples, and times of the machine's own zone without one.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, records: RecordMaker = plain_tuples, *, named: bool = False
+    ) -> None:
         self.schema = schema
         self.type = pa.struct(list(schema))
-        self._kinds = [_kind_of(field.type, records) for field in schema]
+        self._make = records(tuple(schema.names)) if named else tuple
+        self._kinds = [_kind_of(field.type, _Look(records, named)) for field in schema]
         self._freezers = [
             _checked(kind.freeze, field.nullable)
             for kind, field in zip(self._kinds, schema, strict=True)
         ]
-        self.is_plain = not any(kind.thaw for kind in self._kinds)
+        self._has_plain_values = not any(kind.thaw for kind in self._kinds)
+        self.is_plain = self._has_plain_values and not named
         """Whether a row can be handed out as it is kept."""
 
     def frozen(self, row: Any, what: str) -> Row:
@@ -77,12 +92,14 @@ class RowType:
         """The row as it is handed out: a copy as far as it could be changed."""
         if self.is_plain:
             return row
-        return tuple(
-            [
-                value if kind.thaw is None or value is None else kind.thaw(value)
-                for kind, value in zip(self._kinds, row, strict=True)
-            ]
-        )
+        if not self._has_plain_values:
+            row = tuple(
+                [
+                    value if kind.thaw is None or value is None else kind.thaw(value)
+                    for kind, value in zip(self._kinds, row, strict=True)
+                ]
+            )
+        return cast(Row, self._make(row))
 
     def to_arrow(self, rows: Sequence[Row]) -> pa.StructArray:
         """Frozen rows as a column."""
@@ -136,15 +153,15 @@ class _Kind:
         self.load = load
 
 
-def _kind_of(type_: pa.DataType, records: RecordMaker) -> _Kind:
+def _kind_of(type_: pa.DataType, look: _Look) -> _Kind:
     if pt.is_list(type_):
-        return _list_kind(type_, records)
+        return _list_kind(type_, look)
     if pt.is_map(type_):
-        return _map_kind(type_, records)
+        return _map_kind(type_, look)
     if pt.is_struct(type_):
-        return _struct_kind(type_, records)
+        return _struct_kind(type_, look)
     if pt.is_timestamp(type_) and type_.tz:
-        return _Kind(_instant, _in_local_time)
+        return _Kind(_instant, None if look.named else _in_local_time)
     return _Kind(_scalar(type_))
 
 
@@ -159,9 +176,9 @@ def _checked(freeze: Callable[[Any], Any], nullable: bool) -> Callable[[Any], An
     return checked
 
 
-def _list_kind(type_: pa.ListType, records: RecordMaker) -> _Kind:
+def _list_kind(type_: pa.ListType, look: _Look) -> _Kind:
     field = type_.value_field
-    inner = _kind_of(field.type, records)
+    inner = _kind_of(field.type, look)
     freeze = _checked(inner.freeze, field.nullable)
     thaw = _unless_none(inner.thaw)
 
@@ -178,8 +195,8 @@ def _list_kind(type_: pa.ListType, records: RecordMaker) -> _Kind:
     )
 
 
-def _map_kind(type_: pa.MapType, records: RecordMaker) -> _Kind:
-    key, item = _kind_of(type_.key_type, records), _kind_of(type_.item_type, records)
+def _map_kind(type_: pa.MapType, look: _Look) -> _Kind:
+    key, item = _kind_of(type_.key_type, look), _kind_of(type_.item_type, look)
     freeze_key = _checked(key.freeze, nullable=False)
     freeze_item = _checked(item.freeze, type_.item_field.nullable)
     thaw_key, thaw_item = _or_same(_unless_none(key.thaw)), _or_same(_unless_none(item.thaw))
@@ -205,10 +222,10 @@ def _map_kind(type_: pa.MapType, records: RecordMaker) -> _Kind:
     )
 
 
-def _struct_kind(type_: pa.StructType, records: RecordMaker) -> _Kind:
-    inner = RowType(pa.schema(list(type_)), records)
+def _struct_kind(type_: pa.StructType, look: _Look) -> _Kind:
+    inner = RowType(pa.schema(list(type_)), look.records, named=look.named)
     names = tuple(inner.schema.names)
-    make = records(names)
+    make = look.records(names)
     dumps = [_or_same(kind.dump) for kind in inner._kinds]
     loads = [_or_same(kind.load) for kind in inner._kinds]
 
@@ -227,7 +244,8 @@ def _struct_kind(type_: pa.StructType, records: RecordMaker) -> _Kind:
             return None
         return tuple([load(value[name]) for name, load in zip(names, loads, strict=True)])
 
-    return _Kind(frozen, lambda value: make(inner.thawed(value)), dumped, loaded)
+    thaw = inner.thawed if look.named else lambda value: make(inner.thawed(value))
+    return _Kind(frozen, thaw, dumped, loaded)
 
 
 def _unless_none(call: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:

@@ -42,16 +42,16 @@ import pyarrow as pa
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import SessionWindow
 from stillframe.key_groups import (
-    NO_COLUMNS_HASH,
     Flags,
     Positions,
     fixed_width_values,
     key_groups_of,
 )
 from stillframe.state.accumulators import Touched, accumulators_of, key_fields_of
-from stillframe.state.aggregates import Layout, by_key_group, canonical, key_index
+from stillframe.state.aggregates import Layout, by_key_group, canonical, key_index, numbers_of
 from stillframe.state.columns import Array, ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, fixed_width_array
+from stillframe.state.key_places import keyed_by
 from stillframe.state.panes import counting_records
 from stillframe.state.partials import (
     Groups,
@@ -189,7 +189,7 @@ class SessionTable:
         self._read = list(dict.fromkeys([*keys, START, END, *inputs]))
         fields = list(self._layout.snapshot_schema)
         fields[len(keys) : len(keys)] = SPAN_FIELDS
-        self._snapshot_schema = pa.schema(fields)
+        self._snapshot_schema = keyed_by(pa.schema(fields), range(len(keys)))
         self._output_schema = output_schema(input_schema, keys, calls)
         self._records_at = self._place_of_record_count()
 
@@ -271,11 +271,7 @@ class SessionTable:
         return is_late if is_late.any() else None
 
     def _numbers_of(self, batch: pa.RecordBatch) -> Positions:
-        keys = batch.columns[: len(self._keys)]
-        if not keys:
-            hashes = np.full(batch.num_rows, NO_COLUMNS_HASH, dtype=np.uint64)
-            return self._index.rows_of([], hashes)
-        return self._index.rows_of([canonical(key) for key in keys])
+        return numbers_of(self._index, batch.columns[: len(self._keys)], batch.num_rows)
 
     def _fold(self, numbers: Positions, batch: pa.RecordBatch, is_restored: bool = False) -> None:
         if not batch.num_rows:

@@ -1,4 +1,4 @@
-"""Windows that overlap, merged of the panes they share.
+"""Overlapping windows that close, merged of the panes they share.
 
 Theory of operation
 -------------------
@@ -7,39 +7,31 @@ pane at its end and takes one away at its beginning. What has been accumulated c
 out of a minimum, so it keeps two stacks: all that came since the last turn in one merge, and before
 that, for each pane, the merge of it and those after it up to the turn. A window is one entry of
 each. When the older stack is used up it is made anew from the younger: every pane is merged three
-times in all, however many there are in a window.
+times in all, however many there are in a window. Panes wait until a window is asked for; those that
+come together, as the first do, become an older stack at once.
 
-There are two ways to ask. Windows that close are merged of all their keys, one after the other
-(`Closing`). Windows that change are merged of the keys that a batch touched: these are looked up in
-one pane after the other (`LookedUp`), and each window answers those that were touched in one of its
-own panes (`Touches`).
+Windows that close are merged so, of all their keys (`Closing`). Those that change are merged in
+another way (`changed_windows`): of the keys that a batch has touched.
 
 Rules of this file
 ------------------
-1. Keys are numbers, or places among some that are asked for: no key is compared here.
+1. Keys are numbers: no key is compared here.
 2. Loops go over panes, never over keys.
 3. Called by the loop thread only.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 
-from stillframe.key_groups import Flags, Positions, Words, fixed_width_values, hash_columns
-from stillframe.state.accumulators import Touched
-from stillframe.state.aggregates import AggregateTable, Layout
+from stillframe.key_groups import Flags, Positions
+from stillframe.state.aggregates import Layout
 from stillframe.state.columns import Array
 from stillframe.state.reached import BEGINNING_US
-
-_SCANNED_PER_NUMBER_MAX = 8
-"""So many keys of a pane are looked at for each that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +42,6 @@ class PaneParts:
     numbers: Positions
     """Of its keys."""
     parts: list[Array]
-
-
-class _Once(Touched):
-    """Rows of which none comes twice."""
-
-    def __init__(self, rows: Positions) -> None:
-        self.rows = rows
-        self.distinct = rows
-
-    @property
-    def groups(self) -> Positions:
-        return np.arange(len(self.rows))
 
 
 class Sliding:
@@ -75,6 +55,8 @@ class Sliding:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._panes: deque[PaneParts] = deque()
+        self._waiting: list[PaneParts] = []
+        """The last of the panes, which are in neither stack yet."""
         self._older: list[tuple[int, list[Array]]] = []
         """Of the panes of the older stack, from the last one back: each merged with those after,
         and how many keys they have."""
@@ -87,10 +69,7 @@ class Sliding:
     def append(self, pane: PaneParts) -> None:
         """Move the end past this pane, which is younger than all before."""
         self._panes.append(pane)
-        places = self._places(pane.numbers)
-        self._younger = self._extended(self._younger, len(self._number_of))
-        self._merge(self._younger, places, pane.parts)
-        self._in_younger[places] = True
+        self._waiting.append(pane)
 
     def drop_before(self, start_us: int) -> None:
         """Move the beginning to this time."""
@@ -102,19 +81,33 @@ class Sliding:
 
     def merged(self) -> tuple[Positions, list[Array]]:
         """The numbers of the keys that any pane has, and what has been accumulated of each."""
+        if not self._older and len(self._waiting) > 1:
+            self._turn()
+        self._add_waiting()
+        count, older = self._older[-1] if self._older else (0, [])
         parts = [array.copy() for array in self._younger]
+        if count:
+            self._merge(parts, slice(count), older)
         here = self._in_younger.copy()
-        if self._older:
-            count, older = self._older[-1]
-            self._merge(parts, np.arange(count), older)
-            here[:count] = True
+        here[:count] = True
         if here.all():
             return self._number_of, parts
         return self._number_of[here], [array[here] for array in parts]
 
+    def _add_waiting(self) -> None:
+        """Merge those that wait into the younger stack."""
+        for pane in self._waiting:
+            places = self._places(pane.numbers)
+            self._younger = self._extended(self._younger, len(self._number_of))
+            self._merge(self._younger, places, pane.parts)
+            self._in_younger[places] = True
+        self._waiting = []
+
     def _turn(self) -> None:
-        """Make the older stack of what is in the younger, which is empty then."""
-        count = len(self._place_of)
+        """Make the older stack of all panes; the younger is empty then, and none waits."""
+        self._waiting = []
+        highest = max((int(pane.numbers.max(initial=-1)) for pane in self._panes), default=-1)
+        count = max(len(self._place_of), highest + 1)
         newest = np.full(count, -1, dtype=np.int64)
         for index, pane in enumerate(self._panes):
             newest[pane.numbers] = index
@@ -159,12 +152,14 @@ class Sliding:
             for array, spec in zip(parts, specs, strict=True)
         ]
 
-    def _merge(self, into: list[Array], places: Positions, parts: Sequence[Array]) -> None:
-        touched = _Once(places)
+    def _merge(self, into: list[Array], rows: Positions | slice, parts: Sequence[Array]) -> None:
+        """Take parts into these rows, of which none comes twice."""
         with np.errstate(all="ignore"):  # infinities and NaN are values
             for accumulator, where in self._layout.each_in_memory():
-                columns = accumulator.to_snapshot(parts[where])
-                accumulator.merge(into[where], touched, columns)
+                arrays = into[where]
+                values = accumulator.combined([array[rows] for array in arrays], parts[where])
+                for array, value in zip(arrays, values, strict=True):
+                    array[rows] = value
 
 
 # --- windows that close
@@ -193,62 +188,3 @@ class Closing:
         """Of the window that begins then: numbers of keys, and what is accumulated of each."""
         self._sliding.drop_before(start_us)
         return self._sliding.merged()
-
-
-# --- windows that change
-
-
-class LookedUp:
-    """Numbers of keys that are looked for in one pane after the other."""
-
-    def __init__(self, asked: Positions, count: int) -> None:
-        """`count` is that of all numbers there are."""
-        self._asked = pa.array(asked)
-        self._count = count
-
-    def is_to_be_scanned(self, table: AggregateTable) -> bool:
-        """Whether to look at all that a pane has is quicker than to hash what is asked for."""
-        return len(table) <= _SCANNED_PER_NUMBER_MAX * len(self._asked)
-
-    def found_in(self, table: AggregateTable) -> tuple[Positions, list[Array]]:
-        """Which of them a pane has, by their places, and what it has accumulated of them."""
-        return table.held_of([self._asked], self._hashes)
-
-    def found_among(self, numbers: Positions, parts: list[Array]) -> tuple[Positions, list[Array]]:
-        """The same, of a pane that has these numbers; good until the pane changes."""
-        places = self._place_of[numbers]
-        here = places >= 0
-        if here.all():
-            return places, parts
-        return places[here], [array[here] for array in parts]
-
-    @cached_property
-    def _hashes(self) -> Words:
-        return hash_columns([self._asked])
-
-    @cached_property
-    def _place_of(self) -> Positions:
-        place_of = np.full(self._count, -1, dtype=np.int64)
-        place_of[fixed_width_values(self._asked)] = np.arange(len(self._asked))
-        return place_of
-
-
-class Touches:
-    """Which keys were touched between two times, asked for windows that follow each other."""
-
-    def __init__(self, places: dict[int, Positions]) -> None:
-        """`places` are those of the keys, for each pane that was touched."""
-        self._panes = sorted(places)
-        self._places = places
-        self._last: tuple[int, int] | None = None
-        self._flags: Flags = np.zeros(0, dtype=np.bool_)
-
-    def between(self, start_us: int, end_us: int, count: int) -> Flags:
-        """Of `count` keys, those of the panes between; good until the next call."""
-        span = bisect_left(self._panes, start_us), bisect_left(self._panes, end_us)
-        if span != self._last:  # most windows have the same of the touched panes as the one before
-            self._last = span
-            self._flags = np.zeros(count, dtype=np.bool_)
-            for pane in self._panes[span[0] : span[1]]:
-                self._flags[self._places[pane]] = True
-        return self._flags

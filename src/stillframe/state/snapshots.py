@@ -8,7 +8,7 @@ batches of its own key groups and touches no others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -39,6 +39,8 @@ class WrittenSnapshot:
     rows: int
     schema_text: str
     """The columns, for people."""
+    data: bytes | None = field(default=None, repr=False)
+    """As the store answered it: the snapshot itself, if there is no file."""
 
 
 def write_keyed_snapshot(store: Store, path: str, frozen: FrozenRows) -> WrittenSnapshot:
@@ -54,7 +56,8 @@ def write_keyed_snapshot(store: Store, path: str, frozen: FrozenRows) -> Written
         crc32=written.crc32,
         key_groups=tuple(file.key_groups),
         rows=file.rows,
-        schema_text=_schema_text(frozen.snapshot_schema),
+        schema_text=schema_text(frozen.snapshot_schema),
+        data=written.data,
     )
 
 
@@ -126,5 +129,6 @@ class _Pieces:
         self.closed = True
 
 
-def _schema_text(schema: pa.Schema) -> str:
+def schema_text(schema: pa.Schema) -> str:
+    """The columns, for people."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -35,6 +35,7 @@ from stillframe.key_groups import Flags, Positions, fixed_width_values, hash_col
 from stillframe.state.aggregates import by_key_group
 from stillframe.state.columns import AppendOnly, with_capacity
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex, fixed_width_array
+from stillframe.state.key_places import keyed_by
 
 TIME = "time"
 """The column of the times, where timers are shown."""
@@ -318,6 +319,7 @@ class TimerTable:
         """The table as it is now: the synchronous part of a snapshot."""
         clocks = [each.freeze() for each in self._clocks.values()]
         schema = pa.schema([*self._fields, (_SAVED_TIME, TIME_TYPE), (_SAVED_CLOCK, pa.string())])
+        schema = keyed_by(schema, range(len(self._fields)))
         return FrozenTimers(self._keys.freeze(), clocks, len(self), schema, self._max_parallelism)
 
     def restore(self, batch: pa.RecordBatch) -> None:

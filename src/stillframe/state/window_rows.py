@@ -5,11 +5,12 @@ Theory of operation
 Until a window is emitted its keys are numbers and its aggregates what has been accumulated. Here
 the keys are taken by their numbers, and the results are made. Where windows are small, and many
 close together, a batch for each would cost more than what is in it: so as many as have room are
-emitted in one.
+emitted in one. Windows that have changed come many at a time (`changed_windows`), most of them with
+the same keys.
 
 Rules of this file
 ------------------
-1. All rows of a window that are emitted at once are in one batch.
+1. All rows of a window that closes are in one batch.
 2. What was emitted for a key group before a restore is not emitted again.
 """
 
@@ -27,6 +28,7 @@ from stillframe.api.windows import WINDOW
 from stillframe.key_groups import Positions, fixed_width_values
 from stillframe.state.accumulators import accumulators_of, key_fields_of
 from stillframe.state.aggregates import Layout
+from stillframe.state.changed_windows import Changed
 from stillframe.state.columns import Array
 from stillframe.state.key_index import FrozenKeyIndex
 from stillframe.state.reached import BEGINNING_US, END_US, Reached
@@ -60,22 +62,6 @@ class WindowValues:
     parts: list[Array]
 
 
-class TakenKeys:
-    """A few of all keys, which are taken many times."""
-
-    def __init__(self, keys: FrozenKeyIndex, numbers: Positions) -> None:
-        self.columns = [_TakenColumn(column.take(numbers)) for column in keys.columns]
-        self.hashes = keys.hashes[numbers]
-
-
-class _TakenColumn:
-    def __init__(self, column: pa.Array) -> None:
-        self._column = column
-
-    def take(self, rows: Positions) -> pa.Array:
-        return self._column.take(pa.array(rows))
-
-
 class WindowRows:
     """Makes the rows of the windows of one size."""
 
@@ -86,10 +72,7 @@ class WindowRows:
         self._schema = schema
 
     def batches(
-        self,
-        windows: Iterable[WindowValues],
-        keys: TakenKeys | FrozenKeyIndex,
-        reached: Reached | None,
+        self, windows: Iterable[WindowValues], keys: FrozenKeyIndex, reached: Reached | None
     ) -> Iterator[pa.RecordBatch]:
         """The windows as they are emitted, as many in a batch as have room in it.
 
@@ -108,29 +91,40 @@ class WindowRows:
             yield self._of_windows(waiting, keys, reached)
 
     def _of_windows(
-        self,
-        windows: Sequence[WindowValues],
-        keys: TakenKeys | FrozenKeyIndex,
-        reached: Reached | None,
+        self, windows: Sequence[WindowValues], keys: FrozenKeyIndex, reached: Reached | None
     ) -> pa.RecordBatch:
         numbers = np.concatenate([window.numbers for window in windows])
-        ends_us = np.repeat(
-            [min(window.end_us, END_US) for window in windows],
-            [len(window.numbers) for window in windows],
+        ends_us = _repeated(
+            [window.end_us for window in windows], [len(window.numbers) for window in windows]
         )
         parts = [np.concatenate(arrays) for arrays in zip(*(w.parts for w in windows), strict=True)]
         if reached is not None:
             # Some keys' values of these windows were emitted before a restore.
             new = reached.times_of(keys.hashes[numbers]) < ends_us
             numbers, ends_us, parts = numbers[new], ends_us[new], [array[new] for array in parts]
-        return pa.RecordBatch.from_arrays(
-            [
-                _window_column(ends_us, self._size_us),
-                *(column.take(numbers) for column in keys.columns),
-                *(each.result(parts[where]) for each, where in self._layout.each_in_memory()),
-            ],
-            schema=self._schema,
-        )
+        return self._batch(ends_us, [column.take(numbers) for column in keys.columns], parts)
+
+    def of_changed(
+        self, changed: Iterable[Changed], keys: FrozenKeyIndex, reached: Reached | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Windows as they have become."""
+        asked, columns = None, list[pa.Array]()
+        for windows in changed:
+            if windows.asked is not asked:  # many in a row ask for the same keys
+                asked, columns = windows.asked, [key.take(windows.asked) for key in keys.columns]
+            ends_us = _repeated(windows.ends_us, [len(each) for each in windows.places])
+            batch = self._batch(ends_us, _keys_of(windows, columns), windows.parts)
+            if reached is not None:
+                numbers = windows.asked[np.concatenate(windows.places)]
+                batch = batch.filter(pa.array(reached.times_of(keys.hashes[numbers]) < ends_us))
+            yield batch
+
+    def _batch(
+        self, ends_us: npt.NDArray[np.int64], keys: Sequence[pa.Array], parts: Sequence[Array]
+    ) -> pa.RecordBatch:
+        results = (each.result(parts[where]) for each, where in self._layout.each_in_memory())
+        window = _window_column(ends_us, self._size_us)
+        return pa.RecordBatch.from_arrays([window, *keys, *results], schema=self._schema)
 
     def of_results(
         self, end_us: int, rows: pa.RecordBatch, keys: FrozenKeyIndex, reached: Reached | None
@@ -153,6 +147,25 @@ def _window_column(ends_us: npt.NDArray[np.int64], size_us: int) -> pa.Array:
     starts_us = np.maximum(ends_us, BEGINNING_US + size_us) - size_us
     columns = [pa.array(times).view(_TIMESTAMP) for times in (starts_us, ends_us)]
     return pa.StructArray.from_arrays(columns, fields=_BOUNDS)
+
+
+def _repeated(ends_us: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.repeat([min(end_us, END_US) for end_us in ends_us], counts)
+
+
+def _keys_of(changed: Changed, asked: Sequence[pa.Array]) -> list[pa.Array]:
+    """The key columns of the windows. Most have the same keys, which are taken once then."""
+    return [_concatenated_at(column, changed.places) for column in asked]
+
+
+def _concatenated_at(column: pa.Array, places: Sequence[Positions]) -> pa.Array:
+    taken: dict[int, pa.Array] = {}
+    for each in places:
+        if id(each) not in taken:
+            # Places are sorted: as many as there are keys are all of them.
+            is_all = len(each) == len(column)
+            taken[id(each)] = column if is_all else column.take(pa.array(each))
+    return pa.concat_arrays([taken[id(each)] for each in places])
 
 
 def numbers_in(rows: pa.RecordBatch) -> Positions:

@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 Each pane (`panes`) has a table of running aggregates (`aggregates`) of its own. A window is the
-merge of its panes (`sliding`), made when somebody wants to see it, and emitted by `window_rows`.
+merge of its panes, made when it closes (`sliding`) or changes (`changed_windows`) or all are asked
+for, and emitted by `window_rows`.
 When event time has passed the last window that a pane belongs to, its table is dropped.
 
 Most keys come in many panes. So keys are kept once, with a number each, and the tables of panes
@@ -30,7 +31,6 @@ import pyarrow as pa
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import Window
 from stillframe.key_groups import (
-    NO_COLUMNS_HASH,
     Flags,
     Positions,
     fixed_width_values,
@@ -42,11 +42,13 @@ from stillframe.state.aggregates import (
     FrozenTable,
     Layout,
     by_key_group,
-    canonical,
     key_index,
+    numbers_of,
 )
+from stillframe.state.changed_windows import ChangedWindows, LookedUp
 from stillframe.state.columns import Array
 from stillframe.state.key_index import FrozenKeyIndex
+from stillframe.state.number_index import NumberIndex
 from stillframe.state.panes import (
     PANE,
     PANE_FIELD,
@@ -57,9 +59,8 @@ from stillframe.state.panes import (
 )
 from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, END_US, GroupSpan, Reached
-from stillframe.state.sliding import Closing, LookedUp, PaneParts, Sliding, Touches
+from stillframe.state.sliding import Closing, PaneParts
 from stillframe.state.window_rows import (
-    TakenKeys,
     WindowRows,
     WindowValues,
     concatenated,
@@ -178,16 +179,19 @@ class WindowTables:
             late_rows = self._records_in(batch, is_late)
             late = None if partial else without_panes(batch.filter(pa.array(is_late)))
             panes, rows = panes[~is_late], rows.filter(pa.array(~is_late))
-        touched: dict[int, pa.RecordBatch] = {}
-        for pane, part in self._by_pane(panes, rows):
-            table = self._table(pane)
-            touched[pane] = table.merge(part) if partial else table.update(part)
+        parts = dict(self._by_pane(panes, rows))
+        self._version += bool(parts)
+        if self._emits_updates and self._panes.is_tumbling:
+            return Added(self._tumbling_updates(parts, partial), late_rows, late)
+        for pane, part in parts.items():
+            self._table(pane).take_in(part, partial=partial)
             self._closing.on_change(pane)
-        self._version += bool(touched)
-        return Added(self._updates(touched, now_us), late_rows, late)
+        outputs = self._sliding_updates(parts, now_us) if self._emits_updates else []
+        return Added(outputs, late_rows, late)
 
     def _numbered_records(self, batch: pa.RecordBatch) -> tuple[Array, pa.RecordBatch]:
-        numbers = self._numbers_of([batch.column(key) for key in self._keys], batch.num_rows)
+        keys = [batch.column(key) for key in self._keys]
+        numbers = numbers_of(self._index, keys, batch.num_rows)
         columns = [pa.array(numbers), *(batch.column(name) for name in self._inputs)]
         rows = pa.RecordBatch.from_arrays(columns, schema=self._numbered_schema)
         return fixed_width_values(batch.column(PANE)), rows
@@ -195,7 +199,7 @@ class WindowTables:
     def _numbered(self, rows: pa.RecordBatch) -> tuple[Array, pa.RecordBatch]:
         """The panes of rows like those of a snapshot, and the rows with numbers for keys."""
         count = len(self._keys)
-        numbers = pa.array(self._numbers_of(rows.columns[:count], rows.num_rows))
+        numbers = pa.array(numbers_of(self._index, rows.columns[:count], rows.num_rows))
         # Without the column of `counting_records`, which is no aggregate of ours.
         values = slice(count + 1, len(self._snapshot_schema))
         names = [_KEY, *rows.schema.names[values]]
@@ -207,11 +211,6 @@ class WindowTables:
         if not is_partial(batch):
             return int(np.count_nonzero(chosen))
         return int(fixed_width_values(batch.column(self._records_at))[chosen].sum())
-
-    def _numbers_of(self, keys: Sequence[pa.Array], count: int) -> Positions:
-        if not keys:
-            return self._index.rows_of([], np.full(count, NO_COLUMNS_HASH, dtype=np.uint64))
-        return self._index.rows_of([canonical(key) for key in keys])
 
     def _by_pane(self, panes: Array, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each pane, in the order of panes."""
@@ -240,7 +239,9 @@ class WindowTables:
 
     def _new_table(self) -> AggregateTable:
         of_numbers = (self._numbered_schema, [_KEY], self._calls)
-        return AggregateTable(*of_numbers, self._max_parallelism, self._keys_expected)
+        expected = self._keys_expected
+        index = NumberIndex(lambda: key_index([pa.int64()], expected))
+        return AggregateTable(*of_numbers, self._max_parallelism, index=index)
 
     def _layout(self) -> Layout:
         # New accumulators: what one remembers of its values must not reach another's.
@@ -249,56 +250,34 @@ class WindowTables:
 
     # --- output as windows change
 
-    def _updates(self, touched: dict[int, pa.RecordBatch], now_us: int) -> list[pa.RecordBatch]:
-        if not self._emits_updates or not touched:
-            return []
-        if not self._panes.is_tumbling:
-            return self._sliding_updates(touched, now_us)
+    def _tumbling_updates(
+        self, parts: dict[int, pa.RecordBatch], partial: bool
+    ) -> list[pa.RecordBatch]:
+        """Each window is a pane: the table has its values at hand when it takes the rows in."""
         size_us, keys = self._panes.size_us, self._index.freeze()
-        emitted = (
-            self._rows.of_results(pane + size_us, rows, keys, self._reached)
-            for pane, rows in touched.items()
-        )
+        emitted = []
+        for pane, part in parts.items():
+            table = self._table(pane)
+            rows = table.merge(part) if partial else table.update(part)
+            emitted.append(self._rows.of_results(pane + size_us, rows, keys, self._reached))
         return list(in_fewer_batches(emitted))
 
     def _sliding_updates(
-        self, touched: dict[int, pa.RecordBatch], now_us: int
+        self, parts: dict[int, pa.RecordBatch], now_us: int
     ) -> list[pa.RecordBatch]:
         """Of each open window that has a touched pane, the keys that were touched in it."""
-        numbers = {pane: numbers_in(rows) for pane, rows in touched.items()}
-        asked = np.unique(np.concatenate(list(numbers.values())))
-        values = self._sliding_values(asked, numbers, now_us)
-        keys = TakenKeys(self._index.freeze(), asked)
-        return list(self._rows.batches(values, keys, self._reached))
+        numbers = {pane: numbers_in(rows) for pane, rows in parts.items()}
+        panes, size_us = sorted(self._tables), self._panes.size_us
+        changed = ChangedWindows(self._layout(), size_us, panes, self._held).values(
+            self._ends(sorted(numbers), now_us, END_US), numbers, len(self._index)
+        )
+        return list(self._rows.of_changed(changed, self._index.freeze(), self._reached))
 
-    def _sliding_values(
-        self, asked: Positions, numbers: dict[int, Positions], now_us: int
-    ) -> Iterator[WindowValues]:
-        """The same, with places among `asked` for keys, which has all the numbers once, sorted."""
-        touches = Touches({pane: np.searchsorted(asked, each) for pane, each in numbers.items()})
-        looked_up = LookedUp(asked, len(self._index))
-        sliding = Sliding(self._layout())
-        panes, following = sorted(self._tables), 0
-        for end_us in self._ends(sorted(numbers), now_us, END_US):
-            start_us = end_us - self._panes.size_us
-            following = max(following, bisect_left(panes, start_us))
-            while following < len(panes) and panes[following] < end_us:
-                sliding.append(self._held(panes[following], looked_up))
-                following += 1
-            sliding.drop_before(start_us)
-            found, parts = sliding.merged()
-            here = touches.between(start_us, end_us, len(asked))[found]
-            if not here.all():
-                found, parts = found[here], [array[here] for array in parts]
-            yield WindowValues(end_us, found, parts)
-
-    def _held(self, pane: int, looked_up: LookedUp) -> PaneParts:
+    def _held(self, pane: int, looked_up: LookedUp) -> tuple[Positions, list[Array]]:
         table = self._tables[pane]
         if looked_up.is_to_be_scanned(table):
-            found = looked_up.found_among(self._numbers_in_pane(pane), table.parts())
-        else:
-            found = looked_up.found_in(table)
-        return PaneParts(pane, *found)
+            return looked_up.found_among(self._numbers_in_pane(pane), table.parts())
+        return looked_up.found_in(table)
 
     def _numbers_in_pane(self, pane: int) -> Positions:
         """Of its keys; most panes have got none since they were asked last."""

@@ -3,6 +3,8 @@
     chk-<n>-<attempt>/_metadata                        the manifest of checkpoint n
     shared/<attempt>/<uid>-<subtask>-<state>-<n>.arrow one keyed state of one subtask, written for
                                                        checkpoint n; later ones may refer to it
+    shared/<attempt>/<uid>-<subtask>-<file>-<n>.db     one file of the database of one operator in
+                                                       one subtask, likewise
     log/<20 digits>                                    the job log
     staged/<uid>/…                                     epochs staged for a function on the driver
 
@@ -17,6 +19,7 @@ states) are quoted: letters and digits of any script, `_`, `-` and `.` stay, the
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 from stillframe.errors import BuildError
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
@@ -24,6 +27,12 @@ from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 LOG_DIRECTORY = "log"
 SHARED_DIRECTORY = "shared"
 STAGED_DIRECTORY = "staged"
+SAVEPOINT_METADATA = "_metadata"
+"""Of a savepoint, whose directory has no other checkpoint in it."""
+SAVEPOINT_DIRECTORY = "savepoint"
+"""Where a job sees the savepoint it starts from; there is no such directory of its own."""
+CHANNELS = "$channels"
+"""Stands for a state's name in the path of what was under way; no state of a user's has a `$`."""
 
 _NAME_BYTES_MAX = 100
 """File systems allow 255 bytes; a state file's name holds two quoted names and three numbers."""
@@ -104,17 +113,47 @@ def state_path(
     attempt: Attempt,
     state: str,
 ) -> str:
+    """Of a keyed state, as rows."""
+    return f"{_shared_path(checkpoint_id, uid, subtask, attempt, state)}.arrow"
+
+
+def database_path(
+    checkpoint_id: CheckpointId,
+    uid: OperatorUid,
+    subtask: SubtaskIndex,
+    attempt: Attempt,
+    file: str,
+) -> str:
+    """Of a file of a database; an attempt has one database for each operator and subtask."""
+    return f"{_shared_path(checkpoint_id, uid, subtask, attempt, file)}.db"
+
+
+def _shared_path(
+    checkpoint_id: CheckpointId,
+    uid: OperatorUid,
+    subtask: SubtaskIndex,
+    attempt: Attempt,
+    state: str,
+) -> str:
     # The last three parts are free of `-`, so that the name can be taken apart from its end:
     # uid `a-1` and state `x`, or uid `a` and state `1-x`, must not meet in one file.
     state_part = quoted_name(state, "state name", kept="_.")
-    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{state_part}-{checkpoint_id}.arrow"
+    name = f"{quoted_name(uid, 'operator uid')}-{subtask}-{state_part}-{checkpoint_id}"
     return f"{attempt_directory(attempt)}/{name}"
 
 
 def number_of_file(path: str) -> CheckpointId | None:
     """The number of the checkpoint for which a shared file was written; None for other files."""
-    match = re.fullmatch(r"shared/[1-9][0-9]*/[^/]+-([1-9][0-9]*)\.arrow", path, re.ASCII)
+    match = re.fullmatch(r"shared/[1-9][0-9]*/[^/]+-([1-9][0-9]*)\.(?:arrow|db)", path, re.ASCII)
     return CheckpointId(int(match[1])) if match else None
+
+
+def state_of_path(path: str) -> tuple[OperatorUid, SubtaskIndex, str] | None:
+    """Whose state a `state_path` is of, and the state's name; None for other files."""
+    match = re.fullmatch(r"shared/[0-9]+/([^/]+)-([0-9]+)-([^-/]+)-[0-9]+\.arrow", path)
+    if not match:
+        return None
+    return OperatorUid(unquote(match[1])), SubtaskIndex(int(match[2])), unquote(match[3])
 
 
 def log_path(sequence: int) -> str:

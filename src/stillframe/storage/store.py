@@ -14,7 +14,7 @@ import builtins
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -32,6 +32,8 @@ class Written:
 
     length_bytes: int
     crc32: int
+    data: bytes | None = field(default=None, repr=False, compare=False)
+    """All of it, where the store keeps no file and leaves it to the caller to keep this."""
 
 
 class Store(ABC):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -20,9 +22,16 @@ from stillframe.coordinator.history import (
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonValue
 from stillframe.protocol.joblog import JobRecord, decode_record
-from stillframe.protocol.manifests import ChannelState, Manifest, decode_manifest
+from stillframe.protocol.manifests import (
+    ChannelState,
+    DiskState,
+    FileHandle,
+    Manifest,
+    decode_manifest,
+)
 from stillframe.runtime.task import Subtask
 from stillframe.state.channel_log import read_run
+from stillframe.state.disk_reading import tables_in
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import TEMPORARY_PREFIX
@@ -298,9 +307,7 @@ class Checkers:
             told = [
                 told
                 for copy in part.broadcast
-                for batch in read_keyed_snapshot(
-                    self._file(copy.file.path), copy.key_groups, range(1)
-                )
+                for batch in read_keyed_snapshot(self._file(copy.file), copy.key_groups, range(1))
                 for told in batch.column("id").to_pylist()
             ]
             for state in manifest.channels:
@@ -445,17 +452,26 @@ class Checkers:
     def _rows(self, manifest: Manifest, uid: OperatorUid) -> Iterator[pa.RecordBatch]:
         for part in manifest.snapshots_of(uid):
             for keyed in part.keyed:
-                file = self._file(keyed.file.path)
+                file = self._file(keyed.file)
                 yield from read_keyed_snapshot(file, keyed.key_groups, range(1 << 15))
+            if part.disk is not None:
+                yield from self._rows_of_database(part.disk)
+
+    def _rows_of_database(self, disk: DiskState) -> Iterator[pa.RecordBatch]:
+        with tempfile.TemporaryDirectory(prefix="stillframe-simulated-") as directory:
+            for each in disk.files:
+                (Path(directory) / each.name).write_bytes(self._file(each.file))
+            for table in tables_in(Path(directory)):
+                yield from (batch for _, batch in table.batches_by_key_group())
 
     def _overtaken(self, state: ChannelState) -> list[pa.RecordBatch]:
-        return read_run(self._file(state.file.path), state.offset_bytes, state.length_bytes)
+        return read_run(self._file(state.file), state.offset_bytes, state.length_bytes)
 
     def _is_damaged(self, manifest: Manifest) -> bool:
-        return any(zlib.crc32(self._file(f.path)) != f.crc32 for f in manifest.files())
+        return any(zlib.crc32(self._file(f)) != f.crc32 for f in manifest.files())
 
-    def _file(self, path: str) -> pa.Buffer:
-        return pa.py_buffer(self._read(path))
+    def _file(self, file: FileHandle) -> pa.Buffer:
+        return pa.py_buffer(self._read(file.path) if file.data is None else file.data)
 
     def _read(self, path: str) -> bytes:
         data = self._disk.read(path)

@@ -148,6 +148,7 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
                 exchange,
                 self._needs.slot_store(),
                 self._needs.config.checkpoint_mode,
+                self._needs.config.state,
             )
             self.slots[index] = slot
             exchange.slots[index] = slot

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from stillframe.config import JobConfig
+from stillframe.config import JobConfig, StateBackend
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
@@ -47,6 +47,15 @@ _MODES = (
     "exactly-once", "exactly-once", "exactly-once", "unaligned", "unaligned", "unaligned",
     "at-least-once", "at-least-once", "at-most-once", "stop-the-world",
 )  # fmt: skip
+_BACKENDS: Mapping[tuple[StateBackend, ...], int] = {
+    ("fs",): 44,
+    ("memory",): 6,
+    ("memory", "fs"): 6,
+    ("rocksdb",): 2,
+    ("rocksdb", "fs"): 1,
+    ("memory", "rocksdb"): 1,
+}
+"""How often jobs keep their state where, of one driver after the other."""
 _TIMED: tuple[Timed, ...] = (
     Windows(5, 5), Windows(6, 2), Windows(5, 5, emits_closed=False), Windows(4, 4, outer=8),
     Sessions(2), Sessions(6), Alarms(3), Alarms(2, outer=5),
@@ -109,6 +118,8 @@ class SimulatedJob:
     branches: tuple[Branch, ...]
     outside: dict[str, Outside]
     config: JobConfig
+    backends: tuple[StateBackend, ...]
+    """Of one driver after the other, in turns: what one kept, the next takes over."""
     emitted: Counter[int] = field(default_factory=Counter)
     """How often each record has left the source, in all attempts together."""
 
@@ -120,6 +131,9 @@ class SimulatedJob:
             "records": max(self.source.lengths),
             "keys": self.source.keys,
         }
+
+    def config_for(self, driver: int) -> JobConfig:
+        return replace(self.config, state_backend=self.backends[driver % len(self.backends)])
 
     def plan(self, slots: int) -> Plan:
         read = Node(Read(self.source), RECORD_SCHEMA, given_uid=SOURCE)
@@ -268,4 +282,7 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         checkpoints_retained=random.choice([1, 2, 3]),
         **mode,
     )
-    return SimulatedJob(source, branches, {branch.uid: Outside() for branch in branches}, config)
+    outside = {branch.uid: Outside() for branch in branches}
+    drawn = world.own_random("backends")
+    (backends,) = drawn.choices(list(_BACKENDS), list(_BACKENDS.values()))
+    return SimulatedJob(source, branches, outside, config, backends)

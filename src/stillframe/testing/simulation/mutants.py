@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stillframe.coordinator import control, enumerators
+from stillframe.coordinator import attempt, control, enumerators
 from stillframe.coordinator.enumerators import Enumerators
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.ledger import Ledger
@@ -837,6 +837,11 @@ MUTANTS: Mapping[str, Mutant] = {
         "a restored job opens its enumerators without their state",
         enumerators, "restored_enumerator",
         lambda original: lambda restored, uid: original(None, uid),
+    ),
+    "keep-the-metadata-to-yourself": Mutant(
+        "slots are sent a start that refers to state in the metadata, and not that state",
+        attempt, "in_pieces",
+        lambda original: lambda start: list(original(start))[-1:],
     ),
     "ignore-checksums": Mutant(
         "a damaged file is restored from",

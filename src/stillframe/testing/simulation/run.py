@@ -169,7 +169,7 @@ class _Run:
         needs = DriverNeeds(
             world=self._world,
             plan=self._job.plan(self._slots),
-            config=self._job.config,
+            config=self._job.config_for(self._drivers),
             store=simulated_store(self._world, self._disk, self._driver_trouble),
             slot_store=lambda: simulated_store(self._world, self._disk, self._slot_trouble),
             repeats=self._rates.repeats,

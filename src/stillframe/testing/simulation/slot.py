@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from stillframe.config import CheckpointMode
+from stillframe.config import CheckpointMode, StateSettings
 from stillframe.errors import SnapshotDamaged, StillframeError, UserCodeError
 from stillframe.graph.plan import Plan, SubtaskRef
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.commits import Commit
+from stillframe.protocol.inline import put_together
 from stillframe.protocol.manifests import (
     ChannelState,
     FileHandle,
@@ -38,12 +39,14 @@ from stillframe.protocol.messages import (
     Report,
     Running,
     StartSlot,
+    TakeFile,
     TriggerCheckpoint,
     order_from_json,
     report_from_json,
 )
 from stillframe.runtime.assembly import Surroundings, assemble
 from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
+from stillframe.runtime.disk import DiskRoom
 from stillframe.runtime.elements import Barrier, Element, Watermark
 from stillframe.runtime.operators import Background, Writing
 from stillframe.runtime.task import (
@@ -54,6 +57,7 @@ from stillframe.runtime.task import (
     commit_restored,
     obey,
 )
+from stillframe.state.disk import DiskMemory
 from stillframe.storage.store import Store
 from stillframe.testing.simulation.checkers import Violation
 from stillframe.testing.simulation.line import Line
@@ -199,6 +203,7 @@ class SimulatedSlot(TaskEvents):
         exchange: Exchange,
         store: Store,
         mode: CheckpointMode,
+        settings: StateSettings,
     ) -> None:
         self.index = index
         self.attempt = attempt
@@ -212,6 +217,8 @@ class SimulatedSlot(TaskEvents):
         self._exchange = exchange
         self._store = store
         self._mode = mode
+        self._settings = settings
+        self._taken: dict[FileHandle, FileHandle] = {}
         self._subtasks: dict[SubtaskRef, Subtask] = {}
         self._mailbox: deque[Callable[[], None]] = deque()
         self._orders = Line(world, exchange.repeats, order_from_json, self._take_order)
@@ -284,7 +291,9 @@ class SimulatedSlot(TaskEvents):
         match order:
             case StartSlot():
                 if not self._subtasks:  # it may come twice
-                    self._start(order)
+                    self._start(put_together(order, self._taken))
+            case TakeFile(file):
+                self._taken[file] = file
             case TriggerCheckpoint() | CompleteCheckpoint() | AbortCheckpoint() | AssignSplits():
                 obey(self._subtasks.values(), order)
             case EndSlot():
@@ -299,6 +308,14 @@ class SimulatedSlot(TaskEvents):
         while self._mailbox and not self.is_dead:
             self._mailbox.popleft()()
         self._driver.on_closed(self._subtasks.values(), None)
+
+    def _room(self) -> DiskRoom | None:
+        """Databases are real ones, in real directories, but nothing happens in them by itself."""
+        if self._settings.backend != "rocksdb":
+            return None
+        memory = DiskMemory(0, merges_files=False)
+        incremental = self._settings.is_incremental
+        return DiskRoom(self._world.new_directory(), memory, 0, is_incremental=incremental)
 
     def _start(self, order: StartSlot) -> None:
         around = Surroundings(
@@ -315,6 +332,8 @@ class SimulatedSlot(TaskEvents):
             events=self,
             mode=self._mode,
             channels=order.channels,
+            settings=self._settings,
+            room=self._room(),
         )
         self._subtasks = assemble(around)
         self._driver.on_started(self.attempt, self._subtasks.values())
@@ -414,7 +433,8 @@ class SimulatedSlot(TaskEvents):
 
     def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
         for file in files:
-            self._world.soon(partial(self._delete, file.path))
+            if not file.is_inline:
+                self._world.soon(partial(self._delete, file.path))
 
     def _delete(self, path: str) -> None:
         if not self.is_dead:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import tempfile
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 from stillframe.clock import Clock
@@ -22,6 +24,8 @@ class World(Clock):
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
+        self._seed = seed
+        self._directories: tempfile.TemporaryDirectory[str] | None = None
         self.now = 0.0
         self.events = 0
         self.is_calm = False
@@ -30,6 +34,16 @@ class World(Clock):
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
         self._wall_jump_ms = 0
+
+    def own_random(self, what: str) -> Random:
+        """Dice for one question alone, whose answer changes nothing else that is drawn."""
+        return Random(f"{what} of {self._seed}")
+
+    def new_directory(self) -> Path:
+        """A real one; it is gone with the world."""
+        if self._directories is None:
+            self._directories = tempfile.TemporaryDirectory(prefix="stillframe-simulated-")
+        return Path(tempfile.mkdtemp(dir=self._directories.name))
 
     def monotonic_seconds(self) -> float:
         return self.now

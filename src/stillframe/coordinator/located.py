@@ -1,0 +1,139 @@
+"""A snapshot by its address: a job's newest checkpoint, one of its checkpoints, or a savepoint.
+
+The job log decides what is complete. A savepoint's directory has its own metadata, written last,
+and nothing outside of it: it is complete if the metadata is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stillframe.clock import SystemClock
+from stillframe.coordinator.job_log import JobLog
+from stillframe.coordinator.snapshots import Snapshots
+from stillframe.errors import StorageError
+from stillframe.ids import Attempt, CheckpointId
+from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
+from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
+from stillframe.storage.paths import (
+    LOG_DIRECTORY,
+    SAVEPOINT_METADATA,
+    checkpoint_of,
+    metadata_path,
+)
+from stillframe.storage.store import Store, is_local_address, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedSnapshot:
+    """A complete snapshot, and the store that its files' paths are relative to."""
+
+    store: Store
+    manifest: Manifest
+
+    @property
+    def address(self) -> str:
+        return self.store.address
+
+
+def locate(
+    address: str, settings: Mapping[str, str] | None = None, checkpoint: int | None = None
+) -> LocatedSnapshot:
+    """What is at a job's directory (the newest, or this checkpoint), a checkpoint's or a savepoint.
+
+    Raises `SnapshotDamaged` if its metadata is not what it was.
+    """
+    place = _existing(address, settings)
+    above, _, name = place.address.rpartition("/")
+    which = checkpoint_of(name)
+    if which is not None:
+        return _one_checkpoint(open_store(above, settings), *which)
+    children = place.list("")
+    if SAVEPOINT_METADATA in children:
+        return LocatedSnapshot(place, _savepoint(place))
+    if LOG_DIRECTORY in children:
+        return _of_job(place, checkpoint)
+    jobs = [child for child in children if LOG_DIRECTORY in _children(place, child)]
+    hint = f"; there are the jobs {', '.join(jobs)} below it" if jobs else ""
+    raise StorageError(
+        f"{place.address} holds neither a job log nor a savepoint: give a job's directory, a"
+        f" checkpoint (chk-7-1) or a savepoint{hint}"
+    )
+
+
+def locate_savepoint(address: str, settings: Mapping[str, str] | None = None) -> LocatedSnapshot:
+    """The savepoint in this directory."""
+    place = _existing(address, settings)
+    if SAVEPOINT_METADATA not in place.list(""):
+        raise StorageError(
+            f"{place.address} is no savepoint, since there is no {SAVEPOINT_METADATA} in it: give"
+            " the directory of one; stillframe.Savepoint.of(spark, path) makes one of a checkpoint"
+        )
+    return LocatedSnapshot(place, _savepoint(place))
+
+
+def write_savepoint(store: Store, manifest: Manifest) -> None:
+    """The metadata, when all files it names are in the store: with it there is a savepoint."""
+    store.write(SAVEPOINT_METADATA, [encode_manifest(manifest)])
+
+
+def _existing(address: str, settings: Mapping[str, str] | None) -> Store:
+    """The store at an address; a local one is looked for, with what links lead to."""
+    place = open_store(address, settings)
+    if not is_local_address(address):
+        return place
+    path = Path(place.address).resolve()
+    if not path.is_dir():
+        raise StorageError(f"{path} is no directory: give a job, a checkpoint or a savepoint")
+    return open_store(str(path))
+
+
+def _children(place: Store, child: str) -> list[str]:
+    try:
+        return place.list(child)
+    except StorageError:
+        return []  # a file, of whatever kind
+
+
+def _savepoint(place: Store) -> Manifest:
+    where = f"{place.address}/{SAVEPOINT_METADATA}"
+    return decode_manifest(place.read(SAVEPOINT_METADATA), where)
+
+
+def _record(job: Store) -> JobRecord | None:
+    return JobLog(job, job.address.rpartition("/")[2], SystemClock()).read()
+
+
+def _of_job(job: Store, wanted: int | None) -> LocatedSnapshot:
+    record = _record(job)
+    retained = record.checkpoints if record is not None else ()
+    chosen = [kept for kept in retained if wanted in (None, kept.checkpoint_id)]
+    if not chosen:
+        which = "no checkpoint" if wanted is None else f"no checkpoint {wanted}"
+        there = ", ".join(str(kept.checkpoint_id) for kept in retained) or "none"
+        raise StorageError(
+            f"the job in {job.address} has {which} that is complete and retained; there are:"
+            f" {there}"
+        )
+    return _completed(job, chosen[-1])
+
+
+def _one_checkpoint(job: Store, checkpoint_id: CheckpointId, attempt: Attempt) -> LocatedSnapshot:
+    record = _record(job)
+    if record is None:  # copied somewhere, without its log
+        path = metadata_path(checkpoint_id, attempt)
+        return LocatedSnapshot(job, decode_manifest(job.read(path), f"{job.address}/{path}"))
+    completed = record.checkpoint(checkpoint_id)
+    if completed is None or completed.attempt != attempt:
+        there = ", ".join(f"chk-{kept.checkpoint_id}-{kept.attempt}" for kept in record.checkpoints)
+        raise StorageError(
+            f"the log of the job in {job.address} does not say that"
+            f" chk-{checkpoint_id}-{attempt} is complete and retained; there are: {there or 'none'}"
+        )
+    return _completed(job, completed)
+
+
+def _completed(job: Store, completed: CompletedCheckpoint) -> LocatedSnapshot:
+    return LocatedSnapshot(job, Snapshots(job).read_manifest(completed))
