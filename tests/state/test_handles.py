@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import math
 import time
 from functools import partial
 
@@ -441,3 +442,23 @@ def test_a_snapshot_shows_keys_user_keys_values_and_when_they_expire():
             EXPIRES: datetime.datetime(1970, 1, 1, 0, 0, 0, 5000, tzinfo=datetime.UTC),
         }
     ]
+
+
+def test_a_map_finds_a_row_by_nan_also_after_a_restore():
+    def by_number():
+        backend = HeapBackend(APP, max_parallelism=4)
+        number = RowType(pa.schema([("x", pa.float64()), ("xs", pa.list_(pa.float32()))]))
+        table = backend.maps(Declared("m", Kind.MAP, RowType(COUNT), number))
+        scene = Scene()
+        _, keys = backend.keys_of([pa.array(["a"])])
+        scene.enter(keys[0])
+        return MapHandle(scene, table), table
+
+    handle, table = by_number()
+    handle.put((math.nan, [math.nan]), (7,))
+    assert handle.get((float("nan"), [float("nan")])) == (7,)
+
+    again, restored = by_number()
+    for _, batch in table.freeze(0).batches_by_key_group():
+        restored.restore(batch)
+    assert again.get((math.nan, [math.nan])) == (7,)

@@ -184,7 +184,9 @@ class History:
             self._listeners.append(listener)
 
     def tell(self, event: Event) -> None:
-        log.info("%s", event)
+        # A job may go on for long without a new checkpoint: whoever looks at the log should know.
+        level = logging.WARNING if isinstance(event, CheckpointFailed) else logging.INFO
+        log.log(level, "%s", event)
         with self._lock:
             self._note(event)
             listeners = list(self._listeners)

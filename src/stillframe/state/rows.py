@@ -162,6 +162,8 @@ def _kind_of(type_: pa.DataType, look: _Look) -> _Kind:
         return _struct_kind(type_, look)
     if pt.is_timestamp(type_) and type_.tz:
         return _Kind(_instant, None if look.named else _in_local_time)
+    if pt.is_floating(type_):
+        return _Kind(_scalar(type_), load=_one_nan)
     return _Kind(_scalar(type_))
 
 
@@ -275,7 +277,7 @@ def _scalar(type_: pa.DataType) -> Callable[[Any], Any]:
     if pt.is_float64(type_):
         return _float
     if pt.is_float32(type_):
-        return lambda value: float(np.float32(_float(value)))
+        return lambda value: _one_nan(float(np.float32(_float(value))))
     if pt.is_string(type_):
         return _of(str, "text")
     if pt.is_binary(type_):
@@ -317,6 +319,11 @@ def _float(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise Unfit(f"{value!r} is no number")
         value = float(value)
+    return cast(float, _one_nan(value))
+
+
+def _one_nan(value: Any) -> Any:
+    """As a key of a dict NaN is found only if it is the same object."""
     return value if value == value else _NAN
 
 
