@@ -16,17 +16,14 @@ import pytest
 from stillframe import KeyProcessor, KeyStates
 from stillframe.errors import DataError, StartRefused, StillframeError, UserCodeError
 from stillframe.graph.logical import Transform
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.ids import SubtaskIndex
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
-from stillframe.runtime.kept_states import StatesOnHeap
 from stillframe.runtime.key_processing import KeyProgram
-from stillframe.runtime.transforming import Transforming
 from stillframe.state.backends import VALUE
-from stillframe.state.heap import HeapBackend
 from stillframe.state.snapshots import read_keyed_snapshot
-from stillframe.storage.local import LocalStore
 from stillframe.testing.clock import ManualClock
+from stillframe.testing.hand_fed import HandFed, plainly
 
 INPUT = pa.schema([("k", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 OUTPUT = pa.schema([("k", pa.string()), ("said", pa.string())])
@@ -34,7 +31,14 @@ GROUPS = 16
 LETTERS = "abcdefghij"
 
 
-class Subtask:
+@pytest.fixture(params=["heap", "disk"], autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every story is told twice: with states on the heap, and in a database."""
+    monkeypatch.setattr(HandFed, "backend", request.param)
+    return str(request.param)
+
+
+class Subtask(HandFed):
     """A processor as an operator, fed by hand."""
 
     def __init__(
@@ -47,49 +51,12 @@ class Subtask:
         schema: pa.Schema = OUTPUT,
     ) -> None:
         self.clock = clock or ManualClock(wall_ms=1_000_000)
-        self.store = LocalStore(place)
-        program = KeyProgram(make, "Processor", schema)
-        heap = HeapBackend(pa.schema([INPUT.field("k")]), GROUPS)
-        place_of = (OperatorUid("uid"), SubtaskIndex(index), Attempt(1))
-        self.operator = Transforming(
-            Transform(program, "Processor", ("k",), "both"),
-            INPUT,
-            schema,
-            StatesOnHeap(*place_of, self.store, heap),
-            GROUPS,
-            self.clock,
-        )
-        self.checkpoints = 0
-
-    def process(self, *rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        padded = [(*row, *(None,) * (3 - len(row))) for row in rows]
-        columns = zip(*padded, strict=True)
-        arrays = [pa.array(column, f.type) for column, f in zip(columns, INPUT, strict=True)]
-        return plainly(self.operator.process(pa.RecordBatch.from_arrays(arrays, schema=INPUT)))
-
-    def watermark(self, time_us: int) -> list[tuple[Any, ...]]:
-        made = plainly(self.operator.on_watermark(time_us))
-        while self.operator.is_due():
-            made += plainly(self.operator.fire())
-        return made
-
-    def checkpoint(self) -> list[Any]:
-        """The files of a snapshot, and their contents."""
-        self.checkpoints += 1
-        number = CheckpointId(self.checkpoints)
-        snapshot = self.operator.described(number, self.operator.snapshot(number)())
-        self.operator.completed(number)
-        return [(keyed, self.store.read(keyed.file.path)) for keyed in snapshot.keyed]
+        program = Transform(KeyProgram(make, "Processor", schema), "Processor", ("k",), "both")
+        super().__init__(program, INPUT, schema, place, GROUPS, self.clock, index)
 
     def restore(self, files: list[Any], owned: range = range(GROUPS)) -> Subtask:
-        for keyed, buffer in files:
-            for batch in read_keyed_snapshot(pa.py_buffer(buffer), keyed.key_groups, owned):
-                self.operator.restore(keyed.name, batch)
+        self.take_back(files, owned)
         return self
-
-
-def plainly(batches: Any) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 def rows_kept(files: list[Any], name: str) -> list[dict[str, Any]]:

@@ -18,24 +18,27 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.logical import TimeMode, Transform
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
-from stillframe.runtime.kept_states import StatesOnHeap
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX
-from stillframe.runtime.transforming import Transforming
 from stillframe.spark.stateful import ProcessorProgram, python_values, row_maker
-from stillframe.state.heap import HeapBackend
-from stillframe.state.snapshots import read_keyed_snapshot
-from stillframe.storage.local import LocalStore
 from stillframe.testing.clock import ManualClock
+from stillframe.testing.hand_fed import HandFed, plainly
 
 INPUT = pa.schema([("k", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 OUTPUT = pa.schema([("k", pa.string()), ("n", pa.int64())])
 GROUPS = 16
 
 
-class Subtask:
+@pytest.fixture(params=["heap", "disk"], autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every story is told twice: with states on the heap, and in a database."""
+    monkeypatch.setattr(HandFed, "backend", request.param)
+    return str(request.param)
+
+
+class Subtask(HandFed):
     """A processor as an operator, fed by hand."""
 
     def __init__(
@@ -50,7 +53,6 @@ class Subtask:
         **more: Any,
     ) -> None:
         self.clock = more.pop("clock", None) or ManualClock(wall_ms=1_000)
-        self.store = LocalStore(place)
         about = ProcessorProgram(
             cloudpickle.dumps(processor), "Processor", OUTPUT, mode, zone, in_pandas
         )
@@ -61,52 +63,16 @@ class Subtask:
             return self.made[-1]
 
         time = more.pop("time", "at" if mode == "eventTime" else None)
-        heap = HeapBackend(pa.schema([INPUT.field("k")]), GROUPS)
-        place_of = (OperatorUid("uid"), SubtaskIndex(index), Attempt(1))
-        self.operator = Transforming(
-            replace(Transform(make, "Processor", ("k",), mode, time), **more),
-            INPUT,
-            OUTPUT,
-            StatesOnHeap(*place_of, self.store, heap),
-            GROUPS,
-            self.clock,
-        )
-        self.checkpoints = 0
+        program = replace(Transform(make, "Processor", ("k",), mode, time), **more)
+        super().__init__(program, INPUT, OUTPUT, place, GROUPS, self.clock, index)
 
     @property
     def processor(self) -> Any:
         return self.made[0]._processor
 
-    def process(self, *rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        padded = [(*row, *(None,) * (3 - len(row))) for row in rows]
-        columns = zip(*padded, strict=True)
-        arrays = [pa.array(column, f.type) for column, f in zip(columns, INPUT, strict=True)]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=INPUT)
-        return plainly(self.operator.process(batch))
-
-    def watermark(self, time_us: int) -> list[tuple[Any, ...]]:
-        made = plainly(self.operator.on_watermark(time_us))
-        while self.operator.is_due():
-            made += plainly(self.operator.fire())
-        return made
-
-    def checkpoint(self) -> list[Any]:
-        """The files of a snapshot, and their contents."""
-        self.checkpoints += 1
-        number = CheckpointId(self.checkpoints)
-        snapshot = self.operator.described(number, self.operator.snapshot(number)())
-        self.operator.completed(number)
-        return [(keyed, self.store.read(keyed.file.path)) for keyed in snapshot.keyed]
-
     def restore(self, files: list[Any], owned: range = range(GROUPS)) -> Subtask:
-        for keyed, buffer in files:
-            for batch in read_keyed_snapshot(pa.py_buffer(buffer), keyed.key_groups, owned):
-                self.operator.restore(keyed.name, batch)
+        self.take_back(files, owned)
         return self
-
-
-def plainly(batches: Any) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
 class Count(StatefulProcessor):
@@ -170,6 +136,7 @@ def test_state_and_timers_go_where_their_keys_go(tmp_path: Path, parallelism: in
     assert sorted(said) == [(letter, 2000 + ord(letter)) for letter in letters]
 
 
+@pytest.mark.parametrize("backend", ["heap"], indirect=True)
 def test_what_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
     subtask = Subtask(Count(), tmp_path)
     subtask.process(("a", 1))
@@ -269,6 +236,7 @@ def test_a_burst_of_timers_fires_in_parts_between_which_a_checkpoint_is_whole(
     assert len(fired) + len(rest) == 3_000
 
 
+@pytest.mark.parametrize("backend", ["heap"], indirect=True)
 def test_timers_are_found_again_when_keys_without_state_are_forgotten(tmp_path: Path) -> None:
     subtask = Subtask(Tell(), tmp_path, "eventTime")
     many = ((f"k{n}", None) for n in range(20_000))

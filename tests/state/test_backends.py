@@ -389,14 +389,15 @@ def a_row_of(key, number):
     return (number, [str(key[0]), None])
 
 
-@pytest.mark.parametrize("by_files", [True, False], ids=["by files", "by key groups"])
-@pytest.mark.parametrize("name", ["heap", "disk"])
+@pytest.mark.parametrize(
+    ("name", "by_files"),
+    [("heap", True), ("disk", True), ("disk", False)],
+    ids=["heap", "disk by files", "disk by key groups"],
+)
 def test_a_job_is_rescaled_from_two_to_three_to_one_to_four_without_a_row_lost(
     name, by_files, quick_disk
 ):
     kind = BACKENDS[name]
-    if not by_files and not kind.is_on_disk:
-        pytest.skip("the heap has nothing but rows")
     lists = {key: [] for key in ALL_KEYS}
     snapshots = []
     for round_, parallelism in enumerate([2, 3, 1, 4]):

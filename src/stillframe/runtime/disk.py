@@ -252,6 +252,8 @@ class DatabaseSnapshots:
         keyed: list[KeyedState] = []
         with _deleted_on_failure(store) as copied:
             for table in tables_in(directory):
+                if next(table.batches_by_key_group(), None) is None:
+                    continue  # as of the heap, what is empty has no file
                 place = (checkpoint_id, self._uid, self._subtask, self._attempt)
                 path = state_path(*place, table.name)
                 written = write_keyed_snapshot(store, path, table)
