@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -69,8 +68,15 @@ def _require(holds: bool, checker: str, what: str) -> None:
 class Checkers:
     """All checkers of one run."""
 
-    def __init__(self, job: SimulatedJob, disk: Disk, may_rescale: bool) -> None:
+    def __init__(
+        self,
+        job: SimulatedJob,
+        disk: Disk,
+        may_rescale: bool,
+        new_directory: Callable[[], Path],
+    ) -> None:
         self._may_rescale = may_rescale
+        self._new_directory = new_directory
         self._job = job
         self._disk = disk
         self._mode = job.config.checkpoint_mode
@@ -458,11 +464,11 @@ class Checkers:
                 yield from self._rows_of_database(part.disk)
 
     def _rows_of_database(self, disk: DiskState) -> Iterator[pa.RecordBatch]:
-        with tempfile.TemporaryDirectory(prefix="stillframe-simulated-") as directory:
-            for each in disk.files:
-                (Path(directory) / each.name).write_bytes(self._file(each.file))
-            for table in tables_in(Path(directory)):
-                yield from (batch for _, batch in table.batches_by_key_group())
+        directory = self._new_directory()
+        for each in disk.files:
+            (directory / each.name).write_bytes(self._file(each.file))
+        for table in tables_in(directory):
+            yield from (batch for _, batch in table.batches_by_key_group())
 
     def _overtaken(self, state: ChannelState) -> list[pa.RecordBatch]:
         return read_run(self._file(state.file), state.offset_bytes, state.length_bytes)

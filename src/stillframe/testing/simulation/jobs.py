@@ -51,9 +51,9 @@ _BACKENDS: Mapping[tuple[StateBackend, ...], int] = {
     ("fs",): 44,
     ("memory",): 6,
     ("memory", "fs"): 6,
-    ("rocksdb",): 2,
-    ("rocksdb", "fs"): 1,
-    ("memory", "rocksdb"): 1,
+    ("rocksdb",): 4,
+    ("rocksdb", "fs"): 2,
+    ("memory", "rocksdb"): 2,
 }
 """How often jobs keep their state where, of one driver after the other."""
 _TIMED: tuple[Timed, ...] = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
@@ -86,8 +87,20 @@ def run_seed(
 
     A run that fails has its trace in any case; making one of every other would take a while.
     """
-    with MUTANTS[mutant].applied() if mutant else contextlib.nullcontext():
+    with _quietly(), MUTANTS[mutant].applied() if mutant else contextlib.nullcontext():
         return _Run(seed, limits, traced).play()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """What goes wrong here is meant to, and nobody's news."""
+    log = logging.getLogger("stillframe")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 class _Run:
@@ -99,7 +112,9 @@ class _Run:
         self._disk = Disk()
         self._job: SimulatedJob = random_job(self._world, limits)
         self._rates = _random_rates(self._world, limits)
-        self._checkers = Checkers(self._job, self._disk, may_rescale=self._rates.rescales)
+        self._checkers = Checkers(
+            self._job, self._disk, self._rates.rescales, self._world.new_directory
+        )
         self._slots = self._random_slots()
         self._first_slots = self._slots
         self._driver: SimulatedDriver | None = None
@@ -140,6 +155,8 @@ class _Run:
             violation = f"assertion: {error}"
         except Exception as error:  # whatever it is, no run may end like this
             violation = f"crash: {type(error).__name__}: {error}"
+        finally:
+            world.close()
         return Verdict(
             self._seed,
             violation,

@@ -336,6 +336,9 @@ class SimulatedSlot(TaskEvents):
             room=self._room(),
         )
         self._subtasks = assemble(around)
+        if around.room is not None:
+            for subtask in self._subtasks.values():
+                self._world.at_end(subtask.close)  # a database cannot be closed without its files
         self._driver.on_started(self.attempt, self._subtasks.values())
         self._report(Running())
         commit_restored(self._subtasks.values(), order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import tempfile
 from collections import deque
@@ -12,6 +13,7 @@ from random import Random
 from stillframe.clock import Clock
 
 _TRACE_MAX = 60
+_SHARED_MEMORY = "/dev/shm"
 _WALL_START_MS = 1_700_000_000_000
 
 
@@ -25,6 +27,7 @@ class World(Clock):
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self._seed = seed
+        self._at_end: list[Callable[[], None]] = []
         self._directories: tempfile.TemporaryDirectory[str] | None = None
         self.now = 0.0
         self.events = 0
@@ -40,10 +43,22 @@ class World(Clock):
         return Random(f"{what} of {self._seed}")
 
     def new_directory(self) -> Path:
-        """A real one; it is gone with the world."""
+        """A real one, in memory where that can be had; it is gone with the world."""
         if self._directories is None:
-            self._directories = tempfile.TemporaryDirectory(prefix="stillframe-simulated-")
+            quick = _SHARED_MEMORY if Path(_SHARED_MEMORY).is_dir() else None
+            self._directories = tempfile.TemporaryDirectory("-simulated", "stillframe-", quick)
         return Path(tempfile.mkdtemp(dir=self._directories.name))
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Do this when all is over, before real directories go."""
+        self._at_end.append(action)
+
+    def close(self) -> None:
+        for action in self._at_end:
+            with contextlib.suppress(Exception):  # the verdict is known
+                action()
+        if self._directories is not None:
+            self._directories.cleanup()
 
     def monotonic_seconds(self) -> float:
         return self.now
