@@ -12,7 +12,8 @@ from stillframe.coordinator.attempt import describe_operators
 from stillframe.graph.logical import CloseLoop, Connect, LoopHead, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Forward, build_plan
 from stillframe.protocol.restore import starting_state
-from stillframe.runtime.assembly import Surroundings, assemble
+from stillframe.runtime.assembly import assemble
+from stillframe.runtime.building import Surroundings
 from stillframe.runtime.channels import LocalChannel
 from stillframe.runtime.task import TaskEvents
 from stillframe.testing.clock import ManualClock

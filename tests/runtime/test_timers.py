@@ -15,7 +15,8 @@ from stillframe.graph.plan import build_plan
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.protocol.restore import GroupsReached, SubtaskState
-from stillframe.runtime.assembly import Surroundings, assemble
+from stillframe.runtime.assembly import assemble
+from stillframe.runtime.building import Surroundings
 from stillframe.runtime.channels import LocalChannel, ReplayingInput
 from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.elements import (

@@ -65,7 +65,8 @@ from stillframe.protocol.messages import (
     TakeFile,
     TriggerCheckpoint,
 )
-from stillframe.runtime.assembly import Surroundings, assemble
+from stillframe.runtime.assembly import assemble
+from stillframe.runtime.building import Surroundings
 from stillframe.runtime.control import Control
 from stillframe.runtime.disk import DiskRoom, has_database
 from stillframe.runtime.memory import keep_freed_memory

@@ -28,7 +28,7 @@ from stillframe.protocol.laps import HeadLaps, Returned
 from stillframe.protocol.manifests import decode_manifest
 from stillframe.protocol.retention import Retention
 from stillframe.protocol.split_times import SplitTimes
-from stillframe.runtime import assembly, operators, restoring
+from stillframe.runtime import assembly, building, operators, restoring
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import ReplayingInput
 from stillframe.runtime.connecting import Connecting
@@ -650,7 +650,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "restore-the-time-of-the-fastest-split": Mutant(
         "a restored source is as far in event time as the furthest of its splits was",
-        assembly, "times_of_splits", _as_far_as_the_furthest,
+        building, "times_of_splits", _as_far_as_the_furthest,
     ),
     "forget-open-windows": Mutant(
         "a restored job begins its windows anew",
@@ -810,7 +810,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "restore-all-key-groups": Mutant(
         "every subtask restores every key group",
-        assembly, "key_group_range",
+        building, "key_group_range",
         lambda original: lambda subtask, parallelism, groups: range(groups),
     ),
     "lose-a-split": Mutant(

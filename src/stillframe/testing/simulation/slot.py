@@ -44,7 +44,8 @@ from stillframe.protocol.messages import (
     order_from_json,
     report_from_json,
 )
-from stillframe.runtime.assembly import Surroundings, assemble
+from stillframe.runtime.assembly import assemble
+from stillframe.runtime.building import Surroundings
 from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
 from stillframe.runtime.disk import DiskRoom
 from stillframe.runtime.elements import Barrier, Element, Watermark
