@@ -3,16 +3,13 @@
 import pytest
 
 from stillframe.cli.main import main
-from stillframe.cli.simulate import run_one
+from stillframe.cli.simulate import hunted, run_one
 from stillframe.testing.simulation.limits import NO_LIMITS, Limits, limits_of
 from stillframe.testing.simulation.mutants import MUTANTS
 from stillframe.testing.simulation.run import run_seed
 from stillframe.testing.simulation.shrinking import shrink
 
 SEEDS = range(300)
-MUTANT_SEEDS_MAX = 800
-FIRST_SEED = {"ignore-checksums": 100}
-"""Where a rare fault is needed the search starts near a seed that has it."""
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +28,21 @@ def test_every_promise_holds_under_a_fixed_set_of_schedules(portion):
     assert any(verdict.recoveries for verdict in verdicts), "nothing was ever recovered"
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_deliberate_mistake_is_caught(name):
-    first = FIRST_SEED.get(name, 0)
+@pytest.fixture(scope="module")
+def hunts(request):
+    """The hunts for all mutants of this session: while one is waited for, others go on."""
+    asked = [item for item in request.session.items if "hunts" in item.fixturenames]
+    found = hunted([item.callspec.params["name"] for item in asked])
+    yield found
+    found.close()
 
-    for seed in range(first, first + MUTANT_SEEDS_MAX):
-        if run_one((seed, name)).catches_mutant:
-            return
-    pytest.fail(f"{name} survived: {MUTANTS[name].description}")
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_deliberate_mistake_is_caught(name, hunts):
+    hunted_name, verdict = next(hunts)
+
+    assert hunted_name == name
+    assert verdict is not None, f"{name} survived: {MUTANTS[name].description}"
 
 
 def test_a_seed_gives_the_same_run_again():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from stillframe.testing.simulation.run import Verdict
 
 _CHUNK_SEEDS = 10
-_MUTANT_CHUNK_SEEDS = 2
-"""Few, because what was begun is ended, and a run that a mutant keeps from ending takes long."""
+"""Few, because what was begun is ended, whether anybody still asks for it or not."""
 _MUTANT_SEEDS_MAX = 800
 """How many seeds a mutant gets to be caught in."""
 
@@ -112,14 +112,10 @@ def _hunt_mutants(lines: Lines) -> int:
     from stillframe.testing.simulation.mutants import MUTANTS
 
     survivors = []
-    for name, mutant in MUTANTS.items():
-        caught = next(
-            (each for each in _mutant_verdicts(name) if each.catches_mutant),
-            None,
-        )
+    for name, caught in hunted(MUTANTS):
         if caught is None:
             survivors.append(name)
-            said = f"{name}: SURVIVED {_MUTANT_SEEDS_MAX} seeds ({mutant.description})"
+            said = f"{name}: SURVIVED {_MUTANT_SEEDS_MAX} seeds ({MUTANTS[name].description})"
             lines.say("mutant", said, mutant=name, seed=None, violation=None)
         else:
             said = f"{name}: caught with seed {caught.seed} by {caught.violation}"
@@ -137,24 +133,32 @@ def _hunt_mutants(lines: Lines) -> int:
     return 1 if survivors else 0
 
 
-def _mutant_verdicts(mutant: str) -> Iterator[Verdict]:
-    return _verdicts(range(_MUTANT_SEEDS_MAX), mutant, _MUTANT_CHUNK_SEEDS)
+def hunted(mutants: Iterable[str]) -> Iterator[tuple[str, Verdict | None]]:
+    """The first run that catches each of them, in their order; every core hunts one at a time."""
+    names = list(mutants)
+    with _all_cores() as pool:
+        yield from zip(names, pool.map(_hunt, names), strict=True)
 
 
-def _verdicts(
-    seeds: Sequence[int], mutant: str | None, chunk_seeds: int = _CHUNK_SEEDS
-) -> Iterator[Verdict]:
+def _hunt(mutant: str) -> Verdict | None:
+    verdicts = (run_one((seed, mutant)) for seed in range(_MUTANT_SEEDS_MAX))
+    return next((verdict for verdict in verdicts if verdict.catches_mutant), None)
+
+
+def _verdicts(seeds: Sequence[int], mutant: str | None) -> Iterator[Verdict]:
     """In the order of the seeds, from all cores; stops working when nobody asks for more."""
-    cores = os.cpu_count() or 1
-    with ProcessPoolExecutor(cores, get_context("forkserver")) as pool:
-        try:
-            # In portions, so that a search that ends early leaves little undone behind it.
-            portion = cores * chunk_seeds * 4
-            for start in range(0, len(seeds), portion):
-                work = [(seed, mutant) for seed in seeds[start : start + portion]]
-                yield from pool.map(run_one, work, chunksize=chunk_seeds)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with _all_cores() as pool:
+        work = [(seed, mutant) for seed in seeds]
+        yield from pool.map(run_one, work, chunksize=_CHUNK_SEEDS)
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[ProcessPoolExecutor]:
+    pool = ProcessPoolExecutor(os.cpu_count() or 1, get_context("forkserver"))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run_one(work: tuple[int, str | None]) -> Verdict:
