@@ -1,8 +1,10 @@
 """A job that is stopped, finished, rescaled or run by two drivers at once."""
 
 import os
+import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -120,33 +122,43 @@ def test_a_requested_checkpoint_is_taken_at_once_and_returns_its_number(page_vie
 
 
 class AmongStrangers(Deployment):
-    """From the launch on, somebody talks nonsense to every port the slots or the driver open."""
+    """Somebody talks nonsense to every port that the driver or a slot opens.
+
+    A slot listens for moments only, until all have found each other. So the others are halted until
+    the strangers have found it.
+    """
 
     def __init__(self):
         self.bothered = set()
-        self.over = threading.Event()
-        self.strangers = []
+        self.stranger = None
 
     def launch(self, launch, on_ended):
         running = ProcessDeployment().launch(launch, on_ended)
+        _halt(running.pids)
+        self.stranger = threading.Thread(target=self.bother_one_by_one, args=(running.pids,))
+        self.stranger.start()
         self.bothered.add(launch.coordinator.port)
-        for pid in running.pids:
-            stranger = threading.Thread(target=self.bother_all_ports_of, args=(pid,))
-            stranger.start()
-            self.strangers.append(stranger)
         _bother(launch.coordinator.port)
         return running
 
-    def bother_all_ports_of(self, pid):
-        while not self.over.is_set() and os.path.exists(f"/proc/{pid}"):
-            for port in set(_listening_ports(pid)) - self.bothered:
-                self.bothered.add(port)
+    def bother_one_by_one(self, pids):
+        deadline = time.monotonic() + 60
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+            found = set()
+            while not found and time.monotonic() < deadline:
+                found = set(_listening_ports(pid)) - self.bothered
+            self.bothered |= found
+            for port in found:
                 _bother(port)
+            _halt([pid])
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
-    def go_away(self):
-        self.over.set()
-        for stranger in self.strangers:
-            stranger.join(30)
+
+def _halt(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
 
 
 def test_strangers_on_every_port_change_nothing(page_views):
@@ -154,9 +166,8 @@ def test_strangers_on_every_port_change_nothing(page_views):
     page_views.deployment = strangers = AmongStrangers()
 
     running = page_views.start(page_views.plan(source))
-    running.wait(SlotsRunning)
-    strangers.go_away()
     running.finish()
+    strangers.stranger.join(30)
 
     assert len(strangers.bothered) >= 3, "the coordinator's port and one per slot"
     page_views.check_exactly_once(source)
