@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from stillframe.cli.main import main
+from stillframe.coordinator.located import locate, write_savepoint
+from stillframe.protocol.savepoints import as_savepoint
+from stillframe.runtime.stored_states import copied
+from stillframe.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -99,6 +104,24 @@ def test_a_damaged_file_of_a_database_is_named(tmp_path, small_job, capsys):
 
     assert main(["inspect", str(newest(tmp_path))]) == 1
     assert damaged.name in capsys.readouterr().out
+
+
+def test_a_savepoint_is_told_like_a_checkpoint(tmp_path, small_job, capsys):
+    small_job(tmp_path, stateBackend="rocksdb")
+    found, names = locate(str(job_directory(tmp_path))), count()
+    store = LocalStore(tmp_path / "savepoint")
+    savepoint = as_savepoint(found.manifest)
+    made = copied(found.store, savepoint, store, lambda: f"state/{next(names)}.arrow")
+    write_savepoint(store, made)
+
+    assert main(["inspect", str(tmp_path / "savepoint"), "--rows", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "savepoint" in said
+    assert "state aggregates: 10 rows" in said
+
+    next(tmp_path.glob("savepoint/state/*")).write_bytes(b"rot")
+    assert main(["inspect", str(tmp_path / "savepoint")]) == 1
+    assert "DAMAGED" in capsys.readouterr().out
 
 
 def test_a_location_with_several_jobs_is_told_job_by_job(home, small_job, capsys):

@@ -38,7 +38,12 @@ from stillframe.runtime.restoring import read_file
 from stillframe.state.backends import EXPIRES, EXPIRES_TYPE
 from stillframe.state.disk_reading import tables_in
 from stillframe.state.snapshots import read_keyed_snapshot, schema_text
-from stillframe.storage.paths import LOG_DIRECTORY, checkpoint_of, metadata_path
+from stillframe.storage.paths import (
+    LOG_DIRECTORY,
+    SAVEPOINT_METADATA,
+    checkpoint_of,
+    metadata_path,
+)
 from stillframe.storage.store import Store, is_local_address, open_store
 
 _POSITIONS_SHOWN_MAX = 8
@@ -46,10 +51,14 @@ _POSITIONS_SHOWN_MAX = 8
 
 def inspect(arguments: argparse.Namespace) -> int:
     """1 if anything is damaged."""
-    jobs = [
-        _look_into(job, only, arguments.rows, is_brief=is_brief)
-        for job, only, is_brief in _understood(arguments.path)
-    ]
+    place = _existing(arguments.path)
+    if _is_savepoint(place):
+        jobs = [_look_at_savepoint(place, arguments.rows)]
+    else:
+        jobs = [
+            _look_into(job, only, arguments.rows, is_brief=is_brief)
+            for job, only, is_brief in _understood(place)
+        ]
     if arguments.json:
         print(json.dumps([job.to_json() for job in jobs], ensure_ascii=False, indent=1))
     else:
@@ -60,9 +69,8 @@ def inspect(arguments: argparse.Namespace) -> int:
 _Which: TypeAlias = tuple[CheckpointId, Attempt]
 
 
-def _understood(given: str) -> list[tuple[Store, _Which | None, bool]]:
+def _understood(place: Store) -> list[tuple[Store, _Which | None, bool]]:
     """Job directories, the one checkpoint wanted of them, and whether a summary is enough."""
-    place = _existing(given)
     above, _, name = place.address.rpartition("/")
     which = checkpoint_of(name)
     if which is not None:
@@ -74,7 +82,7 @@ def _understood(given: str) -> list[tuple[Store, _Which | None, bool]]:
     if not jobs:
         raise StorageError(
             f"{place.address} holds neither a job log nor checkpoints: give a checkpoint (chk-7-1),"
-            " a job's directory or a checkpointLocation"
+            " a savepoint, a job's directory or a checkpointLocation"
         )
     return [(job, None, True) for job in jobs]
 
@@ -88,6 +96,12 @@ def _existing(given: str) -> Store:
     if not path.is_dir():
         raise StorageError(f"{path} is no directory: give a checkpoint, a job or a location")
     return open_store(str(path))
+
+
+def _is_savepoint(place: Store) -> bool:
+    """Whether it has metadata without being a checkpoint of a job."""
+    is_checkpoint = checkpoint_of(place.address.rpartition("/")[2]) is not None
+    return not is_checkpoint and SAVEPOINT_METADATA in place.list("")
 
 
 def _is_job(place: Store) -> bool:
@@ -211,6 +225,22 @@ class JobFound:
 
 
 # --- looking -------------------------------------------------------------------------------------
+
+
+def _look_at_savepoint(store: Store, sample_rows: int) -> JobFound:
+    where = f"{store.address}/{SAVEPOINT_METADATA}"
+    manifest = decode_manifest(store.read(SAVEPOINT_METADATA), where)
+    files = _Files(store, manifest, sample_rows)
+    operators = tuple(files.operators())
+    found = CheckpointFound(
+        manifest.checkpoint_id,
+        manifest.attempt,
+        "complete",
+        manifest,
+        operators,
+        tuple(files.damage),
+    )
+    return JobFound(manifest.job, store.address, None, (found,), (), False)
 
 
 def _look_into(store: Store, only: _Which | None, sample_rows: int, *, is_brief: bool) -> JobFound:
