@@ -7,7 +7,7 @@ import pytest
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import Window
-from stillframe.errors import BuildError
+from stillframe.errors import BuildError, DataError
 from stillframe.state.panes import PANE, WindowedPartials, panes_of, with_panes
 from stillframe.state.partials import is_partial
 
@@ -75,3 +75,15 @@ def test_small_batches_are_sent_as_they_are_with_their_panes(rows: list) -> None
     assert not is_partial(combined)
     assert combined.column(PANE).to_pylist() == [t // 10 * 10 for _, t in rows if t is not None]
     assert combined.column(PANE).type == pa.int64()
+
+
+@pytest.mark.parametrize("time", [2**63 - 1, 2**63 - 12, -(2**63), -(2**63) + 9])
+@pytest.mark.parametrize("window", [TEN, TEN_EVERY_TWO, Window("t", 10, 10, 3)])
+def test_a_time_whose_windows_no_timestamp_can_say_is_refused(window, time):
+    for take in (WindowedPartials(SCHEMA, ["k"], [COUNT], window).combine, with_window(window)):
+        with pytest.raises(DataError, match=r"ARITHMETIC_OVERFLOW.*filter it out"):
+            take(batch_of(("a", 5), ("a", time)))
+
+
+def with_window(window):
+    return lambda batch: with_panes(batch, window)

@@ -14,7 +14,7 @@ import pyarrow.types as pt
 from stillframe.api.functions import KeyedFunction, StatefulFunction
 from stillframe.api.timers import TimerClock, Timers
 from stillframe.clock import Clock
-from stillframe.errors import StillframeError, UserCodeError
+from stillframe.errors import UserCodeError
 from stillframe.graph.logical import Connect, Process
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.key_groups import fixed_width_values, hash_columns, key_groups_of
@@ -23,6 +23,7 @@ from stillframe.protocol.sharing import Sharing
 from stillframe.runtime.firing import FiringOperator
 from stillframe.runtime.operators import Background, described_file
 from stillframe.runtime.row_functions import fitted
+from stillframe.runtime.user_code import calling
 from stillframe.state.key_places import keyed_by
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import write_keyed_snapshot
@@ -275,20 +276,12 @@ class FunctionOperator(FiringOperator, Generic[Function]):
     # --- calls ---
 
     def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        try:
+        with calling(f"function {self._operator.name}"):
             yield from map(self._checked, self._iterable(call()))
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise self._raised(error) from error
 
     def _answer_of(self, call: Callable[[], Any]) -> Any:
-        try:
+        with calling(f"function {self._operator.name}"):
             return call()
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise self._raised(error) from error
 
     def _made(self) -> Function:
         function = self._answer_of(self._operator.make)
@@ -298,12 +291,6 @@ class FunctionOperator(FiringOperator, Generic[Function]):
                 f" makes a {self.KIND.__name__}"
             )
         return cast(Function, function)
-
-    def _raised(self, error: Exception) -> UserCodeError:
-        return UserCodeError(
-            f"function {self._operator.name} raised {type(error).__name__}: {error};"
-            " correct it and start the job again, it resumes from its last checkpoint"
-        )
 
     def _iterable(self, answer: Any) -> Iterable[Any]:
         if answer is None or isinstance(answer, pa.RecordBatch | pa.Table):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stillframe.api.sinks import Committable, Committer, Sink, SinkWriter
 from stillframe.api.sources import EndOfData, NothingYet, Polled, SourceReader, Split
-from stillframe.errors import StillframeError, UserCodeError
+from stillframe.errors import UserCodeError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
@@ -33,6 +33,7 @@ from stillframe.protocol.manifests import (
 from stillframe.protocol.sharing import Sharing
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.expressions import filter_batch, project
+from stillframe.runtime.user_code import calling
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, Reached
@@ -148,15 +149,8 @@ class Mapping(RunningOperator):
         self._schema = schema
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        try:
+        with calling(f"function {self._operator.name}"):
             yield from map(self._checked, self._operator.function(iter((batch,))))
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise UserCodeError(
-                f"function {self._operator.name} raised {type(error).__name__}: {error};"
-                " correct it and start the job again, it resumes from its last checkpoint"
-            ) from error
 
     def _checked(self, made: pa.RecordBatch) -> pa.RecordBatch:
         if made.schema.equals(self._schema):

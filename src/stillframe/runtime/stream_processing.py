@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from stillframe.api.stream_functions import StreamFunction, SubtaskStates
-from stillframe.errors import BuildError, StartRefused, StillframeError, UserCodeError
+from stillframe.errors import BuildError, StartRefused, UserCodeError
 from stillframe.graph.logical import ProcessStream
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import KeyedState, OperatorSnapshot, Redistribution
@@ -23,6 +23,7 @@ from stillframe.runtime.key_processing import OtherSchema, schema_given
 from stillframe.runtime.keyed_functions import RowsAtRest
 from stillframe.runtime.operators import Background, FrozenState, StatefulOperator, described_file
 from stillframe.runtime.row_functions import fitted, record_maker
+from stillframe.runtime.user_code import calling
 from stillframe.state.backends import Declared, Kind
 from stillframe.state.rows import RowType
 from stillframe.state.snapshots import write_keyed_snapshot
@@ -141,15 +142,11 @@ class StreamProcessing(StatefulOperator):
         return function
 
     def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        try:
+        with calling(f"function {self._operator.name}"):
             for made in self._iterable(call()):
                 if not isinstance(made, pa.RecordBatch):
                     self._refuse(f"yielded a {type(made).__name__}: yield pyarrow.RecordBatch ones")
                 yield fitted(made, self._schema, self._operator.name)
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise self._raised(error) from error
 
     def _iterable(self, answer: Any) -> Iterable[Any]:
         if answer is None or isinstance(answer, pa.RecordBatch | pa.Table):
@@ -162,18 +159,8 @@ class StreamProcessing(StatefulOperator):
         raise UserCodeError(f"function {self._operator.name} {what}")
 
     def _answer_of(self, call: Callable[[], Any]) -> Any:
-        try:
+        with calling(f"function {self._operator.name}"):
             return call()
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise self._raised(error) from error
-
-    def _raised(self, error: Exception) -> UserCodeError:
-        return UserCodeError(
-            f"function {self._operator.name} raised {type(error).__name__}: {error};"
-            " correct it and start the job again, it resumes from its last checkpoint"
-        )
 
 
 # --- states

@@ -23,7 +23,7 @@ import pyarrow as pa
 from stillframe.api.programs import Fired, Groups, KeyedProgram
 from stillframe.api.timers import TimerClock
 from stillframe.clock import Clock
-from stillframe.errors import StillframeError, UserCodeError
+from stillframe.errors import UserCodeError
 from stillframe.graph.logical import TimeMode, Transform
 from stillframe.ids import CheckpointId
 from stillframe.key_groups import Positions, fixed_width_values, hash_columns, key_groups_of
@@ -34,6 +34,7 @@ from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX, RowsAtRest
 from stillframe.runtime.operators import Background
 from stillframe.runtime.outputs import key_columns
 from stillframe.runtime.row_functions import fitted
+from stillframe.runtime.user_code import calling
 from stillframe.state.backends import Backend, Declared, Kind
 from stillframe.state.handles import ListHandle, MapHandle, Scene, ValueHandle
 from stillframe.state.key_timers import KeyTimers
@@ -397,28 +398,15 @@ class Transforming(FiringOperator):
 
     def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         try:
-            for made in call():
-                yield fitted(made, self._schema, self._operator.name)
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise self._raised(error) from error
+            with calling(self._operator.name):
+                for made in call():
+                    yield fitted(made, self._schema, self._operator.name)
         finally:
             self._states.scene.leave()
 
     def _answer_of(self, call: Callable[[], Any]) -> Any:
-        try:
+        with calling(self._operator.name):
             return call()
-        except StillframeError:
-            raise
-        except Exception as error:
-            raise self._raised(error) from error
-
-    def _raised(self, error: Exception) -> UserCodeError:
-        return UserCodeError(
-            f"{self._operator.name} raised {type(error).__name__}: {error};"
-            " correct it and start the job again, it resumes from its last checkpoint"
-        )
 
 
 class _Carried:

@@ -26,14 +26,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from stillframe.key_groups import Positions
 from stillframe.state.key_places import keyed_by
 from stillframe.state.rows import Row, RowType
-from stillframe.state.snapshots import FrozenRows
 
 USER_KEY = "__user_key"
 VALUE = "__value"
@@ -74,15 +73,6 @@ class Declared:
             fields.append(pa.field(EXPIRES, EXPIRES_TYPE))
         schema = pa.schema(fields, {"kind": str(self.kind)})
         return keyed_by(schema, range(len(key_schema)))
-
-
-class FrozenTable(FrozenRows, Protocol):
-    """One state as it was at the barrier."""
-
-    def __len__(self) -> int: ...
-
-    def release(self) -> None:
-        """Give the memory back. May be called twice."""
 
 
 class Table(ABC, Generic[Key]):

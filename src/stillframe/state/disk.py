@@ -65,10 +65,6 @@ class DiskMemory:
             self.limit_bytes // 2, False, self.cache
         )
 
-    @property
-    def used_bytes(self) -> int:
-        return int(self.cache.get_usage())
-
 
 class Changes:
     """Puts and deletes in their order, to be written at once; good for one write."""

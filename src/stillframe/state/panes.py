@@ -29,10 +29,11 @@ import pyarrow.types as pt
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import Window
-from stillframe.errors import BuildError
+from stillframe.errors import BuildError, DataError
 from stillframe.key_groups import fixed_width_values
 from stillframe.state.aggregates import plain
 from stillframe.state.partials import PartialAggregates, is_partial
+from stillframe.state.reached import BEGINNING_US, END_US
 
 PANE = "__pane"
 """The column that says to which pane a row belongs, by when that begins."""
@@ -67,6 +68,19 @@ class Panes:
         starts *= self.width_us
         starts += shift
         return starts
+
+    def refuse_overflow(self, first: int, last: int) -> None:
+        """Raise if windows of panes from the first to the last begin or end beyond all timestamps.
+
+        A time at the very end of what can be said has a pane that wraps around: it shows as one.
+        """
+        far_us = self.size_us + self.slide_us
+        if first < BEGINNING_US + far_us or last > END_US - far_us:
+            raise DataError(
+                "[ARITHMETIC_OVERFLOW] a record's event time is so far from 1970 (microseconds"
+                f" around {first} or {last}) that its window of {self.size_us} µs cannot be said:"
+                " correct it in the source, or filter it out"
+            )
 
     def first_end(self, pane: int) -> int:
         """When the oldest window that contains the pane ends."""
@@ -115,7 +129,10 @@ def with_panes(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
     As in Spark, where a null is in no window.
     """
     batch = _with_times(batch, window)
-    return batch.append_column(PANE_FIELD, pa.array(panes_of(batch.column(window.time), window)))
+    starts = panes_of(batch.column(window.time), window)
+    if len(starts):
+        Panes(window).refuse_overflow(int(starts.min()), int(starts.max()))
+    return batch.append_column(PANE_FIELD, pa.array(starts))
 
 
 def without_panes(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -170,6 +187,7 @@ class WindowedPartials:
         batch = _with_times(batch, self._window)
         starts = self._panes.starts_of(microseconds(batch.column(self._window.time)))
         first, last = (int(starts.min()), int(starts.max())) if len(starts) else (0, 0)
+        self._panes.refuse_overflow(first, last)
         if first == last:
             return self._with_pane(self._of_one_pane.combine(batch), first)
         return self._combine_several(batch, starts, first, last)
