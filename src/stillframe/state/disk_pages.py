@@ -47,7 +47,7 @@ from stillframe.state.accumulators import Touched, key_fields_of
 from stillframe.state.aggregates import AggregateTable, FrozenTable, key_index
 from stillframe.state.columns import Array, with_capacity
 from stillframe.state.disk import Disk
-from stillframe.state.pages import Held, PageStore, hashes_of
+from stillframe.state.pages import Held, PageStore, RowOrder, hashes_of
 
 _UNLINKED_GROWTH_MAX = 4
 """How many times its limit the front may reach while a snapshot waits to be linked."""
@@ -258,11 +258,14 @@ class Frozen:
 class FrozenFront:
     """The rows of a front as they were, and which of them had changed."""
 
-    def __init__(self, table: FrozenTable, changed: Flags, fresh: Flags, held: Held) -> None:
+    def __init__(
+        self, table: FrozenTable, changed: Flags, fresh: Flags, held: Held, order: RowOrder
+    ) -> None:
         self._table = table
         self.changed = changed
         self.fresh = fresh
         self.held = held
+        self.order = order
         self._columns: list[Array] | None = None
 
     @property
@@ -298,11 +301,16 @@ class Front(AggregateTable):
         super().__init__(input_schema, keys, calls, max_parallelism, index=self._front_keys)
         self._pages = pages
         self._rows_max = rows_max
+        self._order = RowOrder()
         self._changed: Flags = np.zeros(0, dtype=np.bool_)
         self._fresh: Flags = np.zeros(0, dtype=np.bool_)
         self._hold(pages.held_by_nobody())
         self.fresh_count = 0
         """How many of its keys are in no page, or were not when they came."""
+
+    @property
+    def state_bytes(self) -> int:
+        return super().state_bytes + self._order.size_bytes
 
     def _hold(self, held: Held) -> None:
         self._held = held
@@ -319,11 +327,11 @@ class Front(AggregateTable):
         count = len(self)
         changed, fresh = self._changed[:count], self._fresh[:count]
         self._changed, self._fresh = np.zeros_like(self._changed), np.zeros_like(self._fresh)
-        return FrozenFront(self.freeze(), changed, fresh, self._held)
+        return FrozenFront(self.freeze(), changed, fresh, self._held, self._order)
 
     def frozen(self) -> FrozenFront:
         """All rows, by reference."""
-        return FrozenFront(self.freeze(), self._changed, self._fresh, self._held)
+        return FrozenFront(self.freeze(), self._changed, self._fresh, self._held, self._order)
 
     def _touched(self, keys: Sequence[pa.Array], count: int) -> Touched:
         known = len(self)
