@@ -1,16 +1,19 @@
-"""Running aggregates on disk beside those on the heap, on one core and a second for snapshots.
+"""Running aggregates on disk beside those on the heap, on one core and a second for snapshots; and
+states of handles that are larger than their memory.
 
     python bench/disk_state.py [--quick]
 
-Four tables, each made in one run so that its ratios mean something: records per second without and
+Five tables, each made in one run so that its ratios mean something: records per second without and
 with a snapshot every second, what a freeze costs the loop, how large the new files of a snapshot
 are when a part of the keys has changed, and how a state runs that is four times as large as the
-memory it may use.
+memory it may use: first one of aggregates, then the states of a `KeyProcessor`. The last two are
+processes of their own, as what others have left would hide how much they take.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -25,9 +28,20 @@ import pyarrow as pa
 from keyed_state import BATCH_ROWS, COUNT, MAX_PARALLELISM, all_keys, app_names, batches
 from keyed_state import sparse_integers as integers
 
+from stillframe import KeyProcessor
+from stillframe.clock import SystemClock
+from stillframe.config import StateSettings
+from stillframe.graph.logical import Transform
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
+from stillframe.runtime.disk import DiskRoom
+from stillframe.runtime.kept_states import StatesOnDisk
+from stillframe.runtime.key_processing import KeyProgram
+from stillframe.runtime.transforming import Transforming
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.disk import Disk, DiskMemory
 from stillframe.state.disk_pages import PagedAggregates
+from stillframe.state.disk_rows import DiskBackend
+from stillframe.storage.local import LocalStore
 
 MEGABYTE = 1 << 20
 MEMORY_BYTES = 64 * MEGABYTE
@@ -227,11 +241,146 @@ def larger_than_memory(front_bytes_max: int, keys: int, seconds: float) -> None:
         snapshots.wait()
 
 
+# --- states of handles
+
+
+PAYLOADS = pa.schema([("k", pa.int64()), ("payload", pa.binary())])
+PAYLOAD_BYTES = 100
+HANDLED_ROWS = 4_096
+
+
+class Keeping(KeyProcessor):
+    """Keeps the payloads of a key in states of all kinds."""
+
+    def open(self, states) -> None:
+        self.newest = states.value("newest", "payload binary, count long")
+        self.all = states.list("all", "payload binary")
+        self.placed = states.map("placed", "place long", "payload binary")
+
+    def process(self, key, rows) -> None:
+        for row in rows:
+            found = self.newest.get()
+            count = 1 if found is None else found.count + 1
+            self.newest.update((row.payload, count))
+            self.all.append((row.payload[::-1],))
+            self.placed.put((count % 3,), (row.payload[1:],))
+
+
+class Checkpoints:
+    """Of one operator; each is complete when the next one begins."""
+
+    def __init__(self, operator: Transforming) -> None:
+        self._operator = operator
+        self._number = 0
+        self._written: object = None
+
+    def freeze(self) -> Callable:
+        if self._written is not None:
+            self._operator.described(CheckpointId(self._number), self._written)
+            self._operator.completed(CheckpointId(self._number))
+        self._number += 1
+        return self._operator.snapshot(CheckpointId(self._number))
+
+    def finish(self, write: Callable) -> None:
+        self._written = write()
+
+
+@contextmanager
+def handles_on_disk(limit_bytes: int) -> Iterator[tuple[Transforming, Path]]:
+    directory = Path(tempfile.mkdtemp(prefix="disk-state-"))
+    settings = StateSettings(
+        "rocksdb", rocksdb_bytes_max=limit_bytes, directory=str(directory / "working")
+    )
+    room = DiskRoom.open(settings, "bench", None, Attempt(1), SlotIndex(0), databases=1)
+    place = (OperatorUid("keeping"), SubtaskIndex(0), Attempt(1))
+    store = LocalStore(directory / "checkpoints")
+    database, snapshots = room.open_database(*place, range(MAX_PARALLELISM), store, ())
+    keys, bytes_max = pa.schema([PAYLOADS.field("k")]), room.buffer_bytes_max
+    backend = DiskBackend(keys, MAX_PARALLELISM, database, room.memory, bytes_max)
+    transform = Transform(KeyProgram(Keeping, "Keeping", keys), "Keeping", ("k",))
+    kept = StatesOnDisk(*place, store, backend, snapshots)
+    operator = Transforming(transform, PAYLOADS, keys, kept, MAX_PARALLELISM, SystemClock())
+    try:
+        yield operator, database
+    finally:
+        operator.close()
+        shutil.rmtree(directory)
+
+
+def payloads(keys: np.ndarray) -> pa.RecordBatch:
+    made = [os.urandom(PAYLOAD_BYTES) for _ in range(len(keys))]
+    return pa.record_batch([pa.array(keys * 7_919 + 13), pa.array(made)], schema=PAYLOADS)
+
+
+def handle(operator: Transforming, keys: np.ndarray) -> None:
+    for _ in operator.process(payloads(keys)):
+        pass
+
+
+def database_megabytes(database: Path) -> float:
+    return sum(file.stat().st_size for file in database.glob("*.sst")) / 1e6
+
+
+def warm_up_handles() -> None:
+    with handles_on_disk(MEGABYTE) as (operator, _):
+        checkpoints = Checkpoints(operator)
+        for first in range(0, 10 * HANDLED_ROWS, HANDLED_ROWS):
+            handle(operator, np.arange(first, first + HANDLED_ROWS))
+            checkpoints.finish(checkpoints.freeze())
+
+
+def handles(limit_bytes: int, seconds: float) -> None:
+    """Fill the states to more than four times the limit, then change what is there."""
+    random, keys = np.random.default_rng(5), 4 * limit_bytes // (3 * PAYLOAD_BYTES)
+    warm_up_handles()
+    before = resident_megabytes()
+    with handles_on_disk(limit_bytes) as (operator, database):
+        checkpoints = Checkpoints(operator)
+        snapshots = Snapshots(checkpoints.freeze, checkpoints.finish)
+
+        def run(title: str, batches: Iterator[np.ndarray]) -> None:
+            begin, rows, largest = time.perf_counter(), 0, 0.0
+            for batch in batches:
+                handle(operator, batch)
+                snapshots.take_if_due()
+                rows += len(batch)
+                largest = max(largest, resident_megabytes() - before)
+            rate = rows / (time.perf_counter() - begin) / 1e3
+            print(
+                f"  {title:12s}: {rate:4.0f} k rows/s, database"
+                f" {database_megabytes(database):4.0f} MB, resident at most +{largest:4.0f} MB"
+            )
+
+        def for_seconds(most: float) -> Iterator[np.ndarray]:
+            end = time.perf_counter() + most
+            while time.perf_counter() < end:
+                yield random.integers(0, keys, HANDLED_ROWS)
+
+        print(
+            f"value, list and map of {keys:,} keys, {limit_bytes / 1e6:.0f} MB for all of it,"
+            " a snapshot every second"
+        )
+        for quarter in np.array_split(np.arange(keys), 4):
+            run("new keys", iter(np.array_split(quarter, len(quarter) // HANDLED_ROWS + 1)))
+        for _ in range(3):
+            run("random keys", for_seconds(seconds / 3))
+        snapshots.wait()
+
+
+def in_its_own_process(measure: Callable, *given: float) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=measure, args=given)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less than 90 seconds")
+    parser.add_argument("--quick", action="store_true", help="less than two minutes")
     quick = parser.parse_args().quick
-    larger_than_memory(32 * MEGABYTE, 2_200_000, 12 if quick else 60)
+    in_its_own_process(larger_than_memory, 32 * MEGABYTE, 2_200_000, 12 if quick else 60)
+    in_its_own_process(handles, (16 if quick else 64) * MEGABYTE, 9 if quick else 60)
     curve(1_000_000, 3 if quick else 12)
     seconds, rounds = (2.5, 3) if quick else (4, 8)
     throughput("1,000 strings", app_names, 1_000, seconds, rounds)

@@ -125,6 +125,62 @@ def test_states_of_all_kinds_remember_what_their_key_put_in(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
+class Totals(KeyProcessor):
+    """Keeps columns of numbers until a timer of the key clears them."""
+
+    def open(self, states: KeyStates) -> None:
+        self.states = states
+        reductions = {"n": "sum", "last": "max"}
+        self.totals = states.reducing("totals", "n long, last timestamp", reductions)
+
+    def process(self, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+        for row in rows:
+            self.totals.add((row.n, row.at))
+            self.states.register_timer(datetime(2024, 1, 1, tzinfo=UTC))
+        yield key.k, f"{self.totals.get().n} {self.totals.get()['last']:%H:%M %Z}"
+
+    def on_timer(self, key: Any, time: datetime, clock: str) -> Iterator[Any]:
+        yield key.k, f"{self.totals.get().n} at last"
+        self.totals.clear()
+        assert not self.totals.exists()
+
+
+def test_reductions_with_names_come_back_and_are_cleared_by_timers(tmp_path: Path) -> None:
+    noon = datetime(2023, 12, 31, 12, tzinfo=UTC)
+    before = Subtask(Totals, tmp_path)
+    assert before.process(("a", 1, noon), ("b", 5, noon), ("a", None, None)) == [
+        ("a", "1 12:00 UTC"),
+        ("b", "5 12:00 UTC"),
+    ]
+    files = before.checkpoint()
+    assert sorted(row["k"] for row in rows_kept(files, "totals")) == ["a", "b"]
+
+    after = Subtask(Totals, tmp_path / "after").restore(files)
+    later = noon + timedelta(minutes=5)
+    assert after.process(("a", 10, later)) == [("a", "11 12:05 UTC")]
+    assert sorted(after.watermark(END_OF_TIME_US)) == [("a", "11 at last"), ("b", "5 at last")]
+    assert rows_kept(after.checkpoint(), "totals") == []
+    assert after.process(("a", 2, noon)) == [("a", "2 12:00 UTC")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ttl": "1 hour"}, "has a ttl, '1 hour', and a reduction with a name, 'sum'"),
+        ({"ttl_refresh": "read and write"}, "and no ttl: give it a ttl"),
+    ],
+)
+def test_reductions_with_names_do_not_expire(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    class Expiring(Totals):
+        def open(self, states: KeyStates) -> None:
+            states.reducing("totals", "n long", "sum", **settings)
+
+    with pytest.raises(UserCodeError, match=words):
+        Subtask(Expiring, tmp_path)
+
+
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_states_of_all_kinds_go_where_their_keys_go(tmp_path: Path, parallelism: int) -> None:
     before = Subtask(Everything, tmp_path)
@@ -197,6 +253,112 @@ def test_a_processor_may_answer_nothing_and_very_much(tmp_path: Path) -> None:
     said = subtask.process((None, 1), ("a", 10_000), ("b", 2))
 
     assert Counter(key for key, _ in said) == {"a": 10_000, "b": 2}
+
+
+# --- the row in hand
+
+
+class CountsAndFails(KeyProcessor):
+    """Reads and writes its count for every row; a negative number clears it, 13 is bad luck."""
+
+    def open(self, states: KeyStates) -> None:
+        self.states = states
+        self.count = states.value("count", "n long")
+        self.total = states.aggregating(
+            "total",
+            "n long",
+            lambda kept, n: (n if kept is None else kept.n + n,),
+            lambda kept: kept.n,
+        )
+
+    def process(self, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+        for row in rows:
+            if row.n == 13:
+                raise ValueError("bad luck")
+            kept = self.count.get()
+            self.count.update((1 if kept is None else kept.n + 1,))
+            self.total.add(row.n)
+            if row.n < 0:
+                self.count.clear()
+            if row.at is not None:
+                self.states.register_timer(row.at)
+            yield key.k, str(self.count.get() and self.count.get().n)
+
+    def on_timer(self, key: Any, time: datetime, clock: str) -> Iterator[Any]:
+        kept = self.count.get()
+        self.count.update((100 if kept is None else kept.n + 100,))
+        yield key.k, f"timer {self.count.get().n} of {self.total.get()}"
+
+
+def counts_in(files: list[Any]) -> dict[str, int]:
+    return {row["k"]: row[VALUE]["n"] for row in rows_kept(files, "count")}
+
+
+def test_every_row_of_a_key_sees_what_the_one_before_it_wrote(tmp_path: Path) -> None:
+    subtask = Subtask(CountsAndFails, tmp_path)
+
+    said = subtask.process(("a", 1), ("b", 1), ("a", 1), ("a", -1), ("a", 1), ("b", 1))
+
+    assert Counter(said) == Counter(
+        [("a", "1"), ("a", "2"), ("a", "None"), ("a", "1"), ("b", "1"), ("b", "2")]
+    )
+    assert subtask.process(("a", 1), ("b", -1)) == [("a", "2"), ("b", "None")]
+    assert subtask.process(("b", 1)) == [("b", "1")]
+
+
+def test_a_snapshot_between_two_batches_has_all_that_was_written_until_then(
+    tmp_path: Path,
+) -> None:
+    subtask = Subtask(CountsAndFails, tmp_path)
+    taken = []
+    for _ in range(5):
+        subtask.process(*[(letter, 1) for letter in LETTERS * 3])
+        taken.append(subtask.checkpoint())
+        subtask.process(("a", -1))
+
+    assert counts_in(taken[0]) == dict.fromkeys(LETTERS, 3)
+    assert counts_in(taken[4]) == {**dict.fromkeys(LETTERS, 15), "a": 3}
+    again = Subtask(CountsAndFails, tmp_path / "again").restore(taken[4])
+    assert again.process(("a", 1), ("b", 1)) == [("a", "4"), ("b", "16")]
+
+
+def test_a_timer_changes_what_the_next_rows_read_and_reads_what_the_last_ones_wrote(
+    tmp_path: Path,
+) -> None:
+    noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
+    subtask = Subtask(CountsAndFails, tmp_path)
+    subtask.process(("a", 1, noon), ("a", 1, noon + timedelta(seconds=1)), ("b", 5, noon))
+
+    fired = subtask.watermark(END_OF_TIME_US)
+
+    assert Counter(fired) == Counter(
+        [("a", "timer 102 of 2"), ("b", "timer 101 of 5"), ("a", "timer 202 of 2")]
+    )
+    assert subtask.process(("a", 1), ("b", 1)) == [("a", "203"), ("b", "102")]
+
+
+def test_after_an_exception_no_key_is_at_hand_and_no_other_key_has_got_what_was(
+    tmp_path: Path,
+) -> None:
+    subtask = Subtask(CountsAndFails, tmp_path)
+    subtask.process(("a", 1), ("b", 1))
+
+    with pytest.raises(UserCodeError, match="Processor raised ValueError: bad luck"):
+        subtask.process(("a", 1), ("a", 1), ("b", 13))
+
+    assert subtask.process(("b", 1), ("c", 1)) == [("b", "2"), ("c", "1")]
+
+
+def test_a_key_that_looks_different_from_row_to_row_is_seen_as_it_came(tmp_path: Path) -> None:
+    class Signs(KeyProcessor):
+        def process(self, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+            yield "k", " ".join(f"{row.k}" for row in rows)
+
+    schema = pa.schema([("k", pa.float64()), ("n", pa.int64())])
+    program = Transform(KeyProgram(Signs, "Signs", OUTPUT), "Signs", ("k",), "both")
+    fed = HandFed(program, schema, OUTPUT, tmp_path, GROUPS, ManualClock(wall_ms=1))
+
+    assert fed.process((0.0, 1), (-0.0, 2)) == [("k", "0.0 -0.0")]
 
 
 # --- time to live

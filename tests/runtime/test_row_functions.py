@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import pickle
 from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -27,6 +28,11 @@ NAMED = pa.schema([("name", pa.string()), ("twice", pa.int64())])
 def rows(function: Any, batch: pa.RecordBatch = CLICKS) -> list[tuple[Any, ...]]:
     table = pa.Table.from_batches(list(function(iter([batch]))), function.schema)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+class Made(NamedTuple):
+    twice: int
+    name: str
 
 
 def double(row: Any) -> tuple[str, int]:
@@ -112,11 +118,43 @@ def test_null_in_a_column_that_is_never_null_is_refused() -> None:
         rows(RowMap(lambda row: (None,), schema))
 
 
-def test_a_long_batch_is_emitted_in_slices_and_keeps_its_order() -> None:
-    batch = pa.record_batch({"app_id": ["x"] * 10_000, "n": list(range(10_000))})
+def test_a_long_batch_is_emitted_in_large_parts_and_keeps_its_order() -> None:
+    batch = pa.record_batch({"app_id": ["x"] * 100_000, "n": list(range(100_000))})
     made = list(RowMap(double, NAMED)(iter([batch])))
-    assert len(made) > 1
-    assert [n for each in made for n in each["twice"].to_pylist()] == list(range(0, 20_000, 2))
+    assert [each.num_rows for each in made] == [32_768, 32_768, 32_768, 1_696]
+    assert [n for each in made for n in each["twice"].to_pylist()] == list(range(0, 200_000, 2))
+
+
+def test_rows_that_are_large_are_not_gathered_without_end() -> None:
+    batch = pa.record_batch({"n": range(20_000)})
+    made = list(RowMap(lambda row: ("x" * 5_000, row.n), NAMED)(iter([batch])))
+    assert [each.num_rows for each in made] == [4_096] * 4 + [20_000 - 4 * 4_096]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda row: (row.app_id, row.n),
+        lambda row: [row.app_id, row.n],
+        lambda row: {"twice": row.n, "name": row.app_id},
+        lambda row: namedtuple("Made", ["twice", "name"])(row.n, row.app_id),
+        lambda row: Made(row.n, row.app_id),
+        lambda row: (row.app_id, row.n) if row.n < 3 else Made(row.n, row.app_id),
+    ],
+)
+def test_records_of_one_kind_and_of_several_become_the_same_columns(made: Any) -> None:
+    assert rows(RowMap(made, NAMED)) == [("chess", 1), ("go", 2), ("chess", 3)]
+
+
+def test_a_row_may_be_given_back_with_something_replaced_and_copied() -> None:
+    schema = pa.schema([("n", pa.int64()), ("app_id", pa.string())])
+
+    def replaced(row: Any) -> Any:
+        assert copy.deepcopy(row) == row == copy.copy(row)
+        assert type(copy.copy(row)) is type(row)
+        return row._replace(n=row.n * 10)
+
+    assert rows(RowMap(replaced, schema)) == [(10, "chess"), (20, "go"), (30, "chess")]
 
 
 def test_a_row_function_travels_by_pickle() -> None:

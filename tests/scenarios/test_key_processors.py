@@ -30,6 +30,8 @@ class Sums(KeyProcessor):
 
     def open(self, states: KeyStates) -> None:
         self.rows = states.reducing("rows", "n long", lambda kept, more: (kept.n + more[0],))
+        reductions = {"rows": "sum", "largest": "max"}
+        self.columns = states.reducing("columns", "rows long, largest long", reductions)
         self.sum = states.value("sum", "n long, last struct<id: long>")
         self.ids = states.map("ids", "id long", "seen boolean")
         self.newest = states.list("newest", "id long")
@@ -41,6 +43,7 @@ class Sums(KeyProcessor):
             before = self.sum.get()
             self.sum.update(((0 if before is None else before.n) + row.id, (row.id,)))
             self.rows.add((1,))
+            self.columns.add((1, row.id))
             self.ids.put((row.id,), (True,))
             self.newest.put([*list(self.newest.get())[-2:], (row.id,)])
             self.everything.update((self.everything.get() or frozenset()) | {row.id})
@@ -48,6 +51,7 @@ class Sums(KeyProcessor):
         count, total = self.rows.get().n, self.sum.get()
         assert {found.id for found, _ in self.ids.items()} == self.everything.get()
         assert len(self.everything.get()) == count
+        assert self.columns.get() == (count, max(self.everything.get()))
         assert [each.id for each in self.newest.get()][-1] == total.last.id
         yield key.app_id, count, total.n
 
@@ -77,7 +81,7 @@ def check_what_is_told(page_views, capsys):
     (job,) = json.loads(capsys.readouterr().out)
     (operator,) = [each for each in job["checkpoints"][-1]["operators"] if each["uid"] == "sums"]
     told = {state["name"]: state for state in operator["states"]}
-    assert told["rows"]["rows"] == told["sum"]["rows"] == APPS
+    assert told["rows"]["rows"] == told["sum"]["rows"] == told["columns"]["rows"] == APPS
     assert told["ids"]["rows"] == 2 * ROWS
     assert len(told["everything"]["sample"]) == 3
     assert told.get("brief", {"sample": []})["sample"] == []

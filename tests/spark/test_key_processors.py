@@ -38,6 +38,8 @@ class PerTwoSeconds(stillframe.KeyProcessor):
         self.all = states.aggregating(
             "all", "n long", lambda kept, n: ((kept or (0,))[0] + n,), sum
         )
+        totals = {"n": "sum", "last": "max"}
+        self.totals = states.reducing("totals", "n long, last timestamp", totals)
         self.seen = states.opaque("seen", ttl=timedelta(days=1), ttl_refresh="read and write")
 
     def process(self, key: Any, rows: Iterator[Any]) -> None:
@@ -48,6 +50,7 @@ class PerTwoSeconds(stillframe.KeyProcessor):
             self.clicks.put((end,), (1 if before is None else before.n + 1,))
             self.users.put((end, row.user_id), (row.user_id,))
             self.all.add(1)
+            self.totals.add((1, row.at))
             self.seen.update((self.seen.get() or frozenset()) | {row.user_id})
             self.states.register_timer(end)
 
@@ -58,7 +61,8 @@ class PerTwoSeconds(stillframe.KeyProcessor):
         for found in users:
             self.users.remove(found)
         assert {found.user_id for found in users} <= self.seen.get()
-        assert self.all.get() > 0
+        assert self.totals.get().n == self.all.get() > 0
+        assert self.totals.get().last >= time - self.width
 
 
 SCHEMA = "app_id string, end timestamp, clicks long, users long"

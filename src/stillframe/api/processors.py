@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
@@ -11,6 +11,8 @@ from stillframe.api.timers import TimerClock
 
 TtlRefresh = Literal["write", "read and write"]
 """What begins the time to live of a row anew."""
+Reduction = Literal["sum", "min", "max"]
+"""What makes one value of two without a function of yours; null counts for nothing."""
 
 
 class ValueState(Protocol):
@@ -147,12 +149,19 @@ class KeyStates(ABC):
         self,
         name: str,
         schema: Any,
-        reduce: Callable[[Any, Any], tuple[Any, ...]],
+        reduce: Callable[[Any, Any], tuple[Any, ...]] | Reduction | Mapping[str, Reduction],
         *,
         ttl: str | timedelta | None = None,
         ttl_refresh: TtlRefresh = "write",
     ) -> MergingState:
-        """What is added are rows of the schema; `reduce` makes one of two."""
+        """What is added are rows of the schema; `reduce` makes one of two.
+
+        It is a function, or `"sum"`, `"min"` or `"max"` for all fields, or a dict with one of these
+        for each field. With such a name the rows of all keys are columns of numbers, which take a
+        fraction of the memory and the time: of whole numbers, floats and doubles, booleans, dates
+        and timestamps; a sum is a `long` or a `double`. Null counts for nothing; a sum that leaves
+        the range of a long fails the job. There is no `ttl` with a name.
+        """
 
     @abstractmethod
     def aggregating(

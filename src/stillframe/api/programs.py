@@ -7,7 +7,7 @@ A user does not write one: `spark/stateful` makes one of a PySpark `StatefulProc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -114,6 +114,17 @@ class States(Protocol):
         named: bool = False,
         refreshes: bool = False,
     ) -> Any: ...
+
+    def reducing(
+        self,
+        name: str,
+        schema: pa.Schema,
+        reduce: str | Mapping[str, str],
+        records: Any,
+        *,
+        named: bool = False,
+    ) -> Any:
+        """With reductions that have names, such as "sum", for all fields or for each."""
 
     def delete(self, name: str) -> None:
         """Forget a state of all keys, one of an older program too; there may be none."""

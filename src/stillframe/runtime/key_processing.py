@@ -1,42 +1,45 @@
 """A `KeyProcessor` as the program that a `Transform` calls.
 
 Theory of operation: rows are made of whole columns, for all keys of a batch at once; a key's rows
-are then a slice of each list. What the processor answers is gathered over many keys before it
-becomes a batch. States and timers are those of `runtime/transforming`, with both clocks.
+are then a slice of each list. The values of the key itself are made once for each key and not for
+each row. What the processor answers is gathered over many keys before it becomes a batch. States
+and timers are those of `runtime/transforming`, with both clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice, repeat
+from operator import sub
 from typing import Any, NamedTuple, cast, get_args
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from stillframe.api.ddl import schema_of_ddl
-from stillframe.api.processors import KeyProcessor, KeyStates, TtlRefresh
+from stillframe.api.processors import KeyProcessor, KeyStates, Reduction, TtlRefresh
 from stillframe.api.programs import Fired, Groups, KeyedProgram, States
 from stillframe.api.timers import TimerClock
 from stillframe.config import parse_duration_seconds
 from stillframe.errors import BuildError, UserCodeError
 from stillframe.key_groups import fixed_width_values
-from stillframe.runtime.row_functions import batch_of, record_maker
+from stillframe.runtime.row_functions import batch_of, joined, record_maker
 from stillframe.state.handles import (
     OPAQUE_SCHEMA,
     PICKLED,
     AggregatingHandle,
     ListHandle,
     MapHandle,
+    NamedReducingHandle,
     OpaqueHandle,
     ReducingHandle,
     ValueHandle,
 )
 
 _OUTPUT_ROWS = 4_096
-"""So many rows are gathered before they go on."""
+"""So many rows are gathered before they become columns."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
 
@@ -96,24 +99,31 @@ class _Program(KeyedProgram):
         self._states.is_open = False
 
     def handle(self, groups: Groups) -> Iterator[pa.RecordBatch]:
+        return joined(self._handled(groups))
+
+    def _handled(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         process, output = self._processor.process, _Output(self._about)
-        keys = _records(groups.keys)
+        keys, columns = _records(groups.keys), columns_of_rows(groups, _values)
         make = record_maker(tuple(groups.rows.schema.names))
-        columns = [_values(column) for column in groups.rows.columns]
         for place, start, stop in groups:
             rows = map(make, zip(*[column[start:stop] for column in columns], strict=True))
-            yield from output.taking(process(keys[place], rows))
+            if output.is_full_with(process(keys[place], rows)):
+                yield from output.rest_of_it()
         yield from output.rest()
 
     def handle_initial(self, groups: Groups) -> None:
         raise AssertionError("a KeyProcessor is told nothing before the first rows")
 
     def fire(self, fired: Fired) -> Iterator[pa.RecordBatch]:
+        return joined(self._fired(fired))
+
+    def _fired(self, fired: Fired) -> Iterator[pa.RecordBatch]:
         on_timer, output = self._processor.on_timer, _Output(self._about)
         keys = _records(fired.keys)
         for place in fired:
             time = _time_of(fired.times_ms[place])
-            yield from output.taking(on_timer(keys[place], time, fired.clock))
+            if output.is_full_with(on_timer(keys[place], time, fired.clock)):
+                yield from output.rest_of_it()
         yield from output.rest()
 
     def close(self) -> None:
@@ -132,20 +142,50 @@ def _values(column: pa.Array) -> Sequence[Any]:
     return cast(Sequence[Any], column.to_pylist())
 
 
+def columns_of_rows(
+    groups: Groups, values: Callable[[pa.Array], Sequence[Any]]
+) -> list[Sequence[Any]]:
+    """All rows, column by column; `values` makes Python objects of a column.
+
+    Those of a key are made once and stand in each of its rows.
+    """
+    rows, keys, bounds = groups.rows, groups.keys, groups.bounds
+    counts = list(map(sub, islice(bounds, 1, None), bounds))
+
+    def values_of(name: str) -> Sequence[Any]:
+        column = rows.column(name)
+        # Of numbers, 0.0 and -0.0 are one key and look different.
+        if name not in keys.schema.names or pt.is_floating(column.type):
+            return values(column)
+        return list(chain.from_iterable(map(repeat, values(keys.column(name)), counts)))
+
+    return list(map(values_of, rows.schema.names))
+
+
 class _Output:
     """Gathers what a processor answers, for many keys, and makes batches of it."""
 
     def __init__(self, about: KeyProgram) -> None:
         self._about = about
         self._rows: list[Any] = []
+        self._coming: Iterator[Any] = iter(())
 
-    def taking(self, made: Iterable[Any] | None) -> Iterator[pa.RecordBatch]:
-        """None is nothing: what a method answers that has no yield in it."""
-        rows = iter(() if made is None else made)
-        while True:
-            self._rows.extend(islice(rows, _OUTPUT_ROWS - len(self._rows)))
-            if len(self._rows) < _OUTPUT_ROWS:
-                return
+    def is_full_with(self, made: Iterable[Any] | None) -> bool:
+        """Take this too; whether there may be more of it than is gathered at a time.
+
+        None is nothing: what a method answers that has no yield in it.
+        """
+        if made is None:
+            return False
+        self._coming = coming = iter(made)
+        rows = self._rows
+        rows.extend(islice(coming, _OUTPUT_ROWS - len(rows)))
+        return len(rows) >= _OUTPUT_ROWS
+
+    def rest_of_it(self) -> Iterator[pa.RecordBatch]:
+        """What is gathered, and then what is still to come of what was taken last."""
+        yield from self.rest()
+        while self.is_full_with(self._coming):
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -215,11 +255,20 @@ class _KeyStates(KeyStates):
         self,
         name: str,
         schema: Any,
-        reduce: Callable[[Any, Any], tuple[Any, ...]],
+        reduce: Callable[[Any, Any], tuple[Any, ...]] | Reduction | Mapping[str, Reduction],
         *,
         ttl: str | timedelta | None = None,
         ttl_refresh: TtlRefresh = "write",
-    ) -> ReducingHandle[Any]:
+    ) -> ReducingHandle[Any] | NamedReducingHandle[Any]:
+        if isinstance(reduce, str | Mapping):
+            if _lifetime(name, ttl, ttl_refresh).ttl_ms is not None:
+                raise UserCodeError(
+                    f"state {name} has a ttl, {ttl!r}, and a reduction with a name, {reduce!r},"
+                    " whose rows do not expire: give a function as reduce, or leave ttl out"
+                )
+            declared = self._schema(name, schema)
+            made = self._states.reducing(name, declared, reduce, record_maker, named=True)
+            return cast(NamedReducingHandle[Any], made)
         return ReducingHandle(self.value(name, schema, ttl=ttl, ttl_refresh=ttl_refresh), reduce)
 
     def aggregating(

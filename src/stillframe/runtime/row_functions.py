@@ -10,7 +10,8 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 Batches = Iterator[pa.RecordBatch]
 
 _SLICE_ROWS = 4_096
-"""A row function sees this many rows between two batches it emits, so that no step is long."""
+"""So many rows are Python objects at a time: more of them would leave the processor's caches."""
+_BATCH_ROWS = 32_768
+"""What row functions answer is put together up to this many rows: whoever takes a batch apart by
+keys has something to do for each key of each batch."""
+_BATCH_BYTES = 16 * 1024 * 1024
+"""And up to this size."""
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -96,9 +102,11 @@ class RowMap:
     schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        for rows in _slices_of_rows(batches):
-            made = [result for result in map(self.function, rows) if result is not None]
-            yield batch_of(made, self.schema, name_of(self.function))
+        return joined(map(self._mapped, _slices_of_rows(batches)))
+
+    def _mapped(self, rows: Iterable[Any]) -> pa.RecordBatch:
+        made = [result for result in map(self.function, rows) if result is not None]
+        return batch_of(made, self.schema, name_of(self.function))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +117,10 @@ class RowFlatMap:
     schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        for rows in _slices_of_rows(batches):
-            yield batch_of(self._flattened(rows), self.schema, name_of(self.function))
+        return joined(map(self._mapped, _slices_of_rows(batches)))
+
+    def _mapped(self, rows: Iterable[Any]) -> pa.RecordBatch:
+        return batch_of(self._flattened(rows), self.schema, name_of(self.function))
 
     def _flattened(self, rows: Iterable[Any]) -> list[Any]:
         made: list[Any] = []
@@ -125,19 +135,29 @@ class RowFlatMap:
         return made
 
 
-class Record:
-    """One row: a named tuple whose fields also go by `row["app_id"]`, whatever their names are."""
+class Record(tuple[Any, ...]):
+    """One row: a named tuple whose fields also go by `row["app_id"]`, whatever their names are.
+
+    Its class is called with one iterable of values. That is tuple's own way, which takes no Python
+    call, unlike a named tuple's; there is a record for every row and for every state that is read.
+    """
 
     __slots__ = ()
+    __new__ = tuple.__new__
     __fields__: tuple[str, ...] = ()
     """The names of the columns; a `pyspark.sql.Row` keeps them here too."""
+    __places__: Mapping[Any, int] = {}
+    """Where each of them is."""
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
-            return super().__getitem__(key)  # type: ignore[misc]
-        if key not in self.__fields__:
+            return tuple.__getitem__(self, key)
+        if key not in self.__places__:
             raise KeyError(f"no field {key!r} in this row: it has {', '.join(self.__fields__)}")
-        return super().__getitem__(self.__fields__.index(key))  # type: ignore[misc]
+        return tuple.__getitem__(self, self.__places__[key])
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (tuple(self),)
 
     def as_dict(self) -> dict[str, Any]:
         return {name: self[place] for place, name in enumerate(self.__fields__)}
@@ -151,9 +171,11 @@ def record_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
     """Makes records with these fields out of their values."""
     # A named tuple reads its fields without a Python call; those with no good name get `_3`.
     fields = namedtuple("Row", names, rename=True)  # type: ignore[misc]
-    made: Any = type("Row", (Record, fields), {"__slots__": (), "__fields__": names})
-    maker: Callable[[Iterable[Any]], Any] = made._make
-    return maker
+    # The first of two columns of one name, as `index` would find it.
+    places = {name: place for place, name in reversed(list(enumerate(names)))}
+    about = {"__slots__": (), "__fields__": names, "__places__": places}
+    # The record first: by it the class is made an object of, and not by what a named tuple has.
+    return cast(Callable[[Iterable[Any]], Any], type("Row", (Record, fields), about))
 
 
 def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
@@ -164,13 +186,63 @@ def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
             yield map(make, zip(*columns, strict=True))
 
 
+def joined(batches: Iterable[pa.RecordBatch]) -> Batches:
+    """The same rows in larger batches; what comes alone is left as it is."""
+    gathered: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        gathered.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= _BATCH_ROWS or size_bytes >= _BATCH_BYTES:
+            yield from _together(gathered)
+            gathered, rows, size_bytes = [], 0, 0
+    yield from _together(gathered)
+
+
+def _together(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) <= 1:
+        return batches
+    return cast(list[pa.RecordBatch], pa.Table.from_batches(batches).combine_chunks().to_batches())
+
+
 def batch_of(made: Sequence[Any], schema: pa.Schema, function: str) -> pa.RecordBatch:
-    rows = [_values(result, schema, function) for result in made]
-    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
+    columns = _columns_alike(made, schema)
+    if columns is None:
+        rows = [_values(result, schema, function) for result in made]
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [
         column_of(function, field, values) for field, values in zip(schema, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _columns_alike(made: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]] | None:
+    """The columns of records that are all of one common kind; None: look at each by itself."""
+    kinds = set(map(type, made))
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    if not issubclass(kind, tuple | list | dict) or set(map(len, made)) != {len(schema)}:
+        return None
+    if kind is tuple or kind is list:
+        # `zip(*made)` would make an iterator of each record, which the garbage collector counts.
+        return [list(map(itemgetter(place), made)) for place in range(len(schema))]
+    if kind is dict:
+        try:
+            return [list(map(itemgetter(name), made)) for name in schema.names]
+        except KeyError:
+            return None
+    return _columns_of_named(made, kind, schema)
+
+
+def _columns_of_named(made: Sequence[Any], kind: type, schema: pa.Schema) -> list[Any] | None:
+    """Of named tuples that cannot have names of their own, unlike a `pyspark.sql.Row`."""
+    names = getattr(kind, "__fields__", None) or getattr(kind, "_fields", None)
+    if not isinstance(names, tuple) or kind.__dictoffset__ or set(names) != set(schema.names):
+        return None
+    by_name = dict(zip(names, zip(*made, strict=True), strict=True))
+    return [by_name[name] for name in schema.names]
 
 
 def _values(result: Any, schema: pa.Schema, function: str) -> Sequence[Any]:

@@ -12,7 +12,7 @@ that the program does not declare any more are carried along, as they were, unti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,9 +36,16 @@ from stillframe.runtime.outputs import key_columns
 from stillframe.runtime.row_functions import fitted
 from stillframe.runtime.user_code import calling
 from stillframe.state.backends import Backend, Declared, Kind
-from stillframe.state.handles import ListHandle, MapHandle, Scene, ValueHandle
+from stillframe.state.handles import (
+    ListHandle,
+    MapHandle,
+    NamedReducingHandle,
+    Scene,
+    ValueHandle,
+)
 from stillframe.state.key_timers import KeyTimers
 from stillframe.state.reached import BEGINNING_US
+from stillframe.state.reductions import reductions_of
 from stillframe.state.rows import RecordMaker, RowType, plain_tuples
 from stillframe.storage.paths import quoted_name
 
@@ -137,6 +144,20 @@ class KeyedStates:
         self._refuse(name, ttl_ms)
         table = self.backend.maps(declared)
         return MapHandle(self.scene, table, ttl_ms, refreshes=refreshes)
+
+    def reducing(
+        self,
+        name: str,
+        schema: pa.Schema,
+        reduce: str | Mapping[str, str],
+        records: RecordMaker = plain_tuples,
+        *,
+        named: bool = False,
+    ) -> NamedReducingHandle[Any]:
+        self._refuse(name, None)
+        functions = reductions_of(name, schema, reduce)
+        declared = Declared(name, Kind.VALUE, RowType(schema, records, named=named))
+        return NamedReducingHandle(self.scene, self.backend.reduced(declared, functions))
 
     def delete(self, name: str) -> None:
         self.backend.drop(name)

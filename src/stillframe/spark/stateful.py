@@ -12,6 +12,7 @@ What Spark does once per micro-batch and key is done here once per batch and key
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import zoneinfo
@@ -19,6 +20,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -44,7 +46,8 @@ from stillframe.clock import SystemClock
 from stillframe.errors import BuildError, DataError, StartRefused, StillframeError, UserCodeError
 from stillframe.graph.logical import Node, TimeMode, Transform
 from stillframe.key_groups import fixed_width_values
-from stillframe.runtime.row_functions import PandasFunction, column_of
+from stillframe.runtime.key_processing import columns_of_rows
+from stillframe.runtime.row_functions import PandasFunction, column_of, joined
 from stillframe.runtime.transforming import KeyedStates
 from stillframe.spark.aggregations import aggregation_of
 from stillframe.spark.duplicates import event_time_of
@@ -75,6 +78,7 @@ _TIME_MODES: dict[str, TimeMode] = {
     "eventtime": "eventTime",
 }
 _OUTPUT_MODES = ("append", "update", "complete")
+_FIELDS = attrgetter("__fields__")
 
 
 # --- what is built
@@ -284,14 +288,19 @@ class _Program(KeyedProgram):
         return (_PandasOutput if self._about.in_pandas else _RowOutput)(self._about)
 
     def _keys(self, groups: Groups | Fired) -> list[tuple[Any, ...]]:
-        columns = [python_values(column, self._about.time_zone) for column in groups.keys.columns]
-        return list(zip(*columns, strict=True))
+        return list(zip(*map(self._values, groups.keys.columns), strict=True))
+
+    def _values(self, column: pa.Array) -> Sequence[Any]:
+        return python_values(column, self._about.time_zone)
 
 
 class _RowProgram(_Program):
     """`transformWithState`: rows as `Row` objects."""
 
     def handle(self, groups: Groups) -> Iterator[pa.RecordBatch]:
+        return joined(self._handled(groups))
+
+    def _handled(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         handle_rows = self._processor.handleInputRows
         values, output = self._timer_values(), self._output()
         keys = self._keys(groups)
@@ -308,7 +317,7 @@ class _RowProgram(_Program):
     def _rows_by_key(self, groups: Groups) -> Iterator[tuple[int, Iterator[Any]]]:
         rows = groups.rows
         make = row_maker(tuple(rows.schema.names))
-        columns = [python_values(column, self._about.time_zone) for column in rows.columns]
+        columns = columns_of_rows(groups, self._values)
         for place, start, stop in groups:
             slices = [column[start:stop] for column in columns]
             yield place, map(make, zip(*slices, strict=True))
@@ -406,6 +415,14 @@ class _RowOutput(_Output):
 
     def _fields_of(self, made: list[Any]) -> Sequence[str] | None:
         """The fields that all rows have in the same order; None if they differ."""
+        with contextlib.suppress(AttributeError):
+            if all(issubclass(kind, Row) for kind in set(map(type, made))):
+                fields = list(map(_FIELDS, made))
+                return fields[0] if fields.count(fields[0]) == len(fields) else None
+        self._refuse(made)
+        return None
+
+    def _refuse(self, made: list[Any]) -> None:
         for row in made:
             if not isinstance(row, Row) or not hasattr(row, "__fields__"):
                 names = self._about.schema.names
@@ -413,8 +430,6 @@ class _RowOutput(_Output):
                     f"{self._about.name} yielded {row!r}: transformWithState wants pyspark.sql.Row"
                     f" objects with the fields {', '.join(names)}, such as Row({names[0]}=...)"
                 )
-        first: Sequence[str] = made[0].__fields__
-        return first if all(row.__fields__ == first for row in made) else None
 
 
 class _PandasOutput(_Output):

@@ -23,13 +23,14 @@ Rules of this file
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
+from stillframe.api.processors import Reduction
 from stillframe.key_groups import Positions
 from stillframe.state.key_places import keyed_by
 from stillframe.state.rows import Row, RowType
@@ -79,6 +80,8 @@ class Table(ABC, Generic[Key]):
     """One state, of all keys of the subtask."""
 
     declared: Declared
+    settle: Callable[[], None] | None = None
+    """Has a handle put back what it holds of this state; called before all of it is looked at."""
 
     @property
     @abstractmethod
@@ -140,6 +143,16 @@ class MapTable(Table[Key]):
         """All there are when this is called, whatever is put or removed meanwhile."""
 
 
+class ReducingTable(Table[Key]):
+    """At most one row for each key, made of all that were added by reductions with names."""
+
+    @abstractmethod
+    def get(self, key: Key) -> Row | None: ...
+
+    @abstractmethod
+    def add(self, key: Key, row: Row) -> None: ...
+
+
 class Backend(ABC, Generic[Key]):
     """All states of one operator in one subtask."""
 
@@ -159,6 +172,10 @@ class Backend(ABC, Generic[Key]):
 
     @abstractmethod
     def maps(self, declared: Declared) -> MapTable[Key]: ...
+
+    @abstractmethod
+    def reduced(self, declared: Declared, functions: Sequence[Reduction]) -> ReducingTable[Key]:
+        """With the reduction of each field; it is snapshotted as a value is."""
 
     @abstractmethod
     def drop(self, name: str) -> None:

@@ -53,16 +53,19 @@ def group_prefix(group: int) -> bytes:
 class DiskMemory:
     """The memory that all databases of a slot share: what is read, and what waits to be flushed.
 
-    What waits is counted as a part of the cache, and may become half of it.
+    What waits is counted as a part of the cache, and may become half of it. The cache has three
+    quarters of the memory: the rest is for what RocksDB takes while it writes and merges files, and
+    for what the allocator holds and nobody uses.
     """
 
     def __init__(self, limit_bytes: int, *, merges_files: bool = True) -> None:
         """Files are merged in the background, at moments nobody knows, unless that is refused."""
         self.limit_bytes = max(limit_bytes, _MEMORY_BYTES_MIN)
         self.merges_files = merges_files
-        self.cache = rocksdict.Cache(self.limit_bytes)
+        cache_bytes = self.limit_bytes * 3 // 4
+        self.cache = rocksdict.Cache(cache_bytes)
         self.waiting = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
-            self.limit_bytes // 2, False, self.cache
+            cache_bytes // 2, False, self.cache
         )
 
 
@@ -270,4 +273,9 @@ def _blocks(memory: DiskMemory) -> rocksdict.BlockBasedOptions:
     blocks.set_bloom_filter(_FILTER_BITS_PER_KEY, False)
     # Else they are held beside the cache, and grow with the state.
     blocks.set_cache_index_and_filter_blocks(True)
+    # In pieces: of a file with millions of keys either is larger than the cache may be, and a
+    # filter that is made in one piece takes eight bytes for each key until the file is written.
+    blocks.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+    blocks.set_partition_filters(True)
+    blocks.set_pin_top_level_index_and_filter(True)
     return blocks

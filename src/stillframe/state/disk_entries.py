@@ -184,5 +184,7 @@ class LinkedRows:
 
 
 def row_tables(disk: Disk, opened: Callable[[Path], Disk]) -> list[LinkedRows]:
-    """The states of a database of rows, by name; each opens its directory when it is read."""
-    return [LinkedRows(disk.directory, opened, table) for table in tables_of(disk)]
+    """The states of a database with an entry for each row; each opens its directory when it is
+    read."""
+    entries = [table for table in tables_of(disk) if not table.is_paged]
+    return [LinkedRows(disk.directory, opened, table) for table in entries]

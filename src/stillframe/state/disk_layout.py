@@ -24,6 +24,8 @@ _KEY_SCHEMA = METADATA + b"key schema"
 _TABLE = METADATA + b"table:"
 _PAST_TABLES = METADATA + b"table;"
 _NAME = b"name"
+_PAGES = b"pages"
+"""In the description of a table whose rows are in pages: what its entries are found by."""
 
 
 class Layout(StrEnum):
@@ -40,6 +42,8 @@ class TableOnDisk:
     table_id: bytes
     name: str
     snapshot_schema: pa.Schema
+    is_paged: bool = False
+    """Whether its rows are in pages, in a database that has others beside it."""
 
 
 def table_id(name: str) -> bytes:
@@ -51,9 +55,21 @@ def say_layout(changes: Changes, layout: Layout, key_schema: pa.Schema) -> None:
     changes.put(_KEY_SCHEMA, key_schema.serialize().to_pybytes())
 
 
-def say_table(changes: Changes, name: str, snapshot_schema: pa.Schema) -> None:
-    said = snapshot_schema.with_metadata({**(snapshot_schema.metadata or {}), _NAME: name.encode()})
-    changes.put(_TABLE + table_id(name), said.serialize().to_pybytes())
+def pages_id(name: str, snapshot_schema: pa.Schema) -> bytes:
+    """What pages are found by: never that of rows, nor that of pages with other columns, so that
+    one can be written while the other is read."""
+    return table_id(f"{name}\0{snapshot_schema}")
+
+
+def say_table(
+    changes: Changes, name: str, snapshot_schema: pa.Schema, pages: bytes | None = None
+) -> None:
+    """`pages` is their id, if that is how the table is kept beside others."""
+    said: dict[bytes, bytes] = {**(snapshot_schema.metadata or {}), _NAME: name.encode()}
+    if pages is not None:
+        said[_PAGES] = pages
+    described = snapshot_schema.with_metadata(said)
+    changes.put(_TABLE + table_id(name), described.serialize().to_pybytes())
 
 
 def unsay_table(changes: Changes, name: str) -> None:
@@ -90,6 +106,7 @@ def tables_of(disk: Disk) -> list[TableOnDisk]:
     for key, said in disk.scan(_TABLE, _PAST_TABLES):
         schema = pa.ipc.read_schema(pa.py_buffer(said))
         metadata = dict(schema.metadata)
-        name = metadata.pop(_NAME).decode()
-        found.append(TableOnDisk(key[len(_TABLE) :], name, schema.with_metadata(metadata)))
+        name, pages = metadata.pop(_NAME).decode(), metadata.pop(_PAGES, None)
+        id_, kept = pages or key[len(_TABLE) :], schema.with_metadata(metadata)
+        found.append(TableOnDisk(id_, name, kept, is_paged=pages is not None))
     return sorted(found, key=lambda table: table.name)

@@ -14,9 +14,8 @@ last time; it goes on holding its rows. Later and elsewhere, `link` writes the c
 their pages and links the database.
 
 A front that has grown too large is written on the spot and begun anew. That would let changes made
-after a barrier into a snapshot that is not linked yet, so the front first may become several times
-as large; should the link still not have come, the snapshot is linked ahead of time, to a directory
-beside the database, where `link` finds it.
+after a barrier into a snapshot that is not linked yet, so such a snapshot is linked ahead of time,
+to a directory beside the database, where `link` finds it.
 
 Rules of this file
 ------------------
@@ -49,8 +48,6 @@ from stillframe.state.columns import Array, with_capacity
 from stillframe.state.disk import Disk
 from stillframe.state.pages import Held, PageStore, RowOrder, hashes_of
 
-_UNLINKED_GROWTH_MAX = 4
-"""How many times its limit the front may reach while a snapshot waits to be linked."""
 _DELTAS_MAX_IF_READ_SOON = 1
 """What does not fit is read again and again, and each delta is one more thing to read. Measured on
 random keys over four times the memory: with 8 deltas a third as fast."""
@@ -161,11 +158,7 @@ class PagedAggregates:
 
     def _on_change(self, batch: pa.RecordBatch) -> None:
         self._version += batch.num_rows > 0
-        occupied = self._front.state_bytes
-        if occupied <= self._front_bytes_max:
-            return
-        waited_for = any(not frozen.abandoned for frozen in tuple(self._frozen))
-        if not waited_for or occupied > _UNLINKED_GROWTH_MAX * self._front_bytes_max:
+        if self._front.state_bytes > self._front_bytes_max:
             self._write_front()
 
     def _write_front(self) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from stillframe.state.disk import Disk, DiskMemory
 from stillframe.state.disk_entries import row_tables
 from stillframe.state.disk_layout import Layout, layout_of
+from stillframe.state.disk_reductions import paged_tables
 from stillframe.state.pages import page_tables
 
 _READ_BYTES_MAX = 16 << 20
@@ -43,7 +44,11 @@ def tables_in(directory: Path) -> list[DiskTable]:
         if layout is None:
             return []
         if layout is Layout.ROWS:
-            return list(row_tables(disk, _opened_anew))
+            found: list[DiskTable] = [
+                *row_tables(disk, _opened_anew),
+                *paged_tables(disk, _opened_anew),
+            ]
+            return sorted(found, key=lambda table: table.name)
         return list(page_tables(disk, _opened_anew))
     finally:
         disk.close()

@@ -9,10 +9,11 @@ in the background, by `FrozenRowStates.link`, which hard-links the database as s
 is in and before anything newer is. Reading looks into the buffer, then into the parts from the
 newest to the oldest, then into the database; a part leaves the line when all of it is written.
 
-A buffer that has grown too large between two barriers becomes a part as well, and is written piece
-by piece, as the loop goes on. While a snapshot waits to be linked that must not happen, so the
-buffer may become several times as large; should the link still not have come, the loop links the
-snapshot itself, to a directory beside the database, where `link` finds it.
+Buffers and parts together have a limit. A buffer that has reached a third of it between two
+barriers becomes a part as well, and is written piece by piece, as the loop goes on. While a
+snapshot waits to be linked that must not happen. So when the limit is reached, the loop makes room:
+it links the snapshot itself, to a directory beside the database, where `link` finds it, and writes
+all parts. A link that is under way is waited for.
 
 A hand goes round the database and gives up what has expired.
 
@@ -23,7 +24,7 @@ Rules of this file
    which is held for moments only: freezing never waits for the disk.
 3. A part does not change once it stands in the line. Writing it twice is as good as once.
 4. What goes to the database around the buffers (`restore`, `drop`, another schema) comes after
-   `_settle`: nothing older is left to be written, and every snapshot that waits has been linked.
+   `settle`: nothing older is left to be written, and every snapshot that waits has been linked.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
+from stillframe.api.processors import Reduction
 from stillframe.errors import BuildError, StartRefused, StorageError
 from stillframe.key_groups import Positions
 from stillframe.state.backends import Backend, Declared, ListTable, MapTable, Table, ValueTable
@@ -56,23 +60,26 @@ from stillframe.state.disk_layout import (
     layout_of,
     say_layout,
     say_table,
-    table_id,
     tables_of,
     unsay_table,
 )
+from stillframe.state.disk_reductions import PagedReductions, PagesOnDisk
 from stillframe.state.disk_tables import DiskLists, DiskMaps, DiskTableOfKind, DiskValues, Part
 from stillframe.state.evolution import fitted_to
 from stillframe.state.key_names import GROUP_BYTES, KeyNames
 
 _BUFFER_BYTES_MAX = 16 << 20
-_UNLINKED_GROWTH_MAX = 4
-"""How many times its limit the buffer may reach while a snapshot waits to be linked."""
+_BUFFERS_IN_LIMIT = 3
+"""One that is filled, one that is written meanwhile, and one more at a barrier."""
+_NAMES_SHARE = 8
+"""Such a part of the memory is for names of keys."""
 _SWEPT_ENTRIES = 256
 """How many entries are looked at for expired rows, between two batches."""
 _LAST_NUMBER = METADATA + b"number:"
 _PAST_NUMBERS = METADATA + b"number;"
 
-TableT = TypeVar("TableT", bound=DiskTableOfKind[Any])
+DiskTable = DiskTableOfKind[Any] | PagedReductions
+TableT = TypeVar("TableT", bound=DiskTable)
 
 
 class DiskBackend(Backend[bytes]):
@@ -91,19 +98,22 @@ class DiskBackend(Backend[bytes]):
             buffer_bytes_max = min(memory.limit_bytes // 4, _BUFFER_BYTES_MAX)
         self.key_schema = pa.schema([pa.field(field.name, field.type) for field in key_schema])
         self.max_parallelism = max_parallelism
-        self.names = KeyNames(self.key_schema, max_parallelism)
+        names_bytes_max = buffer_bytes_max // _NAMES_SHARE
+        self.names = KeyNames(self.key_schema, max_parallelism, names_bytes_max)
         self.disk = Disk.open(directory, memory)
         self.parts: tuple[Part, ...] = ()
         """Those that are not written yet, the oldest first."""
         self._directory = directory
         self._buffer_bytes_max = buffer_bytes_max
         self._buffered_bytes = 0
-        self._tables: dict[str, DiskTableOfKind[Any]] = {}
+        self._tables: dict[str, DiskTable] = {}
         self._in_order = threading.Lock()
         self._in_line = threading.Lock()
         self._waiting: list[FrozenRowStates] = []
         """Snapshots that are not linked yet, the oldest first."""
         self._hand = b""
+        self._at_hand: Callable[[], Sequence[bytes]] = tuple
+        """The keys of the batch, or of the timers, that were asked for last."""
         try:
             self._take_up()
         except BaseException:
@@ -142,10 +152,16 @@ class DiskBackend(Backend[bytes]):
     # --- keys
 
     def keys_of(self, columns: Sequence[pa.Array]) -> tuple[Positions, Sequence[bytes]]:
-        return self.names.of(columns)
+        numbers, names = self.names.of(columns)
+        self._at_hand = partial(_named, numbers, names)
+        return numbers, names
 
     def columns_of(self, keys: Sequence[bytes]) -> list[pa.Array]:
+        self._at_hand = lambda: keys
         return self.names.columns(keys)
+
+    def keys_at_hand(self) -> Sequence[bytes]:
+        return self._at_hand()
 
     # --- states
 
@@ -158,6 +174,9 @@ class DiskBackend(Backend[bytes]):
     def maps(self, declared: Declared) -> MapTable[bytes]:
         return self._declared(DiskMaps(self, declared))
 
+    def reduced(self, declared: Declared, functions: Sequence[Reduction]) -> PagedReductions:
+        return self._declared(PagedReductions(self, declared, functions))
+
     @property
     def tables(self) -> Sequence[Table[bytes]]:
         return list(self._tables.values())
@@ -165,44 +184,74 @@ class DiskBackend(Backend[bytes]):
     def drop(self, name: str) -> None:
         if name not in self._on_disk:
             return
-        self._settle()  # an older snapshot still has it
-        del self._on_disk[name]
+        self.settle()  # an older snapshot still has it
+        found = self._on_disk.pop(name)
         self._tables.pop(name, None)
-        changes = Changes()
-        for group in range(self.max_parallelism):
-            changes.delete_range(*span(group, table_id(name)))
+        changes = self._without(found.table_id)
         unsay_table(changes, name)
         self._write_around([changes])
+
+    def _without(self, id_: bytes) -> Changes:
+        changes = Changes()
+        for group in range(self.max_parallelism):
+            changes.delete_range(*span(group, id_))
+        return changes
 
     def _declared(self, table: TableT) -> TableT:
         name = table.declared.name
         if name in self._tables:
             raise BuildError(f"State variable with name {name} has already been defined: rename it")
-        others = (self._tables.keys() | self._on_disk.keys()) - {name}
-        if same := [other for other in others if table_id(other) == table.table_id]:
+        known = {**self._on_disk, **self._tables}
+        known.pop(name, None)
+        if same := [other for other in known if known[other].table_id == table.table_id]:
             raise BuildError(
                 f"states {name} and {same[0]} cannot be told apart on disk: rename one"
             )
-        self._fit(table)
-        self._tables[name] = table
+        self._tables[name] = table  # before it fits, so that what it takes over can be written
+        try:
+            self._fit(table)
+        except BaseException:
+            del self._tables[name]
+            raise
         return table
 
-    def _fit(self, table: DiskTableOfKind[Any]) -> None:
+    def _fit(self, table: DiskTable) -> None:
         """Let what the database holds of this state be what the program declares."""
         declared, found = table.declared, self._on_disk.get(table.declared.name)
         schema = declared.snapshot_schema(self.key_schema)
-        if found is not None and found.snapshot_schema.equals(schema, check_metadata=True):
+        is_paged = isinstance(table, PagedReductions)
+        if (
+            found is not None
+            and found.is_paged == is_paged
+            and found.snapshot_schema.equals(schema, check_metadata=True)
+        ):
             return
-        self._settle()
+        self.settle()
         if found is not None:
-            rows = RowsOnDisk(self.disk, found, self.key_schema, None)
-            self._write_around(self._rewritten(table, rows))
+            self._take_over(found, table)
         changes = Changes()
-        say_table(changes, declared.name, schema)
+        say_table(changes, declared.name, schema, table.table_id if is_paged else None)
         self._write_around([changes])
-        self._on_disk[declared.name] = TableOnDisk(table.table_id, declared.name, schema)
+        self._on_disk[declared.name] = TableOnDisk(
+            table.table_id, declared.name, schema, is_paged=is_paged
+        )
 
-    def _rewritten(self, table: DiskTableOfKind[Any], rows: RowsOnDisk) -> Iterator[Changes]:
+    def _take_over(self, found: TableOnDisk, table: DiskTable) -> None:
+        rows: RowsOnDisk | PagesOnDisk = PagesOnDisk(self.disk, found)
+        if not found.is_paged:
+            rows = RowsOnDisk(self.disk, found, self.key_schema, None)
+        if isinstance(table, PagedReductions):
+            for _, batch in rows.batches_by_key_group():
+                table.restore(batch)
+            self.settle()
+        else:
+            self._write_around(self._rewritten(table, rows))
+        if found.table_id != table.table_id:
+            self._write_around([self._without(found.table_id)])
+
+    def _rewritten(
+        self, table: DiskTableOfKind[Any], rows: RowsOnDisk | PagesOnDisk
+    ) -> Iterator[Changes]:
         by_group = itertools.groupby(rows.batches_by_key_group(), lambda each: each[0])
         for group, batches in by_group:
             fitted = [fitted_to(table.declared, each, self.key_schema) for _, each in batches]
@@ -213,7 +262,7 @@ class DiskBackend(Backend[bytes]):
                 yield from table.restored(batch, next(self._numbers))
 
     def restore(self, table: DiskTableOfKind[Any], batch: pa.RecordBatch) -> None:
-        self._settle()  # what was appended before it comes before it
+        self.settle()  # what was appended before it comes before it
         fitted = fitted_to(table.declared, batch, self.key_schema)
         self._write_around(table.restored(fitted, next(self._numbers)))
 
@@ -237,8 +286,9 @@ class DiskBackend(Backend[bytes]):
 
     def _part(self) -> Part:
         """Put what the buffers hold at the end of the line."""
+        size_bytes = sum(table.buffered_bytes() for table in self._tables.values())
         buffers = {name: table.swapped() for name, table in self._tables.items()}
-        part = Part(next(self._numbers), buffers)
+        part = Part(next(self._numbers), buffers, size_bytes)
         self._buffered_bytes = 0
         with self._in_line:
             self.parts = (*self.parts, part)
@@ -315,33 +365,55 @@ class DiskBackend(Backend[bytes]):
         changes.put(self._said_numbers[0], b"")
         return changes
 
-    def _settle(self) -> None:
+    @property
+    def share_bytes_max(self) -> int:
+        """What the buffers of all states with entries may have, and each state with pages."""
+        paged = sum(isinstance(table, PagedReductions) for table in self._tables.values())
+        return self._buffer_bytes_max // (1 + paged)
+
+    def settle(self) -> None:
         """Write all there is, and link before that what waits to be linked."""
-        if not self.parts and not any(table.buffer for table in self._tables.values()):
+        if not self.parts and not any(table.has_unwritten for table in self._tables.values()):
             return
-        last = self._part()
+        self._part()
+        self._write_line()
+
+    def _write_line(self) -> None:
+        """Write all parts, and link before that what waits to be linked."""
         with self._in_order:
             for frozen in list(self._waiting):
-                if frozen.staged is None and self._begun_number <= frozen.number:
+                if self._is_awaited(frozen):
                     staged = self._directory.with_name(f"{self._directory.name}-{frozen.number}")
                     shutil.rmtree(staged, ignore_errors=True)
                     self._link(frozen, staged)
                     frozen.staged = staged
-            self._write_until(last.number)
+            if self.parts:
+                self._write_until(self.parts[-1].number)
+
+    def _is_awaited(self, frozen: FrozenRowStates) -> bool:
+        """Whether it is still to be linked, and can be."""
+        return frozen.staged is None and self._begun_number <= frozen.number
+
+    def _holds_back(self) -> bool:
+        """Whether nothing newer may be written, as a snapshot waits to be linked."""
+        return any(map(self._is_awaited, self._waiting))
 
     # --- between two batches
 
     def tidy(self, now_ms: int) -> None:
         self._sweep(now_ms)
+        for table in self._tables.values():
+            if isinstance(table, PagedReductions):
+                table.tidy()
         before = self._buffered_bytes
         self._buffered_bytes = sum(table.buffered_bytes() for table in self._tables.values())
-        limit = self._buffer_bytes_max
-        if self._buffered_bytes > limit:
-            if not self._waiting:
-                self._part()
-            elif self._buffered_bytes > limit * _UNLINKED_GROWTH_MAX:
-                self._settle()
-        self._write_some(max(0, self._buffered_bytes - before))
+        added = max(0, self._buffered_bytes - before)
+        limit = max(0, self.share_bytes_max - self.names.remembered_bytes)
+        if self._buffered_bytes + sum(part.size_bytes for part in self.parts) > limit:
+            self._write_line()
+        if self._buffered_bytes > limit // _BUFFERS_IN_LIMIT and not self._holds_back():
+            self._part()
+        self._write_some(added)
 
     def _write_some(self, added_bytes: int) -> None:
         """Write as much as was added and more, unless that is to be done by a link."""
@@ -349,7 +421,7 @@ class DiskBackend(Backend[bytes]):
             return
         try:
             for _ in range(1 + added_bytes // PIECE_BYTES):
-                if not self.parts or self._waiting:
+                if not self.parts or self._holds_back():
                     break
                 self._write_piece(self.parts[0])
         finally:
@@ -358,7 +430,11 @@ class DiskBackend(Backend[bytes]):
     def _sweep(self, now_ms: int) -> None:
         if not any(table.declared.expires for table in self._tables.values()):
             return
-        by_id = {t.table_id: t for t in self._tables.values() if t.declared.expires}
+        by_id = {
+            table.table_id: table
+            for table in self._tables.values()
+            if table.declared.expires and not isinstance(table, PagedReductions)
+        }
         parts = self.parts
         entries = list(itertools.islice(self.disk.scan(self._hand, METADATA), _SWEPT_ENTRIES))
         expired = [
@@ -404,6 +480,11 @@ class FrozenRowStates:
         if self.staged is not None:
             shutil.rmtree(self.staged, ignore_errors=True)
             self.staged = None
+
+
+def _named(numbers: Positions, names: Sequence[bytes]) -> list[bytes]:
+    """Of keys with numbers, each once."""
+    return [names[number] for number in np.unique(numbers).tolist()]
 
 
 def _listed(schema: pa.Schema) -> str:

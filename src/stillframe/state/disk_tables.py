@@ -9,6 +9,7 @@ met twice, which matters to lists.
 from __future__ import annotations
 
 import itertools
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,12 +38,18 @@ from stillframe.state.disk_entries import (
     unexpired,
 )
 from stillframe.state.disk_layout import table_id
+from stillframe.state.disk_pages import FrozenFront
 from stillframe.state.key_names import GROUP_BYTES, KeyNames
 from stillframe.state.row_codec import RowCodec
 from stillframe.state.rows import Row
 
-_ROW_BYTES_BESIDE = 150
-"""What a row in a buffer occupies beside its own bytes, roughly."""
+_PLACE_BYTES = 64
+"""What a key occupies in a dict beside its name, on average and at worst 80: a third to two thirds
+of the places are free."""
+_SAMPLED_KEYS = 8
+_SAMPLED_VALUES = 64
+_HELD_BYTES_PER_BYTE = 1.25
+"""An allocator holds more than it has given out: pages of which a part is free."""
 
 Buffered = TypeVar("Buffered")
 
@@ -59,8 +66,10 @@ class Part:
     """What was written between two barriers."""
 
     number: int
-    buffers: Mapping[str, dict[bytes, Any]]
-    """By the name of the state."""
+    buffers: Mapping[str, Any]
+    """By the name of the state: a dict, or what has changed in the columns of one, or nothing."""
+    size_bytes: int = 0
+    """What it occupies, roughly."""
     pieces: Iterator[Changes] | None = None
     """The rest of it, once it has begun to be written."""
 
@@ -69,8 +78,16 @@ class Part:
         for some ten milliseconds."""
         self.pieces = None
         for buffer in self.buffers.values():
+            if not isinstance(buffer, dict):
+                _release(buffer)
+                continue
             while buffer:
                 buffer.popitem()
+
+
+def _release(changes: FrozenFront | None) -> None:
+    if changes is not None:
+        changes.release()
 
 
 class Owner(Protocol):
@@ -86,8 +103,22 @@ class Owner(Protocol):
     def restore(self, table: DiskTableOfKind[Any], batch: pa.RecordBatch) -> None: ...
 
 
+def object_bytes(value: Any) -> int:
+    """What a frozen value occupies, with all that is in it; of a long one roughly."""
+    size_bytes = (sys.getsizeof(value) + 15) & ~15
+    if isinstance(value, tuple) and value:
+        looked_at = value[:_SAMPLED_VALUES]
+        size_bytes += sum(map(object_bytes, looked_at)) * len(value) // len(looked_at)
+    return size_bytes
+
+
 class DiskTableOfKind(Table[bytes], Generic[Buffered]):
     """What the three kinds have in common."""
+
+    key_bytes_beside = 0
+    """What a key occupies in the buffer beside its name and rows."""
+    row_bytes_beside = 0
+    """What a row occupies in the buffer beside itself."""
 
     def __init__(self, backend: Owner, declared: Declared) -> None:
         self.declared = declared
@@ -105,7 +136,15 @@ class DiskTableOfKind(Table[bytes], Generic[Buffered]):
 
     @property
     def version(self) -> int:
+        if self.settle is not None:
+            self.settle()
         return self._version
+
+    @property
+    def has_unwritten(self) -> bool:
+        if self.settle is not None:
+            self.settle()
+        return bool(self.buffer)
 
     def restore(self, batch: pa.RecordBatch) -> None:
         self._version += 1
@@ -113,18 +152,25 @@ class DiskTableOfKind(Table[bytes], Generic[Buffered]):
 
     def swapped(self) -> dict[bytes, Buffered]:
         """What the buffer holds; it is another one from now on."""
+        if self.settle is not None:
+            self.settle()
         buffer, self.buffer = self.buffer, {}
         self._rows = 0
         return buffer
 
     def buffered_bytes(self) -> int:
-        """Roughly; the newest of its rows stands for the others."""
+        """What the buffer occupies, roughly; the newest keys and rows stand for the others."""
         if not self.buffer:
             return 0
-        key, entry = next(reversed(self.buffer.items()))
-        size_bytes = len(key) + len(self.codec.encode(self.sample(entry)))
-        self._row_bytes += (size_bytes - self._row_bytes) / 8
-        return int(self._rows * (self._row_bytes + _ROW_BYTES_BESIDE))
+        newest = list(itertools.islice(reversed(self.buffer.items()), _SAMPLED_KEYS))
+        key_bytes = sum(object_bytes(key) for key, _ in newest) / len(newest)
+        row_bytes = sum(object_bytes(self.sample(entry)) for _, entry in newest) / len(newest)
+        # Smoothed, as rows may differ; rows that only grow are followed within some batches.
+        weight = 1 / 8 if self._row_bytes else 1
+        self._row_bytes += (row_bytes - self._row_bytes) * weight
+        of_keys = len(self.buffer) * (key_bytes + _PLACE_BYTES + self.key_bytes_beside)
+        of_rows = self._rows * (self._row_bytes + self.row_bytes_beside)
+        return int((of_keys + of_rows) * _HELD_BYTES_PER_BYTE)
 
     def place(self, key: bytes) -> bytes:
         """What the keys of all entries of this key start with."""
@@ -260,6 +306,9 @@ class _Tail:
 class DiskLists(DiskTableOfKind[_Tail], ListTable[bytes]):
     """The buffer holds what was appended, or all there is."""
 
+    key_bytes_beside = 48 + 64  # a _Tail and its list
+    row_bytes_beside = 12
+
     def __init__(self, backend: Owner, declared: Declared) -> None:
         super().__init__(backend, declared)
         self._decode = self.codec.all_kept if declared.expires else self.codec.rows
@@ -364,6 +413,9 @@ class _Some:
 
 class DiskMaps(DiskTableOfKind[_Some], MapTable[bytes]):
     """The buffer holds what was put and removed, and whether that is all there is."""
+
+    key_bytes_beside = 48 + 144  # a _Some and its dict, with few places
+    row_bytes_beside = _PLACE_BYTES + 48  # and the encoded user key
 
     def __init__(self, backend: Owner, declared: Declared) -> None:
         super().__init__(backend, declared)

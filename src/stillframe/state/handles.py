@@ -15,6 +15,13 @@ a write of a read, and a change to be snapshotted, so it is only done where the 
 a tenth of its time to live: read all the time, it is written ten times in that span. A row so lives
 at least nine tenths of its time to live after it was last read. Whether it would gain that much is
 asked by its own name: a row that is still there at a later time needs nothing.
+
+A program reads and writes its value state for every row it takes, and has many rows of one key at
+a time. So a value handle takes the key's row *in hand* when it is first asked for, answers from
+there, and puts what has changed back once, when the scene changes: another key, no key, another
+time. While something is in hand the table does not have it. A snapshot is taken between two
+batches, when there is no key; the table has the handle put back what it holds all the same, before
+it is frozen.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from typing import Any, Generic
 import pyarrow as pa
 
 from stillframe.errors import UserCodeError
-from stillframe.state.backends import Key, ListTable, MapTable, ValueTable
+from stillframe.state.backends import Key, ListTable, MapTable, ReducingTable, ValueTable
 from stillframe.state.rows import Row
 
 PICKLED = "$pickled"
@@ -34,6 +41,8 @@ PICKLED = "$pickled"
 so what another state of the same name has written is not taken for a pickle."""
 OPAQUE_SCHEMA = pa.schema([pa.field(PICKLED, pa.binary(), nullable=False)])
 _REFRESHED_PER_TTL = 10
+_NOT_IN_HAND: Any = object()
+"""What a value handle has that knows nothing of the key yet; None is that there is no row."""
 
 
 class Scene(Generic[Key]):
@@ -41,22 +50,54 @@ class Scene(Generic[Key]):
 
     def __init__(self) -> None:
         self._key: Key | None = None
-        self.now_ms = 0
+        self._now_ms = 0
+        self._in_hand: list[ValueHandle[Key]] = []
+        """Those that have taken something of this key in hand."""
 
     def enter(self, key: Key) -> None:
+        for handle in self._in_hand:
+            handle.put_back()
+        self._in_hand.clear()
         self._key = key
 
     def leave(self) -> None:
+        self.settle()
         self._key = None
+
+    def settle(self) -> None:
+        """Have all that is in hand put back where it is kept."""
+        in_hand, self._in_hand = self._in_hand, []
+        for handle in in_hand:
+            handle.put_back()
+
+    def take_in_hand(self, handle: ValueHandle[Key]) -> Key:
+        """The key whose row it takes; it is told when to put it back."""
+        if self._key is None:
+            raise _no_key()
+        self._in_hand.append(handle)
+        return self._key
+
+    @property
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.settle()  # what was written lives from the time at which it was
+        self._now_ms = now_ms
 
     @property
     def key(self) -> Key:
         if self._key is None:
-            raise UserCodeError(
-                "Implicit key not found in state store: a state belongs to a key, and none is at"
-                " work here, so read and change states only while rows or timers are handled"
-            )
+            raise _no_key()
         return self._key
+
+
+def _no_key() -> UserCodeError:
+    return UserCodeError(
+        "Implicit key not found in state store: a state belongs to a key, and none is at"
+        " work here, so read and change states only while rows or timers are handled"
+    )
 
 
 class _Handle(Generic[Key]):
@@ -93,34 +134,65 @@ class ValueHandle(_Handle[Key]):
     ) -> None:
         super().__init__(scene, f"value state {table.declared.name}", ttl_ms, refreshes)
         self._table = table
-        self._type = table.declared.value
+        self._freeze = table.declared.value.frozen
+        self._thaw = table.declared.value.thaw
+        self._key: Key
+        self._row: Row | None = _NOT_IN_HAND
+        self._has_changed = False
+        table.settle = scene.settle
 
     def exists(self) -> bool:
-        return self._table.get(self._scene.key, self._scene.now_ms) is not None
+        if self._row is _NOT_IN_HAND:  # and stays there: to look is not to read
+            return self._table.get(self._scene.key, self._scene.now_ms) is not None
+        return self._row is not None
 
     def get(self) -> Row | None:
-        row = (
-            self._refreshed()
-            if self._refreshes
-            else self._table.get(self._scene.key, self._scene.now_ms)
-        )
-        return row if row is None or self._type.is_plain else self._type.thawed(row)
-
-    def _refreshed(self) -> Row | None:
-        table, key = self._table, self._scene.key
-        row = table.get(key, self._fresh_ms())
-        if row is None:
-            row = table.get(key, self._scene.now_ms)
-            if row is not None:
-                table.put(key, row, self._expires_ms())
-        return row
+        row = self._row
+        if row is _NOT_IN_HAND:
+            row = self._taken()
+        thaw = self._thaw
+        return row if thaw is None or row is None else thaw(row)
 
     def update(self, row: Any) -> None:
-        frozen = self._type.frozen(row, self._what)
-        self._table.put(self._scene.key, frozen, self._expires_ms())
+        frozen = self._freeze(row, self._what)
+        if self._row is _NOT_IN_HAND:
+            self._key = self._scene.take_in_hand(self)
+        self._row = frozen
+        self._has_changed = True
 
     def clear(self) -> None:
-        self._table.clear(self._scene.key)
+        if self._row is _NOT_IN_HAND:
+            self._key = self._scene.take_in_hand(self)
+        self._row = None
+        self._has_changed = True
+
+    def put_back(self) -> None:
+        """The key is about to change, or somebody looks at the table."""
+        row, self._row = self._row, _NOT_IN_HAND
+        if not self._has_changed:
+            return
+        self._has_changed = False
+        if row is None:
+            self._table.clear(self._key)
+        else:
+            expires_ms = None if self._ttl_ms is None else self._expires_ms()
+            self._table.put(self._key, row, expires_ms)
+
+    def _taken(self) -> Row | None:
+        scene = self._scene
+        self._key = key = scene.take_in_hand(self)
+        if self._refreshes:
+            self._row = self._refreshed(key)
+        else:
+            self._row = self._table.get(key, scene.now_ms)
+        return self._row
+
+    def _refreshed(self, key: Key) -> Row | None:
+        row = self._table.get(key, self._fresh_ms())
+        if row is None:
+            row = self._table.get(key, self._scene.now_ms)
+            self._has_changed = row is not None
+        return row
 
 
 class ListHandle(_Handle[Key]):
@@ -253,6 +325,29 @@ class ReducingHandle(Generic[Key]):
 
     def clear(self) -> None:
         self._value.clear()
+
+
+class NamedReducingHandle(Generic[Key]):
+    """One row for each key, made of all that were added by reductions the engine knows."""
+
+    def __init__(self, scene: Scene[Key], table: ReducingTable[Key]) -> None:
+        self._scene = scene
+        self._table = table
+        self._type = table.declared.value
+        self._what = f"reducing state {table.declared.name}"
+
+    def exists(self) -> bool:
+        return self._table.get(self._scene.key) is not None
+
+    def get(self) -> Row | None:
+        row = self._table.get(self._scene.key)
+        return None if row is None else self._type.thawed(row)
+
+    def add(self, row: Any) -> None:
+        self._table.add(self._scene.key, self._type.frozen(row, self._what))
+
+    def clear(self) -> None:
+        self._table.clear(self._scene.key)
 
 
 class AggregatingHandle(Generic[Key]):

@@ -33,6 +33,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from stillframe.api.processors import Reduction
 from stillframe.errors import BuildError
 from stillframe.key_groups import Positions, key_groups_of
 from stillframe.state.aggregates import by_key_group
@@ -49,6 +50,7 @@ from stillframe.state.backends import (
     ValueTable,
 )
 from stillframe.state.evolution import fitted_to
+from stillframe.state.heap_reductions import HeapReductions
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
 from stillframe.state.rows import Row
 
@@ -131,7 +133,7 @@ class HeapBackend(Backend[int]):
         self.max_parallelism = max_parallelism
         self._numbers_min = numbers_min
         self._index = self._no_keys()
-        self._tables: dict[str, _HeapTable[Any]] = {}
+        self._tables: dict[str, HeapTable] = {}
 
     # --- keys
 
@@ -162,11 +164,14 @@ class HeapBackend(Backend[int]):
     def maps(self, declared: Declared) -> MapTable[int]:
         return self._declared(HeapMaps(self, declared))
 
+    def reduced(self, declared: Declared, functions: Sequence[Reduction]) -> HeapReductions:
+        return self._declared(HeapReductions(self, declared, functions))
+
     def drop(self, name: str) -> None:
         self._tables.pop(name, None)
 
     @property
-    def tables(self) -> Sequence[_HeapTable[Any]]:
+    def tables(self) -> Sequence[HeapTable]:
         return list(self._tables.values())
 
     def tidy(self, now_ms: int) -> dict[int, int] | None:
@@ -190,10 +195,10 @@ class HeapBackend(Backend[int]):
     def _take_numbers_back(self) -> dict[int, int] | None:
         """Build all anew of what is there, when that is little beside what was."""
         numbers = self.numbers
-        occupied = sum(table.places.occupied for table in self._tables.values())
+        occupied = sum(table.occupied for table in self._tables.values())
         if numbers <= self._numbers_min or numbers <= _NUMBERS_PER_KEY_MAX * occupied:
             return None
-        kept = {n for table in self._tables.values() for n, _ in table.places.entries()}
+        kept = {n for table in self._tables.values() for n in table.occupied_numbers()}
         old = sorted(kept)
         columns = self.columns_of(old)
         self._index = self._no_keys()
@@ -215,7 +220,17 @@ class _HeapTable(Table[int], Generic[Entry]):
 
     @property
     def version(self) -> int:
+        if self.settle is not None:
+            self.settle()
         return self.places.version
+
+    @property
+    def occupied(self) -> int:
+        """How many keys have something here."""
+        return self.places.occupied
+
+    def occupied_numbers(self) -> Iterator[int]:
+        return (number for number, _ in self.places.entries())
 
     def clear(self, key: int) -> None:
         if self.places.get(key) is not None:
@@ -233,6 +248,8 @@ class _HeapTable(Table[int], Generic[Entry]):
 
     def freeze(self, now_ms: int) -> FrozenHeapTable:
         """What is there now: the synchronous part of a snapshot."""
+        if self.settle is not None:
+            self.settle()
         return FrozenHeapTable(self, self._backend, self.places.freeze(), now_ms)
 
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -268,7 +285,8 @@ class _HeapTable(Table[int], Generic[Entry]):
         """Rows of a snapshot, and the keys they belong to."""
 
 
-TableT = TypeVar("TableT", bound=_HeapTable[Any])
+HeapTable = _HeapTable[Any] | HeapReductions
+TableT = TypeVar("TableT", bound=HeapTable)
 
 
 class HeapValues(_HeapTable[Any], ValueTable[int]):

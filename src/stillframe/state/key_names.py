@@ -5,12 +5,14 @@ and the 64-bit word that is hashed (`key_groups`); then those of variable length
 length before it. So equal keys have equal bytes (0.0 and -0.0, one NaN and another), the bytes say
 themselves where they end, and whole columns are made of them and they of whole columns.
 
-Keys that came lately are remembered with their bytes: only new ones are encoded.
+Keys that came lately are remembered with their bytes, as many as the memory for it holds: only new
+ones are encoded. When it is full all are forgotten.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +34,10 @@ _WORD_BYTES = 9
 """Whether it is there, and the word."""
 _LENGTH = struct.Struct("<I")
 _NULL_LENGTH = 0xFFFFFFFF
-_REMEMBERED_MAX_LOG2 = 17
+_REMEMBERED_BYTES_MAX = 4 << 20
+_SLOTS_LOG2 = 14
+_NAME_BYTES_BESIDE = sys.getsizeof(b"") + 16
+"""What a name occupies beside its own bytes: as an object, and in the list of names."""
 
 Octets = npt.NDArray[np.uint8]
 
@@ -40,7 +45,13 @@ Octets = npt.NDArray[np.uint8]
 class KeyNames:
     """The names of keys with these columns."""
 
-    def __init__(self, key_schema: pa.Schema, max_parallelism: int) -> None:
+    def __init__(
+        self,
+        key_schema: pa.Schema,
+        max_parallelism: int,
+        remembered_bytes_max: int = _REMEMBERED_BYTES_MAX,
+    ) -> None:
+        self._remembered_bytes_max = remembered_bytes_max
         self._types = [field.type for field in key_schema]
         self._max_parallelism = max_parallelism
         empty = [key_column(pa.array([], type_)) for type_ in self._types]
@@ -51,7 +62,7 @@ class KeyNames:
 
     def of(self, columns: Sequence[pa.Array]) -> tuple[Positions, Sequence[bytes]]:
         """A number for each row, and by it the key's name."""
-        if len(self._index) > 1 << _REMEMBERED_MAX_LOG2:
+        if self.remembered_bytes > self._remembered_bytes_max:
             self._forget()
         before = len(self._index)
         numbers = self._index.rows_of(columns)
@@ -59,8 +70,15 @@ class KeyNames:
         if len(added):
             stored = self._index.freeze().columns
             new = [column.take(added) for column in stored]
-            self._names += self._encoded(new, self._index.hashes_from(before))
+            names = self._encoded(new, self._index.hashes_from(before))
+            self._names += names
+            self._names_bytes += sum(map(len, names)) + len(names) * _NAME_BYTES_BESIDE
         return numbers, self._names
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Roughly what the remembered keys occupy."""
+        return self._index.nbytes + self._names_bytes if self._names else 0
 
     def length(self, key: bytes, start: int) -> int:
         """How long the name is that begins here, without its key group."""
@@ -86,9 +104,10 @@ class KeyNames:
         return [found[place] for place in range(len(self._types))]
 
     def _forget(self) -> None:
-        self._index = KeyIndex(self._types, slots_log2=_REMEMBERED_MAX_LOG2)
+        self._index = KeyIndex(self._types, slots_log2=_SLOTS_LOG2)
         # A new list: the old one was answered.
         self._names: list[bytes] = []
+        self._names_bytes = 0
 
     def _encoded(self, columns: Sequence[pa.Array], hashes: Words) -> list[bytes]:
         count = len(hashes)

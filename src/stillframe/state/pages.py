@@ -12,7 +12,8 @@ changed or added after it; of several rows of one key the last counts. So a page
 changed costs little to write, and nobody needs to have read it. When the deltas become many or
 large, a new base takes the place of all. Each of them is one entry of the database:
 
-    place where the page begins (8 bytes, its first two are the key group), number (1 byte)
+    place where the page begins (8 bytes, its first two are the key group; where the database has
+    other tables as well, which one it is comes behind these two), number (1 byte)
     -> an Arrow record batch without its schema, then how many keys the page has, and how many rows
        all its entries have (4 bytes each)
 
@@ -48,8 +49,10 @@ from stillframe.key_groups import (
 )
 from stillframe.state.aggregates import key_index
 from stillframe.state.disk import METADATA, PIECE_BYTES, Changes, Disk, group_prefix
+from stillframe.state.disk_entries import entries_of
 from stillframe.state.disk_layout import Layout, say_layout, say_table, tables_of
 from stillframe.state.evolution import fitted_columns
+from stillframe.state.key_names import GROUP_BYTES
 from stillframe.state.key_places import key_places
 
 PAGE_ROWS_MAX = 512
@@ -100,8 +103,10 @@ def runs(starts: Positions, lengths: Positions) -> Positions:
 # --- entries
 
 
-def entry_key(place: int, number: int) -> bytes:
-    return place.to_bytes(8, "big") + bytes((number,))
+def entry_key(place: int, number: int, table: bytes = b"") -> bytes:
+    """`table` is what follows the key group where a database has other tables as well."""
+    said = place.to_bytes(8, "big")
+    return said[:GROUP_BYTES] + table + said[GROUP_BYTES:] + bytes((number,))
 
 
 def _entry(batch: pa.RecordBatch, keys_in_page: int, rows_in_page: int) -> bytes:
@@ -131,8 +136,15 @@ class Directory:
     """The pages: where each begins, how many entries it has, how many keys and rows are in them."""
 
     def __init__(
-        self, bounds: Words, entries: Positions, keys: Positions, rows: Positions, end: int
+        self,
+        bounds: Words,
+        entries: Positions,
+        keys: Positions,
+        rows: Positions,
+        end: int,
+        table: bytes,
     ) -> None:
+        self.table = table
         self.bounds = bounds
         """Replaced when pages are divided, never changed: who holds it holds it as it was."""
         self._end = np.uint64(end)
@@ -141,16 +153,16 @@ class Directory:
         self.rows = rows
 
     @classmethod
-    def of(cls, disk: Disk, owned: range) -> Directory:
+    def of(cls, disk: Disk, owned: range, table: bytes) -> Directory:
         """What these key groups have in the database; where there is nothing, an empty page."""
         pages = {group << _KEY_GROUP_SHIFT: (0, 0, 0) for group in owned}
-        for key, value in disk.scan(group_prefix(owned.start), group_prefix(owned.stop)):
-            place, number = int.from_bytes(key[:8], "big"), key[8]
-            pages[place] = number + 1, *_COUNTS.unpack(value[-_COUNTS.size :])
+        for key, value in _entries_of(disk, owned, table):
+            place = int.from_bytes(key[:GROUP_BYTES] + key[GROUP_BYTES + len(table) : -1], "big")
+            pages[place] = key[-1] + 1, *_COUNTS.unpack(value[-_COUNTS.size :])
         bounds = np.array(sorted(pages), dtype=np.uint64)
         numbers = np.array([pages[place] for place in sorted(pages)], dtype=np.int64)
         entries, keys, rows = numbers.reshape(-1, 3).T.copy()
-        return cls(bounds, entries, keys, rows, owned.stop << _KEY_GROUP_SHIFT)
+        return cls(bounds, entries, keys, rows, owned.stop << _KEY_GROUP_SHIFT, table)
 
     def pages_of(self, places: Words) -> Positions:
         return np.searchsorted(self.bounds, places, side="right") - 1
@@ -159,12 +171,18 @@ class Directory:
         """Of all entries of these pages, in their order."""
         places = self.bounds[pages].astype(">u8").tobytes()
         return [
-            places[start : start + 8] + number
+            places[start : start + GROUP_BYTES]
+            + self.table
+            + places[start + GROUP_BYTES : start + 8]
+            + number
             for start, count in zip(
                 range(0, len(places), 8), self.entries[pages].tolist(), strict=True
             )
             for number in _NUMBERS[:count]
         ]
+
+    def entry_key(self, place: int, number: int) -> bytes:
+        return entry_key(place, number, self.table)
 
     def stops_of(self, pages: Positions) -> Words:
         """Where the place is that each of these pages does not reach."""
@@ -177,6 +195,12 @@ class Directory:
         self.entries = np.insert(self.entries, at, 1)
         self.keys = np.insert(self.keys, at, keys)
         self.rows = np.insert(self.rows, at, keys)
+
+
+def _entries_of(disk: Disk, owned: range, table: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if table:
+        return entries_of(disk, table, owned)
+    return disk.scan(group_prefix(owned.start), group_prefix(owned.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +314,21 @@ class PageStore:
         key_count: int,
         max_parallelism: int,
         owned: range,
+        table: bytes = b"",
+        present: str | None = None,
     ) -> None:
+        """`table` is what the entries have behind their key group if the database has others too;
+        whoever gives it says what is in the database. Rows whose column `present` is not true are
+        left out of pages that are written as a whole."""
         self._disk = disk
         self._schema = schema
         self._key_count = key_count
         self._max_parallelism = max_parallelism
         self.lock = threading.Lock()
-        self._begin(name, owned)
-        self.directory = Directory.of(disk, owned)
+        self._present = schema.get_field_index(present) if present else -1
+        if not table:
+            self._begin(name, owned)
+        self.directory = Directory.of(disk, owned, table)
 
     def _begin(self, name: str, owned: range) -> None:
         """Say what is here, and give up key groups that others own by now: else they would be in
@@ -396,9 +427,26 @@ class PageStore:
 
     def write(self, rows: ChangedRows, deltas_max: int = DELTAS_MAX) -> None:
         """Bring the changed ones into the database; no page gets more deltas than that."""
+        for _ in self.written_by_pieces(rows, deltas_max):
+            pass
+
+    def written_by_pieces(self, rows: ChangedRows, deltas_max: int) -> Iterator[None]:
+        """The same, a little with each step."""
         changed = np.flatnonzero(rows.changed)
         if len(changed):
-            _Writing(self, rows, changed, deltas_max).write_all()
+            yield from _Writing(self, rows, changed, deltas_max).pieces()
+
+    def those_present(
+        self, batch: pa.RecordBatch, places: Words, bounds: Words
+    ) -> tuple[pa.RecordBatch, Words]:
+        """All rows of pages that begin there, without those that are void; but none gets empty."""
+        if self._present < 0:
+            return batch, places
+        present = np.array(batch.column(self._present).fill_null(False))
+        if present.all():
+            return batch, places
+        present[np.searchsorted(places, bounds)] = True
+        return batch.filter(pa.array(present)), places[present]
 
 
 class _Writing:
@@ -441,12 +489,13 @@ class _Writing:
     def _all_by_place(self) -> _Sorted:
         return self._front.order.of(self._front.hashes, self._store.places_of)
 
-    def write_all(self) -> None:
+    def pieces(self) -> Iterator[None]:
         # From the last page to the first: a page that is divided changes the numbers of those
         # behind it only.
         parts = np.cumsum(self._row_counts) // _ROWS_WRITTEN_AT_ONCE
         for some in reversed(np.split(np.arange(len(parts)), np.flatnonzero(np.diff(parts)) + 1)):
             self._write_some(some)
+            yield
 
     def _write_some(self, some: Positions) -> None:
         prepared = _Prepared(self._store.directory)
@@ -458,13 +507,19 @@ class _Writing:
         rewritten = self._pages[some[self._rewritten[some]]]
         if len(rewritten):
             rows = self._rows_in(self._all_by_place(), rewritten)
-            prepared.add_bases(self._front.take(rows.rows), rows.places, rewritten)
+            self._add_bases(prepared, self._front.take(rows.rows), rows.places, rewritten)
         merged = self._pages[some[self._merged[some]]]
         if len(merged):
             changed = self._front.take(self._rows_in(self._changed, merged).rows)
             batch, places = self._store.merged(merged, changed)
-            prepared.add_bases(batch, places, merged)
+            self._add_bases(prepared, batch, places, merged)
         self._store.apply(prepared)
+
+    def _add_bases(
+        self, prepared: _Prepared, batch: pa.RecordBatch, places: Words, pages: Positions
+    ) -> None:
+        bounds = self._store.directory.bounds[pages]
+        prepared.add_bases(*self._store.those_present(batch, places, bounds), pages)
 
     def _rows_in(self, rows: _Sorted, pages: Positions) -> _Sorted:
         directory = self._store.directory
@@ -527,14 +582,14 @@ class _Prepared:
         columns = (column.tolist() for column in (bounds, numbers, starts, lengths, keys, rows))
         for bound, number, start, length, *in_page in zip(*columns, strict=True):
             entry = _entry(batch.slice(start, length), *in_page)
-            self.changes.put(entry_key(bound, number), entry)
+            self.changes.put(self._directory.entry_key(bound, number), entry)
 
     def _delete_deltas(self, pages: Positions) -> None:
         with_deltas = pages[self._directory.entries[pages] > 1]
         places = self._directory.bounds[with_deltas].tolist()
         for place, count in zip(places, self._directory.entries[with_deltas].tolist(), strict=True):
             for number in range(1, count):
-                self.changes.delete(entry_key(place, number))
+                self.changes.delete(self._directory.entry_key(place, number))
 
     def _note(self, pages: Positions, entries: Positions, keys: Positions, rows: Positions) -> None:
         self._pages.append(pages)

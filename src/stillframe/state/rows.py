@@ -8,7 +8,10 @@ whatever is done to what was handed out. Handing out *thaws* it: lists and dicts
 time. A row of plain values is its own frozen form, and costs nothing on its way out.
 
 What does not fit the schema is refused when it is put in, where the program that gave it can be
-named, and not when a checkpoint is written.
+named, and not when a checkpoint is written. Programs put a row for every row they take, so for
+schemas of plain values the look at a row is a function that is compiled for the schema, as
+`namedtuple` and `dataclass` do: it answers tuples that can be kept as they are, and leaves all
+others, and all errors, to the way value by value.
 """
 
 from __future__ import annotations
@@ -70,9 +73,17 @@ class RowType:
         self._has_plain_values = not any(kind.thaw for kind in self._kinds)
         self.is_plain = self._has_plain_values and not named
         """Whether a row can be handed out as it is kept."""
-
-    def frozen(self, row: Any, what: str) -> Row:
+        self.frozen: Callable[[Any, str], Row] = _quick_look(schema, self._frozen)
         """The row as it is kept; `what` it is for, if it does not fit."""
+        self.thaw: Callable[[Row], Any] | None = self._thaw()
+        """As `thawed`; None where rows are handed out as they are kept."""
+
+    def _thaw(self) -> Callable[[Row], Any] | None:
+        if self.is_plain:
+            return None
+        return self._make if self._has_plain_values else self.thawed
+
+    def _frozen(self, row: Any, what: str) -> Row:
         if not isinstance(row, tuple):
             row = self._as_tuple(row, what)
         if len(row) != len(self._freezers):
@@ -130,6 +141,63 @@ class RowType:
             f"{what} is given {row!r}, a {type(row).__name__}: give a tuple with one value for"
             f" each field of its schema ({self})"
         )
+
+
+# --- rows that are kept as they came
+
+
+def _quick_look(schema: pa.Schema, frozen: Callable[[Any, str], Row]) -> Callable[[Any, str], Row]:
+    """As `frozen`, several times as fast for plain tuples that are their own frozen form."""
+    looks = [_look_at(f"v{place}", field) for place, field in enumerate(schema)]
+    if not looks or None in looks:
+        return frozen
+    values = "".join(f"v{place}, " for place in range(len(looks)))
+    # Only numbers go into this text, nothing of what a user has written.
+    code = f"""
+def look(row, what):
+    if row.__class__ is tuple and len(row) == {len(looks)}:
+        {values}= row
+        if {" and ".join(map(str, looks))}:
+            return row
+    return frozen(row, what)
+"""
+    known: dict[str, Any] = {
+        "frozen": frozen,
+        "date": datetime.date,
+        "datetime": datetime.datetime,
+        "timedelta": datetime.timedelta,
+        "UTC": datetime.UTC,
+    }
+    exec(code, known)
+    return cast(Callable[[Any, str], Row], known["look"])
+
+
+def _look_at(name: str, field: pa.Field) -> str | None:
+    """Whether a value is kept as it is, as an expression; None: it may have to be made anew."""
+    type_ = field.type
+    if pt.is_integer(type_):
+        limit = 1 << (type_.bit_width - 1)
+        look = f"{name}.__class__ is int and {-limit} <= {name} <= {limit - 1}"
+    elif pt.is_float64(type_):
+        look = f"{name}.__class__ is float and {name} == {name}"
+    elif pt.is_timestamp(type_):
+        zone = "UTC" if type_.tz else "None"
+        look = f"{name}.__class__ is datetime and {name}.tzinfo is {zone}"
+    else:
+        found = next((kind for is_of, kind in _KEPT_AS_THEY_ARE if is_of(type_)), None)
+        if found is None:
+            return None
+        look = f"{name}.__class__ is {found}"
+    return f"({look} or {name} is None)" if field.nullable else f"({look})"
+
+
+_KEPT_AS_THEY_ARE: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pt.is_boolean, "bool"),
+    (pt.is_string, "str"),
+    (pt.is_binary, "bytes"),
+    (pt.is_date32, "date"),
+    (pt.is_duration, "timedelta"),
+)
 
 
 # --- one kind of value after the other
