@@ -121,7 +121,7 @@ def _parse_share(option: str, text: str) -> float:
     return _number(text)
 
 
-def _parse_flag(option: str, text: str) -> bool:
+def parse_flag(option: str, text: str) -> bool:
     flags = {"true": True, "false": False}
     if text.strip().lower() not in flags:
         raise BuildError(f"option {option} is true or false, not {text!r}")
@@ -274,7 +274,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "checkpointTimeout": ("checkpoint_timeout_seconds", _parse_time_span_seconds),
     "checkpointMinPause": ("checkpoint_min_pause_seconds", parse_duration_seconds),
     "checkpointMode": ("checkpoint_mode", _parse_checkpoint_mode),
-    "unalignedCheckpoints": ("unaligned_checkpoints", _parse_flag),
+    "unalignedCheckpoints": ("unaligned_checkpoints", parse_flag),
     "alignedCheckpointTimeout": ("aligned_checkpoint_timeout_seconds", parse_duration_seconds),
     "maxConcurrentCheckpoints": ("max_concurrent_checkpoints", parse_count),
     "tolerableFailedCheckpoints": ("tolerable_failed_checkpoints", _parse_tolerable),
@@ -299,13 +299,13 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
         _parse_count_or_infinite,
     ),
     "restoreFrom": ("restore_from", _parse_restore),
-    "allowNonRestoredState": ("allow_non_restored_state", _parse_flag),
+    "allowNonRestoredState": ("allow_non_restored_state", parse_flag),
     "watermarkIdleTimeout": ("watermark_idle_timeout_seconds", _parse_time_span_seconds),
     "watermarkMaxAhead": ("watermark_ahead_seconds_max", _parse_duration_or_infinite),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
     "stateBackend": ("state_backend", _parse_state_backend),
     "memoryStateMax": ("memory_state_bytes_max", _parse_bytes),
-    "incrementalCheckpoints": ("incremental_checkpoints", _parse_flag),
+    "incrementalCheckpoints": ("incremental_checkpoints", parse_flag),
     "rocksdbMemory": ("rocksdb_memory_bytes", _parse_bytes),
     "stateDirectory": ("state_directory", _text),
 }

@@ -108,6 +108,18 @@ def test_the_first_clicks_stay_what_they_were():
     ]
 
 
+def test_apps_may_also_be_alike():
+    even = clicks_table(ClickSource(apps=100, skew=1), 2, 0, 100_000)["app_id"]
+
+    counts = even.value_counts().field("counts").to_numpy()
+    assert len(counts) == 100
+    assert counts.min() > 800
+    assert counts.max() < 1200
+    assert clicks_from_options({"skew": "1"}) == ClickSource(skew=1)
+    with pytest.raises(BuildError, match="option skew of clicks must be at least 1, not 0"):
+        ClickSource(skew=0)
+
+
 def test_some_apps_are_far_more_popular_and_time_only_rises():
     batch = clicks_table(ClickSource(apps=100), 2, 0, 100_000)
 
@@ -157,7 +169,7 @@ def test_a_rate_is_kept():
     reader = open_reader(source, source.splits(1), clock)
     rows = 0
 
-    assert reader.poll() == NothingYet(pytest.approx(0.01))
+    assert reader.poll() == NothingYet(pytest.approx(0.005))
     while clock.seconds < 1003:
         match reader.poll():
             case NothingYet(retry_seconds):
@@ -216,8 +228,38 @@ def test_a_replayed_rate_gives_the_same_times_whatever_the_clock_says():
     assert read_all(source, splits, clock).equals(first)
 
 
+def test_a_rate_that_catches_up_gives_each_row_at_the_time_it_carries():
+    clock = SetClock()
+    source = RateSource(rows_per_second=1000, rows=10_000, catch_up=True, clock=clock)
+    splits = source.splits(1)
+    clock.seconds += 2  # the job needs that long to start
+    reader = open_reader(source, splits, clock)
+
+    overdue = reader.poll()
+    assert overdue.num_rows == 2000, "what was due before comes at once"
+    assert isinstance(reader.poll(), NothingYet)
+    clock.seconds += 0.006
+    times_us = reader.poll()["timestamp"].cast(pa.int64()).to_pylist()
+    now_us = clock.seconds * 1_000_000
+    assert all(now_us - 10_000 <= time_us <= now_us for time_us in times_us)
+
+
+def test_a_rate_that_catches_up_makes_good_for_the_time_it_was_down():
+    clock = SetClock()
+    source = RateSource(rows_per_second=1000, partitions=2, catch_up=True, clock=clock)
+    [first, _] = source.splits(2)
+    clock.seconds += 1
+    reader = open_reader(source, [first], clock)
+    assert reader.poll().num_rows == 500
+    [split] = reader.splits()
+    clock.seconds += 3
+
+    assert open_reader(source, [split], clock).poll().num_rows == 1500
+
+
 def test_options_are_spelled_as_spark_spells_them():
     assert rate_from_options({"rowspersecond": "7", "numPartitions": "2"}) == RateSource(7, 2)
+    assert rate_from_options({"catchUp": "true"}) == RateSource(catch_up=True)
     assert clicks_from_options({"records": "10", "recordsPerSecond": "2.5"}) == ClickSource(10, 2.5)
 
 

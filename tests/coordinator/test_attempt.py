@@ -1,5 +1,7 @@
 """One attempt as a state machine: what it is told, and what it makes of it, without a thread."""
 
+import pytest
+
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
@@ -93,10 +95,29 @@ def test_a_slot_that_complains_of_a_peer_is_not_believed_before_the_peers_own_re
 def test_without_a_better_reason_the_loss_itself_is_told_after_a_moment():
     attempt = Attempt()
     attempt.tell(joined(0), joined(1))
-    attempt.tell(SlotReported(1, Failed("slot 0 is gone", "bystander")), SlotLost(0, "reset"))
+    attempt.tell(SlotLost(0, "reset"))
 
     assert attempt.after(0.4) is None
     assert attempt.after(0.2) == AttemptBroke("slot 0 (pid 4710) was lost: reset", "bystander")
+
+
+@pytest.mark.parametrize("is_loss_first", [True, False])
+def test_when_every_slot_has_been_heard_of_nobody_is_waited_for(is_loss_first):
+    attempt = Attempt()
+    attempt.tell(joined(0), joined(1))
+    news = [SlotLost(0, "reset"), SlotReported(1, Failed("slot 0 is gone", "bystander"))]
+    attempt.tell(*(news if is_loss_first else reversed(news)))
+
+    assert attempt.running.outcome == AttemptBroke("slot 0 (pid 4710) was lost: reset", "bystander")
+
+
+def test_when_all_slots_are_lost_nobody_is_waited_for():
+    attempt = Attempt()
+    attempt.tell(joined(0), joined(1), SlotLost(0, "reset"), SlotLost(1, "reset too"))
+
+    assert attempt.running.outcome == AttemptBroke(
+        "slot 1 (pid 4711) was lost: reset too", "bystander"
+    )
 
 
 def test_a_slot_that_joins_and_is_lost_while_the_attempt_is_breaking_does_no_harm():

@@ -289,7 +289,9 @@ class Inner(Stepped):
         head=None,
         clock=None,
         restored_time_us=None,
+        together_rows_max=1,
     ):
+        """Unless told otherwise a step takes one batch, so that stories can stop in between."""
         self.clock = clock or ManualClock()
         self.events = Recorded()
         self.log = Logged()
@@ -312,6 +314,7 @@ class Inner(Stepped):
             self.places,
             has_finished,
             restored_time_us,
+            together_rows_max,
         )
 
     def barriers(self, checkpoint_id, alignment_timeout_ms=None):

@@ -5,7 +5,9 @@ and its index in it, computed on whole columns. So a position is one number, a r
 repeats itself exactly, and anybody can recount the input without having watched it pass by.
 
 A rate is kept per partition, counted from the moment the reader was opened: a restored job goes
-on at its pace, it neither rushes after the time it was down nor waits for it.
+on at its pace, it neither rushes after the time it was down nor waits for it. A `rate` that catches
+up is counted from the first start of the job instead: each row is due at the time it carries, and
+what fell due while nobody read comes at once.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from stillframe.api.sources import (
     Split,
 )
 from stillframe.clock import Clock, SystemClock
-from stillframe.config import parse_count, parse_count_or_zero, refuse_unknown
+from stillframe.config import parse_count, parse_count_or_zero, parse_flag, refuse_unknown
 from stillframe.errors import BuildError
 from stillframe.json_values import JsonObject
 
@@ -45,7 +47,8 @@ CLICK_SCHEMA = pa.schema(
 RATE_SCHEMA = pa.schema([("timestamp", pa.timestamp("us", tz="UTC")), ("value", pa.int64())])
 
 _BATCH_ROWS = 32_768
-_TICK_SECONDS = 0.01
+_WAIT_SECONDS_MIN = 0.001
+_TICK_SECONDS = 0.005
 """A rate-limited partition gathers this much before it emits, so that fast rates make no tiny
 batches."""
 
@@ -68,6 +71,8 @@ class ClickSource(Source):
     """Over all partitions; None: as fast as they are taken."""
     partitions: int = 4
     apps: int = 1000
+    skew: int = 3
+    """How uneven the apps are: 1 is even, and with 3 the first of 1,000 gets a tenth."""
     seed: int = 0
     batch_rows: int = _BATCH_ROWS
 
@@ -76,6 +81,7 @@ class ClickSource(Source):
         _check_rate("clicks", "recordsPerSecond", self.records_per_second)
         _check_at_least("clicks", "partitions", self.partitions, 1)
         _check_at_least("clicks", "apps", self.apps, 1)
+        _check_at_least("clicks", "skew", self.skew, 1)
         _check_at_least("clicks", "batchRows", self.batch_rows, 1)
 
     @property
@@ -127,9 +133,12 @@ class _Clicks:
         return pa.array(self._ids)
 
     def app_id(self) -> pa.Array:
-        # The cube bends an even distribution: with 1,000 apps the first gets a tenth of all clicks.
+        # A power bends an even distribution; multiplied out, because ** takes ten times as long.
         even = (self._bits >> np.uint64(32)).astype(np.float64) / 2.0**32
-        app_indices = (even * even * even * self._source.apps).astype(np.int32)
+        bent = even
+        for _ in range(1, self._source.skew):
+            bent = bent * even
+        app_indices = (bent * self._source.apps).astype(np.int32)
         return _app_names(self._source.apps).take(pa.array(app_indices))
 
     def user_id(self) -> pa.Array:
@@ -158,6 +167,7 @@ def clicks_from_options(options: Mapping[str, str]) -> ClickSource:
         "recordsPerSecond": ("records_per_second", _parse_rate),
         "partitions": ("partitions", parse_count),
         "apps": ("apps", parse_count),
+        "skew": ("skew", parse_count),
         "seed": ("seed", parse_count_or_zero),
         "batchRows": ("batch_rows", parse_count),
     }
@@ -169,7 +179,8 @@ class RateSource(Source):
     """Spark's `rate`: so many rows a second, each with a time and the next value.
 
     The time of a row is the job's first start plus what the rate says, so that a replay gives
-    the same rows; after a failure it runs behind the wall clock by the time the job was down.
+    the same rows; after a failure it runs behind the wall clock by the time the job was down,
+    unless it catches up.
     """
 
     rows_per_second: int = 1
@@ -178,6 +189,8 @@ class RateSource(Source):
     """Over all partitions; None: it never ends."""
     start: int = 0
     """The first value."""
+    catch_up: bool = False
+    """Whether rows come at the time they carry, those of the past at once, as in Spark."""
     clock: Clock = field(default_factory=SystemClock, compare=False, repr=False)
     """Read once, on the driver, at the first start of the job."""
 
@@ -196,14 +209,18 @@ class RateSource(Source):
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
         pace = self.rows_per_second / self.partitions
-        cursors = [self._cursor(split) for split in splits]
+        cursors = [self._cursor(split, context.clock) for split in splits]
         return _GeneratingReader(cursors, _BATCH_ROWS, pace, context.clock)
 
-    def _cursor(self, split: Split) -> _Cursor:
+    def _cursor(self, split: Split, clock: Clock) -> _Cursor:
         partition = _partition_of(split)
-        base_us = _whole(split, "base_ms") * 1000
+        base_ms = _whole(split, "base_ms")
         end = _partition_rows(self.rows, self.partitions, partition)
-        return _Cursor(split, end, partial(self._rows, partition, base_us))
+        cursor = _Cursor(split, end, partial(self._rows, partition, base_ms * 1000))
+        if self.catch_up:
+            cursor.paced_from = 0
+            cursor.paced_before_seconds = (clock.wall_ms() - base_ms) / 1000
+        return cursor
 
     def _rows(self, partition: int, base_us: int, start: int, stop: int) -> pa.RecordBatch:
         ordinals = np.arange(start, stop, dtype=np.int64) * self.partitions + partition
@@ -226,6 +243,7 @@ def rate_from_options(options: Mapping[str, str]) -> RateSource:
         "numPartitions": ("partitions", parse_count),
         "rows": ("rows", parse_count_or_zero),
         "start": ("start", parse_count_or_zero),
+        "catchUp": ("catch_up", parse_flag),
     }
     return RateSource(**_parsed(options, known, "the source rate"))
 
@@ -236,9 +254,11 @@ class _Cursor:
     def __init__(
         self, split: Split, end: float, make: Callable[[int, int], pa.RecordBatch]
     ) -> None:
-        self.next = self.opened_at = _whole(split, "next")
+        self.next = self.paced_from = _whole(split, "next")
         self.end = end
         self.make = make
+        self.paced_before_seconds = 0.0
+        """How long before the reader was opened the row `paced_from` was due."""
         self._split = split
 
     @property
@@ -311,8 +331,8 @@ class _GeneratingReader(SourceReader):
         # Compared as whole rows: a wait computed in floats may end a hair too early, for ever.
         if wanted <= self._allowed(cursor, elapsed_seconds):
             return 0.0
-        wait = (wanted - cursor.opened_at) / self._pace - elapsed_seconds
-        return max(wait, 0.001)
+        due_seconds = (wanted - cursor.paced_from) / self._pace - cursor.paced_before_seconds
+        return max(due_seconds - elapsed_seconds, _WAIT_SECONDS_MIN)
 
     def _rows_due(self, cursor: _Cursor, elapsed_seconds: float) -> int:
         stop = min(cursor.next + self._batch_rows, cursor.end)
@@ -323,7 +343,8 @@ class _GeneratingReader(SourceReader):
     def _allowed(self, cursor: _Cursor, elapsed_seconds: float) -> int:
         """The index this split may have reached by now."""
         assert self._pace is not None
-        return cursor.opened_at + int(elapsed_seconds * self._pace)
+        paced_seconds = elapsed_seconds + cursor.paced_before_seconds
+        return cursor.paced_from + int(paced_seconds * self._pace)
 
     def splits(self) -> list[Split]:
         return [cursor.split() for cursor in self._cursors]

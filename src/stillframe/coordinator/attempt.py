@@ -10,7 +10,8 @@ through the ledger and through two ports: one to the slots, one to the sinks tha
 
 An attempt breaks as soon as its first slot is lost. The first news of a loss is often not the
 best: a slot that fails takes its peers' connections with it, and their complaints may arrive
-first. So the attempt listens a moment longer and then reports the reason that explains the most.
+first. So the attempt listens until every slot has said something or is lost too, a moment at most,
+and then reports the reason that explains the most.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ class RunningAttempt:
         """Of those that the sinks here are committing."""
         self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
         self._complained: set[SlotIndex] = set()
+        self._lost: set[SlotIndex] = set()
         self._broken: AttemptBroke | None = None
         self._broken_for_good_at = 0.0
         self._outcome: Outcome | None = None
@@ -213,6 +215,7 @@ class RunningAttempt:
             case SlotReported(slot, report):
                 self._on_report(slot, report)
             case SlotLost(slot, reason):
+                self._lost.add(slot)
                 self._break(self._loss(slot, reason), "bystander")
             case SlotsEnded(attempt, reason) if attempt == self._attempt:
                 self._slots_ended = True
@@ -250,6 +253,7 @@ class RunningAttempt:
                 if why != "bystander":
                     self._outcome = AttemptBroke(said, why)
             case SlotLost(slot, said) if slot not in self._complained:
+                self._lost.add(slot)
                 self._broken = AttemptBroke(self._loss(slot, said), "bystander")
             case SlotsEnded(attempt, said) if attempt == self._attempt:
                 self._slots_ended = True
@@ -259,6 +263,8 @@ class RunningAttempt:
                 self._outcome = AttemptStopped()
             case _:
                 self._handle_late(mail)
+        if self.have_all_joined and len(self._complained | self._lost) == self._plan.slots:
+            self._outcome = self._outcome or self._broken  # nobody is left to explain it better
 
     def _handle_late(self, mail: Mail) -> None:
         """Of what comes late, only what concerns the job rather than the attempt matters."""

@@ -9,6 +9,10 @@ overtakes is pulled out of its place, and the batches in front of it, which it h
 part of the checkpoint. Barriers in channels of a cycle are always pulled, and so is the barrier
 that ends a recording.
 
+Small batches that wait already are taken together, from all channels of an input, and go through
+the chain as one: what a batch costs beside its rows is paid once. So batches are as small as they
+come while there is little to do, and grow by themselves when it is more than can be done.
+
 Timers that event time has made due fire one batch per step. Until the last has, no record is taken,
 only barriers and what else may pass (see `firing`); so a snapshot may be taken in the middle.
 
@@ -62,6 +66,10 @@ from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
 _PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
 """What is taken while timers fire. Records wait, and so does all that keeps a place behind them."""
 
+TOGETHER_ROWS_MAX = 4_096
+_TOGETHER_BYTES_MAX = 256 * 1024
+"""Batches are taken together up to here, so that no step is long because many were waiting."""
+
 _LAP_PAUSE_SECONDS = 0.005
 """Between two laps, so that an idle cycle does not keep a core busy."""
 
@@ -87,6 +95,34 @@ class _Alignment:
     def is_patience_over(self, now_seconds: float) -> bool:
         timeout_ms = self.barrier.alignment_timeout_ms
         return timeout_ms is not None and now_seconds >= self.began_at_seconds + timeout_ms / 1000
+
+
+class _Together:
+    """Small batches that go through the chain as one."""
+
+    def __init__(self, first: pa.RecordBatch, rows_max: int) -> None:
+        self._batches = [first]
+        self._rows_left = rows_max - first.num_rows
+        # Of what a slice was cut from all counts: that is too much, and quicker than `nbytes`.
+        self._bytes_left = _TOGETHER_BYTES_MAX - first.get_total_buffer_size()
+
+    def takes(self, element: object) -> bool:
+        """Whether this one is taken too."""
+        if self._rows_left <= 0 or not isinstance(element, pa.RecordBatch):
+            return False
+        # Records and partial aggregates, which are told apart by metadata, come on one channel.
+        if not element.schema.equals(self._batches[0].schema, check_metadata=True):
+            return False
+        self._rows_left -= element.num_rows
+        self._bytes_left -= element.get_total_buffer_size()
+        if self._rows_left < 0 or self._bytes_left < 0:
+            self._rows_left = 0  # it stays, and so do those behind it
+            return False
+        self._batches.append(element)
+        return True
+
+    def batch(self) -> pa.RecordBatch:
+        return self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches)
 
 
 @dataclass(slots=True)
@@ -125,8 +161,10 @@ class InnerSubtask(Subtask):
         places: Sequence[ChannelPlace] | None = None,
         has_finished: bool = False,
         restored_time_us: int | None = None,
+        together_rows_max: int = TOGETHER_ROWS_MAX,
     ) -> None:
         super().__init__(ref, name, chain, clock, events, mode, channel_log)
+        self._together_rows_max = together_rows_max
         self._inputs = Inputs(channels)
         self._places = places or [
             ChannelPlace(("", SubtaskIndex(index))) for index in range(len(channels))
@@ -165,10 +203,24 @@ class InnerSubtask(Subtask):
             return self._go_round() or progressed
         element = self._inputs.channels[index].take()
         if isinstance(element, pa.RecordBatch):
-            self._process(ChannelIndex(index), element)
+            self._process(ChannelIndex(index), self._with_what_waits(index, element))
         else:
             self._on_marker(ChannelIndex(index), element)
         return True
+
+    def _with_what_waits(self, index: int, first: pa.RecordBatch) -> pa.RecordBatch:
+        """This batch, and behind it what of its kind waits in front of the channels."""
+        self._note_records(ChannelIndex(index), first)
+        if self._feedback:  # what comes back is told apart from what enters
+            return first
+        together = _Together(first, self._together_rows_max)
+        for other, channel in enumerate(self._inputs.channels):
+            if other in self._inputs.held or self._places[other].input != self._places[index].input:
+                continue
+            while not channel.is_empty() and together.takes(channel.peek()):
+                batch = channel.take()
+                self._note_records(ChannelIndex(other), batch)
+        return together.batch()
 
     def _let_pass(self) -> bool:
         """Take a barrier that stands in front, or what else may come between two firings."""
@@ -209,7 +261,8 @@ class InnerSubtask(Subtask):
         if self._inputs.held and not self._alignments:
             yield None, "a channel held"
 
-    def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
+    def _note_records(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
+        """A batch came on this channel."""
         place = self._places[index]
         self.counters.records_in += batch.num_rows
         self._event_time.on_active(index)
@@ -219,7 +272,9 @@ class InnerSubtask(Subtask):
         if self._head_laps is not None and place.is_feedback:
             self._refuse_after_end()
             self._head_laps.on_record()
-        if place.input == 0:
+
+    def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
+        if self._places[index].input == 0:
             self._chain.process(batch)
         else:
             self._chain.process_second(batch)

@@ -69,6 +69,7 @@ from stillframe.runtime.assembly import assemble
 from stillframe.runtime.building import Surroundings
 from stillframe.runtime.control import Control
 from stillframe.runtime.disk import DiskRoom, has_database
+from stillframe.runtime.interpreter import quick_threads, spared_collections
 from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
 from stillframe.runtime.operators import Background, Writing
@@ -105,14 +106,15 @@ def run_slot(
 ) -> None:
     """Run one slot until the coordinator ends it; raises if it ends any other way."""
     keep_freed_memory()
-    running = _Slot(launch, slot, host, pid, feed, SystemClock())
-    try:
-        running.run()
-    except Exception as error:
-        running.report_failure(error)
-        raise
-    finally:
-        running.close()
+    with quick_threads():
+        running = _Slot(launch, slot, host, pid, feed, SystemClock())
+        try:
+            running.run()
+        except Exception as error:
+            running.report_failure(error)
+            raise
+        finally:
+            running.close()
 
 
 def _opened(launch: SlotLaunch) -> Store | None:
@@ -223,7 +225,8 @@ class _Slot(TaskEvents):
         self._network.connect(peers, _CONNECT_SECONDS_MAX)
         self._control.send(Running())
         commit_restored(self._subtasks.values(), self._start)
-        self._loop()
+        with spared_collections():
+            self._loop()
 
     def _disk_room(self) -> DiskRoom | None:
         launch = self._launch
