@@ -89,8 +89,8 @@ def measure(name: str, backend: str, records: int, rounds: int) -> None:
             rate, watch = counted(KEYS[name], records, options)
             with_checkpoints.append(rate)
             watches.append(watch)
-    # The last one of a run comes when all records have been read.
-    completed = [each for watch in watches for each in watch.completed[:-1]]
+    # The last one of a run comes when all records have been read; a short run has no other.
+    completed = [each for watch in watches for each in watch.completed[:-1] or watch.completed]
     sync = [timings.sync_ms for each in completed for timings in each.timings]
     durations = [each.duration_ms for each in completed]
     written = [sum(timings.bytes_written for timings in each.timings) for each in completed]

@@ -25,13 +25,16 @@ from pyspark.sql.streaming import StatefulProcessor
 from stillframe.clock import SystemClock
 from stillframe.graph.logical import Transform
 from stillframe.ids import Attempt, OperatorUid, SubtaskIndex
+from stillframe.runtime.kept_states import StatesOnHeap
 from stillframe.runtime.transforming import Transforming
 from stillframe.spark.stateful import ProcessorProgram
+from stillframe.state.heap import HeapBackend
 
 INPUT = pa.schema(
     [("app_id", pa.string()), ("user", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
 )
 OUTPUT = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
+KEY_GROUPS = 128
 
 
 class Counter(StatefulProcessor):
@@ -79,8 +82,11 @@ def operator_of(processor: StatefulProcessor, in_pandas: bool) -> Transforming:
     pickled = cloudpickle.dumps(processor)
     program = ProcessorProgram(pickled, "Counter", OUTPUT, "none", "UTC", in_pandas)
     transform = Transform(program, "Counter", ("app_id",))
+    keys = pa.schema([INPUT.field("app_id")])
     place = (OperatorUid("count"), SubtaskIndex(0), Attempt(1))
-    return Transforming(*place, transform, INPUT, OUTPUT, None, 128, SystemClock())
+    # Without a place for snapshots: none is taken here.
+    kept = StatesOnHeap(*place, None, HeapBackend(keys, KEY_GROUPS))
+    return Transforming(transform, INPUT, OUTPUT, kept, KEY_GROUPS, SystemClock())
 
 
 def batches_of(keys: int, rows: int, batches: int) -> list[pa.RecordBatch]:

@@ -78,6 +78,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             from stillframe.cli.simulate import simulate
 
             return simulate(arguments)
+        case "bench":
+            from stillframe.cli.bench import bench
+
+            return bench(arguments)
         case _:
             from stillframe.cli.inspection import inspect
 
@@ -101,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"stillframe {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_demo, _add_doctor, _add_run, _add_inspect, _add_simulate):
+    for add in (_add_demo, _add_doctor, _add_run, _add_inspect, _add_simulate, _add_bench):
         command = add(commands)
         command.add_argument("--json", action="store_true", help="JSON lines, for machines")
         command.add_argument(
@@ -240,6 +244,44 @@ def _add_simulate(commands: _Commands) -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--mutants", action="store_true", help="check that every deliberate mistake is caught"
+    )
+    return command
+
+
+def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "bench",
+        help="Stillframe beside Flink, PyFlink, Spark and Bytewax, in one run on this machine",
+        description="Run benchmarks with Stillframe and its peers in turns, each peer in an"
+        " environment of its own that is installed at the first use, and write a table, plots and"
+        " every single result. Exit code 1: a program failed.",
+    )
+    command.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="views, users, views-rocksdb, users-rocksdb, views-parquet, rows, latency,"
+        " slow-channel, checkpoint-cost, state-size, recovery, growth (all)",
+    )
+    command.add_argument(
+        "--quick",
+        action="store_true",
+        help="views, users, rows and latency at 10,000/s only, shorter, one round",
+    )
+    command.add_argument(
+        "--peers",
+        default="flink,pyflink,spark,bytewax",
+        metavar="P,…",
+        help="with which peers (%(default)s), or none",
+    )
+    command.add_argument(
+        "--rounds", type=_count, metavar="N", help="how often each program is run (3; quick: 1)"
+    )
+    command.add_argument(
+        "--output",
+        default="bench-results",
+        metavar="DIR",
+        help="where results.json, results.md, plots and logs go (%(default)s)",
     )
     return command
 

@@ -1,0 +1,130 @@
+"""What Stillframe's programs have in common: the session, the options, the watch, the result.
+
+It is imported from the directory of the programs (`python stillframe_state.py` puts that directory
+first on the path) and uses Stillframe as anybody would.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+from pyspark.sql import SparkSession
+
+import stillframe
+
+BACKENDS = {"heap": "fs", "rocksdb": "rocksdb"}
+CANNOT_DO = 3
+_END_SECONDS_MAX = 30.0
+
+
+def params_given():
+    return json.loads(sys.argv[1])
+
+
+def refuse(sentence):
+    """End as the harness expects of a combination that cannot be done."""
+    print(sentence, file=sys.stderr)
+    sys.exit(CANNOT_DO)
+
+
+def open_session(parallelism, settings=None):
+    """Local Spark, with two cores more than slots for the Spark jobs beside them."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return (
+        SparkSession.builder.master(f"local[{parallelism + 2}]")
+        .appName("stillframe-bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config(map=settings or {})
+        .getOrCreate()
+    )
+
+
+def job_options(params, checkpoints_at):
+    """Without an interval a bounded job still takes one checkpoint, its last; it is read below."""
+    options = {
+        "parallelism": params["parallelism"],
+        "stateBackend": BACKENDS[params["backend"]],
+        "incrementalCheckpoints": params["incremental"],
+        "checkpointLocation": checkpoints_at,
+    }
+    if params["checkpoint_interval_ms"] is not None:
+        options["checkpointInterval"] = f"{params['checkpoint_interval_ms']} ms"
+    if params["mode"] == "unaligned":
+        options["unalignedCheckpoints"] = True
+    if params["mode"] == "stop-the-world":
+        options["checkpointMode"] = "stop-the-world"
+    return {name: str(value) for name, value in options.items()}
+
+
+class Watch:
+    """Times a job from the moment all its slots run to its end, and gathers its checkpoints."""
+
+    def __init__(self):
+        self.running_at = self.ended_at = self.cpu_seconds = 0.0
+        self.completed = []
+        self._pids = ()
+        self._cpu_seconds_before = 0.0
+        self._done = threading.Event()
+
+    def __call__(self, event):
+        # By name: the classes of events are not among Stillframe's public names.
+        match type(event).__name__:
+            case "SlotsRunning":
+                self.running_at, self._pids = time.monotonic(), event.pids
+                # The processes may have served the job before.
+                self._cpu_seconds_before = sum(map(cpu_seconds_of, self._pids))
+            case "CheckpointCompleted":
+                self.completed.append(event)
+                used = sum(map(cpu_seconds_of, self._pids))
+                self.cpu_seconds = used - self._cpu_seconds_before
+            case "JobEnded":
+                self.ended_at = time.monotonic()
+                self._done.set()
+
+    def seconds(self):
+        assert self._done.wait(_END_SECONDS_MAX), "the job told nobody that it ended"
+        assert self.running_at, "the slots ran before anybody listened"
+        return self.ended_at - self.running_at
+
+
+def cpu_seconds_of(pid):
+    """What a slot has used of the processors so far."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def checkpoint_figures(completed, failed):
+    durations = sorted(each.duration_ms for each in completed)
+    if not durations:
+        return None
+    written = [sum(part.bytes_written for part in each.timings) for each in completed]
+    return {
+        "completed": len(durations),
+        "failed": failed,
+        "p50_ms": round(median(durations), 1),
+        "p99_ms": round(durations[min(len(durations) - 1, int(0.99 * len(durations)))], 1),
+        "max_ms": round(durations[-1], 1),
+        "bytes_p50": int(median(written)),
+    }
+
+
+def tell(params, **figures):
+    result = {
+        "engine": "stillframe",
+        "version": stillframe.__version__,
+        "variant": params["variant"],
+        "workload": params["workload"],
+        "latency_ms": None,
+        **figures,
+    }
+    print("RESULT " + json.dumps(result), flush=True)

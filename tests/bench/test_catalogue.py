@@ -1,0 +1,123 @@
+"""What is measured fits together: labels, targets, programs, and what --quick takes of it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from stillframe.bench.catalogue import PEERS, Benchmark, benchmarks, chosen
+from stillframe.bench.engines import Engines
+from stillframe.bench.peers import PROGRAMS
+from stillframe.cli.bench import asked_for
+from stillframe.errors import BuildError
+
+ALL = benchmarks()
+
+
+def arguments(*names: str, quick: bool = False, peers: str = ",".join(PEERS)) -> Any:
+    return argparse.Namespace(names=list(names), quick=quick, peers=peers)
+
+
+def labels(found: list[Benchmark]) -> dict[str, list[str]]:
+    return {each.name: [trial.label for trial in each.trials] for each in found}
+
+
+def test_every_benchmark_that_was_promised_is_there():
+    assert list(ALL) == [
+        "views", "users", "views-rocksdb", "users-rocksdb", "views-parquet", "rows", "latency",
+        "slow-channel", "checkpoint-cost", "state-size", "recovery", "growth",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", ALL.values(), ids=ALL)
+def test_labels_are_different_and_targets_name_them(benchmark):
+    known = [trial.label for trial in benchmark.trials]
+
+    assert len(set(known)) == len(known)
+    for target in benchmark.targets:
+        assert {target.of, *target.against} <= set(known)
+        assert (target.at_least is None) != (target.at_most is None)
+
+
+def test_every_target_of_the_table_is_judged_somewhere():
+    bounds = [(name, target.bound) for name, each in ALL.items() for target in each.targets]
+
+    assert bounds == [
+        ("views", "≥ 5 ×"), ("views", "≥ 4 ×"),
+        ("users", "≥ 5 ×"),
+        ("views-rocksdb", "≥ 3 ×"), ("views-rocksdb", "≥ 4 ×"),
+        ("users-rocksdb", "≥ 3 ×"),
+        ("rows", "≥ 20 ×"), ("rows", "≥ 10 ×"), ("rows", "≥ 2 ×"),
+        ("latency", "≤ 20 ms"), ("latency", "≤ 2 ×"), ("latency", "≤ 0.1 ×"),
+        ("checkpoint-cost", "≥ 0.95 ×"), ("checkpoint-cost", "≥ 0.95 ×"),
+        ("recovery", "≤ 5 s"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", ALL.values(), ids=ALL)
+def test_every_trial_has_a_program(benchmark, tmp_path):
+    engines = Engines(tmp_path)
+    for trial in benchmark.trials:
+        if trial.engine == "flink":
+            assert (PROGRAMS / "flink" / "Bench.java").is_file()
+        else:
+            program = engines.command(trial, trial.params)[1]
+            assert (PROGRAMS / program).is_file(), f"{trial.label} has no program {program}"
+
+
+def test_quick_is_a_part_of_the_whole_and_shorter():
+    found = chosen(ALL, [], PEERS, quick=True)
+
+    assert labels(found) == {
+        "views": ["Stillframe", "Flink DataStream", "Flink SQL mini-batch", "Bytewax"],
+        "users": ["Stillframe", "Flink DataStream", "Bytewax"],
+        "rows": [
+            "Stillframe",
+            "PyFlink process mode",
+            "PyFlink thread mode",
+            "Spark transformWithStateInPandas",
+            "Spark transformWithState",
+            "Bytewax",
+        ],
+        "latency": [
+            "Stillframe, no checkpoints, 10,000/s",
+            "Stillframe, aligned, 10,000/s",
+            "Flink, buffer timeout 100 ms, aligned, 10,000/s",
+            "Flink, buffer timeout 1 ms, aligned, 10,000/s",
+            "Spark micro-batch, 10,000/s",
+        ],
+    }
+    assert {trial.params["backend"] for trial in found[0].trials} == {"heap"}
+    for quick in found:
+        whole = {trial.label: trial.params for trial in ALL[quick.name].trials}
+        for trial in quick.trials:
+            assert trial.params["seconds"] < whole[trial.label]["seconds"]
+            assert trial.params["warmup_records"] <= whole[trial.label]["warmup_records"]
+
+
+def test_peers_and_benchmarks_can_be_chosen():
+    only_flink = asked_for(arguments("views", "users-rocksdb", peers="flink"))
+
+    assert labels(only_flink) == {
+        "views": ["Stillframe", "Flink DataStream", "Flink SQL", "Flink SQL mini-batch"],
+        "users-rocksdb": ["Stillframe", "Flink DataStream"],
+    }
+    assert labels(asked_for(arguments("rows", peers="none"))) == {"rows": ["Stillframe"]}
+    assert len(asked_for(arguments())) == len(ALL)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (arguments("view"), "there is no benchmark 'view', did you mean 'views'?"),
+        (arguments(peers="flnk"), "there is no peer 'flnk', did you mean 'flink'?"),
+        (arguments("recovery", quick=True), "recovery has nothing in --quick"),
+    ],
+)
+def test_what_nobody_knows_is_refused_with_the_nearest(given, sentence):
+    with pytest.raises(BuildError) as raised:
+        asked_for(given)
+
+    assert sentence in str(raised.value)
