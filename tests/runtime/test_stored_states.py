@@ -22,7 +22,7 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
 )
 from stillframe.runtime.disk import AggregatingOnDisk, DiskRoom
-from stillframe.runtime.operators import described_file
+from stillframe.runtime.state_files import described_file
 from stillframe.runtime.stored_states import batches_of, copied, schema_of, state_parts
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.disk import Disk

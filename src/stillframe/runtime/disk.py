@@ -46,10 +46,10 @@ from stillframe.protocol.sharing import SharedFiles
 from stillframe.runtime.operators import (
     Background,
     StatefulOperator,
-    described_file,
     folded_into,
 )
 from stillframe.runtime.restoring import read_file
+from stillframe.runtime.state_files import described_file
 from stillframe.state.disk import Disk, DiskMemory
 from stillframe.state.disk_pages import PagedAggregates
 from stillframe.state.disk_reading import tables_in
@@ -199,18 +199,20 @@ class DatabaseSnapshots:
         self._shared: SharedFiles[FileHandle] = SharedFiles(restored)
 
     def snapshot(
-        self, checkpoint_id: CheckpointId, frozen: FrozenDatabase
+        self, checkpoint_id: CheckpointId, frozen: FrozenDatabase, savepoint: Store | None = None
     ) -> Callable[[], WrittenDatabase]:
         """The function it answers is run in the background, if at all."""
-        referable = self._shared.on_snapshot(checkpoint_id)
+        referable = self._shared.on_snapshot(checkpoint_id) if savepoint is None else {}
+        store = savepoint or self._store
+        assert store is not None, "a snapshot was asked for without a place to keep it"
         directory = self._scratch / f"{checkpoint_id}-{uuid.uuid4().hex[:8]}"
 
         def write() -> WrittenDatabase:
             try:
                 frozen.link(directory)
-                if self._is_incremental:
-                    return self._copied(checkpoint_id, directory, referable)
-                return self._as_rows(checkpoint_id, directory)
+                if self._is_incremental and savepoint is None:
+                    return self._copied(store, checkpoint_id, directory, referable)
+                return self._as_rows(store, checkpoint_id, directory)
             finally:
                 frozen.release()
                 shutil.rmtree(directory, ignore_errors=True)
@@ -231,9 +233,12 @@ class DatabaseSnapshots:
         self._shared.on_aborted(checkpoint_id)
 
     def _copied(
-        self, checkpoint_id: CheckpointId, directory: Path, referable: Mapping[str, FileHandle]
+        self,
+        store: Store,
+        checkpoint_id: CheckpointId,
+        directory: Path,
+        referable: Mapping[str, FileHandle],
     ) -> WrittenDatabase:
-        store = self._open_store()
         files: list[DiskFile] = []
         with _deleted_on_failure(store) as copied:
             for local in sorted(directory.iterdir()):
@@ -247,8 +252,9 @@ class DatabaseSnapshots:
                 files.append(DiskFile(local.name, handle))
         return WrittenDatabase(DiskState(self._owned.start, self._owned.stop, tuple(files)))
 
-    def _as_rows(self, checkpoint_id: CheckpointId, directory: Path) -> WrittenDatabase:
-        store = self._open_store()
+    def _as_rows(
+        self, store: Store, checkpoint_id: CheckpointId, directory: Path
+    ) -> WrittenDatabase:
         keyed: list[KeyedState] = []
         with _deleted_on_failure(store) as copied:
             for table in tables_in(directory):
@@ -260,10 +266,6 @@ class DatabaseSnapshots:
                 copied.append(path)
                 keyed.append(described_file(table.name, written))
         return WrittenDatabase(keyed=tuple(keyed))
-
-    def _open_store(self) -> Store:
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        return self._store
 
 
 @contextlib.contextmanager
@@ -306,8 +308,8 @@ class AggregatingOnDisk(StatefulOperator):
     def on_barrier(self) -> Iterable[pa.RecordBatch]:
         return self._table.results() if self._emits_all else ()
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        return self._snapshots.snapshot(checkpoint_id, self._table.freeze())
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
+        return self._snapshots.snapshot(checkpoint_id, self._table.freeze(), savepoint)
 
     def described(self, checkpoint_id: CheckpointId, written: WrittenDatabase) -> OperatorSnapshot:
         return self._snapshots.described(checkpoint_id, written)

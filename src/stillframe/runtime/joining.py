@@ -30,14 +30,13 @@ from stillframe.graph.logical import Join, JoinSide
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.key_groups import Flags, Words
 from stillframe.protocol.event_time import END_OF_TIME_US
-from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
+from stillframe.protocol.manifests import OperatorSnapshot
 from stillframe.protocol.restore import SubtaskState
-from stillframe.protocol.sharing import Sharing
 from stillframe.runtime.connecting import TwoInputOperator
 from stillframe.runtime.expressions import evaluate
-from stillframe.runtime.operators import Background, SnapshotTime, described_file
+from stillframe.runtime.operators import Background, SnapshotTime
+from stillframe.runtime.state_files import Named, StateFiles
 from stillframe.state.joins import (
-    FrozenJoinRows,
     JoinRows,
     Moments,
     Pairs,
@@ -47,13 +46,10 @@ from stillframe.state.joins import (
     moments_of,
 )
 from stillframe.state.reached import BEGINNING_US, Reached
-from stillframe.state.snapshots import write_keyed_snapshot
-from stillframe.storage.paths import state_path
 from stillframe.storage.store import Store
 
 LEFT, RIGHT = "left", "right"
-_Files = tuple[KeyedState, ...]
-_Written = tuple[_Files, _Files, SnapshotTime]
+_Written = tuple[list[Named], SnapshotTime]
 """The files of the sides, and how far event time had come."""
 
 
@@ -69,7 +65,6 @@ class _Side:
     """When the rows of the other side are that match one of this, counted from its time."""
     is_outer: bool
     """Whether its rows come out also without a match."""
-    sharing: Sharing[_Files]
 
     @property
     def stays_us(self) -> int | None:
@@ -96,10 +91,9 @@ class Joining(TwoInputOperator):
         state = state or SubtaskState()
         self._uid = uid
         self._subtask = subtask
-        self._attempt = attempt
         self._operator = operator
         self._schema = schema
-        self._store = store
+        self._files = StateFiles(uid, subtask, attempt, store)
         self._max_parallelism = max_parallelism
         self.watermark_us = None if state.watermark_us == BEGINNING_US else state.watermark_us
         self._reached = Reached.beyond(
@@ -128,7 +122,7 @@ class Joining(TwoInputOperator):
         )
         time = None if side.time is None else schema.get_field_index(side.time)
         is_outer = join.how in ("full", name)
-        return _Side(name, schema, rows, time, within, is_outer, Sharing())
+        return _Side(name, schema, rows, time, within, is_outer)
 
     @property
     def state_rows(self) -> int:
@@ -278,47 +272,31 @@ class Joining(TwoInputOperator):
 
     # --- snapshots
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         time = SnapshotTime.of(self.watermark_us, self._reached)
-        left, right = (self._written(checkpoint_id, s) for s in (self._left, self._right))
-        return lambda: (left(), right(), time)
-
-    def _written(self, checkpoint_id: CheckpointId, side: _Side) -> Background:
-        held = side.sharing.on_snapshot(checkpoint_id, side.rows.version)
-        if held is not None:
-            return lambda: held
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, side.name)
-        store, frozen, name = self._store, side.rows.freeze(), side.name
-        return lambda: _write(store, path, name, frozen)
+        writes = [
+            self._files.write(
+                checkpoint_id, side.name, side.rows.version, side.rows.freeze, savepoint
+            )
+            for side in (self._left, self._right)
+        ]
+        return lambda: ([write() for write in writes], time)
 
     def described(self, checkpoint_id: CheckpointId, written: _Written) -> OperatorSnapshot:
-        left, right, time = written
-        self._left.sharing.on_written(checkpoint_id, left)
-        self._right.sharing.on_written(checkpoint_id, right)
-        return time.noted(OperatorSnapshot(self._uid, self._subtask, keyed=(*left, *right)))
+        named, time = written
+        keyed = self._files.written(checkpoint_id, named)
+        return time.noted(OperatorSnapshot(self._uid, self._subtask, keyed=keyed))
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        for side in (self._left, self._right):
-            side.sharing.on_completed(checkpoint_id)
+        self._files.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        for side in (self._left, self._right):
-            side.sharing.on_aborted(checkpoint_id)
+        self._files.aborted(checkpoint_id)
 
     def restore(self, name: str, batches: Iterable[pa.RecordBatch]) -> None:
         """Take the rows of the side of this name back, before any others come."""
         side = self._left if name == LEFT else self._right
         side.rows.restore(batches)
-
-
-def _write(store: Store, path: str, name: str, frozen: FrozenJoinRows) -> _Files:
-    try:
-        if not len(frozen):
-            return ()
-        return (described_file(name, write_keyed_snapshot(store, path, frozen)),)
-    finally:
-        frozen.release()
 
 
 def _true(condition: Expression | None, batch: pa.RecordBatch) -> Flags:

@@ -18,17 +18,15 @@ from stillframe.errors import UserCodeError
 from stillframe.graph.logical import Connect, Process
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.key_groups import fixed_width_values, hash_columns, key_groups_of
-from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
-from stillframe.protocol.sharing import Sharing
+from stillframe.protocol.manifests import OperatorSnapshot
 from stillframe.runtime.firing import FiringOperator
-from stillframe.runtime.operators import Background, described_file
+from stillframe.runtime.operators import Background
 from stillframe.runtime.row_functions import fitted
+from stillframe.runtime.state_files import StateFiles, Write
 from stillframe.runtime.user_code import calling
 from stillframe.state.key_places import keyed_by
 from stillframe.state.reached import BEGINNING_US
-from stillframe.state.snapshots import write_keyed_snapshot
 from stillframe.state.timers import CLOCKS, TIME, TimerTable
-from stillframe.storage.paths import state_path
 from stillframe.storage.store import Store
 
 FIRED_ROWS_MAX = 1024
@@ -62,12 +60,10 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         self.watermark_us = None if watermark_us == BEGINNING_US else watermark_us
         self._uid = uid
         self._subtask = subtask
-        self._attempt = attempt
         self._operator = operator
         keys = operator.keys
         self._key_schema = None if keys is None else pa.schema(map(input_schema.field, keys))
         self._schema = schema
-        self._store = store
         self._max_parallelism = max_parallelism
         self._clock = clock
         self._has_finished = False
@@ -75,7 +71,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         """None: there are no keys to have any."""
         if self._key_schema is not None:
             self._timers = TimerTable(self._key_schema, max_parallelism)
-        self._sharing: Sharing[tuple[KeyedState, ...]] = Sharing()
+        self._files = StateFiles(uid, subtask, attempt, store)
         self._function = self._made()
         self._answer_of(lambda: self._function.open(_FunctionTimers(self)))
 
@@ -166,52 +162,35 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         assert self._timers is not None, "timers of a function without keys"
         self._timers.restore(batch)
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         rows = self._rows()
-        writes = [self._timers_write(checkpoint_id)]
+        writes = []
+        if self._timers is not None:
+            timers = self.TIMERS, self._timers.version, self._timers.freeze
+            writes.append(self._files.write(checkpoint_id, *timers, savepoint))
         if rows is not None and rows.num_rows:
-            writes.append(self._rows_write(checkpoint_id, rows))
+            writes.append(self._rows_write(checkpoint_id, rows, savepoint))
         # A subtask that knows nothing yet says so: the others' time must not become its own.
         watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
         return lambda: ([write() for write in writes], watermark_us)
 
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
-        files, watermark_us = written
-        self._sharing.on_written(checkpoint_id, files[0])
-        states = tuple(state for each in files for state in each)
+        named, watermark_us = written
+        states = self._files.written(checkpoint_id, named)
         if self._key_schema is None:
             return OperatorSnapshot(self._uid, self._subtask, broadcast=states)
         snapshot = OperatorSnapshot(self._uid, self._subtask, keyed=states)
         return replace(snapshot, watermark_us=watermark_us)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        self._sharing.on_completed(checkpoint_id)
+        self._files.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        self._sharing.on_aborted(checkpoint_id)
-
-    def _timers_write(self, checkpoint_id: CheckpointId) -> Callable[[], tuple[KeyedState, ...]]:
-        version = 0 if self._timers is None else self._timers.version
-        held = self._sharing.on_snapshot(checkpoint_id, version)
-        if held is not None:
-            return lambda: held
-        if self._timers is None or not len(self._timers):
-            return lambda: ()
-        frozen = self._timers.freeze()
-        store, path = self._place_of(checkpoint_id, self.TIMERS)
-
-        def write() -> tuple[KeyedState, ...]:
-            try:
-                return (described_file(self.TIMERS, write_keyed_snapshot(store, path, frozen)),)
-            finally:
-                frozen.release()
-
-        return write
+        self._files.aborted(checkpoint_id)
 
     def _rows_write(
-        self, checkpoint_id: CheckpointId, rows: pa.Table
-    ) -> Callable[[], tuple[KeyedState, ...]]:
-        store, path = self._place_of(checkpoint_id, self.STATE)
+        self, checkpoint_id: CheckpointId, rows: pa.Table, savepoint: Store | None
+    ) -> Write:
         keys = None
         if self._key_schema is not None:
             keys = self._with_key_types(
@@ -219,12 +198,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
                 f"the snapshot of function {self._operator.name}",
             )
         frozen = RowsAtRest(rows, keys, self._max_parallelism)
-        return lambda: (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
-
-    def _place_of(self, checkpoint_id: CheckpointId, state: str) -> tuple[Store, str]:
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, state)
-        return self._store, path
+        return self._files.write_anew(checkpoint_id, self.STATE, frozen, savepoint)
 
     def _rows(self) -> pa.Table | None:
         """Nothing once it has finished by key: a restored job must not finish those keys again."""
@@ -398,6 +372,12 @@ class RowsAtRest:
         self._rows = rows.combine_chunks()
         self._keys = keys
         self._max_parallelism = max_parallelism
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def release(self) -> None:
+        """They are nobody else's."""
 
     @property
     def snapshot_schema(self) -> pa.Schema:

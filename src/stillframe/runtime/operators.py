@@ -26,19 +26,17 @@ from stillframe.protocol.commits import Commit, PendingCommits
 from stillframe.protocol.manifests import (
     FileHandle,
     GroupsReached,
-    KeyedState,
     OperatorSnapshot,
     PendingCommit,
 )
-from stillframe.protocol.sharing import Sharing
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.expressions import filter_batch, project
+from stillframe.runtime.state_files import FrozenState, StateFiles
 from stillframe.runtime.user_code import calling
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, Reached
-from stillframe.state.snapshots import FrozenRows, WrittenSnapshot, write_keyed_snapshot
-from stillframe.storage.paths import number_of_file, state_path
+from stillframe.storage.paths import number_of_file
 from stillframe.storage.store import Store
 
 Background = Callable[[], Any]
@@ -90,8 +88,11 @@ class StatefulOperator(RunningOperator):
     """How far event time has come here, of those that remember it."""
 
     @abstractmethod
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        """The synchronous part; the function it answers is run once, in the background."""
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
+        """The synchronous part; the function it answers is run once, in the background.
+
+        Into the `savepoint` goes all there is, as rows, and nothing later builds upon it.
+        """
 
     @abstractmethod
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
@@ -163,15 +164,6 @@ class Mapping(RunningOperator):
         return made.cast(self._schema)
 
 
-class FrozenState(FrozenRows, Protocol):
-    """Keyed state as it was at the barrier."""
-
-    def __len__(self) -> int: ...
-
-    def release(self) -> None:
-        """Give the memory back."""
-
-
 class KeptState(Protocol):
     """Keyed state that can be frozen, and knows whether it has changed."""
 
@@ -196,40 +188,22 @@ class KeyedOperator(StatefulOperator):
     ) -> None:
         self._uid = uid
         self._subtask = subtask
-        self._attempt = attempt
         self._state = state
-        self._store = store
-        self._sharing: Sharing[tuple[KeyedState, ...]] = Sharing()
+        self._files = StateFiles(uid, subtask, attempt, store)
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        held = self._sharing.on_snapshot(checkpoint_id, self._state.version)
-        return self._write(checkpoint_id) if held is None else lambda: held
-
-    def _write(self, checkpoint_id: CheckpointId) -> Background:
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        store = self._store
-        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, self.STATE)
-        frozen = self._state.freeze()
-
-        def write() -> tuple[KeyedState, ...]:
-            try:
-                if not len(frozen):
-                    return ()
-                return (described_file(self.STATE, write_keyed_snapshot(store, path, frozen)),)
-            finally:
-                frozen.release()
-
-        return write
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
+        of_state = self.STATE, self._state.version, self._state.freeze
+        return self._files.write(checkpoint_id, *of_state, savepoint)
 
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
-        self._sharing.on_written(checkpoint_id, written)
-        return OperatorSnapshot(self._uid, self._subtask, keyed=written)
+        keyed = self._files.written(checkpoint_id, [written])
+        return OperatorSnapshot(self._uid, self._subtask, keyed=keyed)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        self._sharing.on_completed(checkpoint_id)
+        self._files.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        self._sharing.on_aborted(checkpoint_id)
+        self._files.aborted(checkpoint_id)
 
 
 class TimedState(KeptState, Protocol):
@@ -256,16 +230,15 @@ class TimedOperator(KeyedOperator):
         self.watermark_us = None if watermark_us == BEGINNING_US else watermark_us
         self._timed = state
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         time = SnapshotTime.of(self.watermark_us, self._timed.reached)
-        write = super().snapshot(checkpoint_id)
+        write = super().snapshot(checkpoint_id, savepoint)
         return lambda: (write(), time)
 
-    def described(
-        self, checkpoint_id: CheckpointId, written: tuple[tuple[KeyedState, ...], SnapshotTime]
-    ) -> OperatorSnapshot:
-        keyed, time = written
-        return time.noted(super().described(checkpoint_id, keyed))
+    def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
+        states, time = written
+        noted: SnapshotTime = time
+        return noted.noted(super().described(checkpoint_id, states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +298,6 @@ class Aggregating(KeyedOperator):
         return (self._table.results(),) if self._emits_all else ()
 
 
-def described_file(state: str, written: WrittenSnapshot) -> KeyedState:
-    handle = FileHandle(written.path, written.length_bytes, written.crc32, written.data)
-    return KeyedState(state, handle, written.key_groups, written.rows, written.schema_text)
-
-
 class Reading(StatefulOperator):
     """A source: it is polled by its task, and its splits are its state.
 
@@ -382,7 +350,7 @@ class Reading(StatefulOperator):
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         return (batch,)
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         items = tuple(map(self._item, self._reader.splits()))
         return lambda: items
 
@@ -427,7 +395,7 @@ class Writing(StatefulOperator):
         self._writer.write(batch)
         return ()
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         return self._writer.rotate(checkpoint_id)
 
     def described(

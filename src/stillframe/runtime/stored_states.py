@@ -22,8 +22,8 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
 )
 from stillframe.protocol.savepoints import with_files_moved
-from stillframe.runtime.operators import described_file
 from stillframe.runtime.restoring import read_file
+from stillframe.runtime.state_files import described_file
 from stillframe.state.snapshots import read_keyed_snapshot, write_keyed_snapshot
 from stillframe.storage.store import Store
 

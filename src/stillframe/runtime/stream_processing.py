@@ -17,18 +17,17 @@ from stillframe.api.stream_functions import StreamFunction, SubtaskStates
 from stillframe.errors import BuildError, StartRefused, UserCodeError
 from stillframe.graph.logical import ProcessStream
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
-from stillframe.protocol.manifests import KeyedState, OperatorSnapshot, Redistribution
-from stillframe.protocol.sharing import Sharing
+from stillframe.protocol.manifests import OperatorSnapshot, Redistribution
 from stillframe.runtime.key_processing import OtherSchema, schema_given
 from stillframe.runtime.keyed_functions import RowsAtRest
-from stillframe.runtime.operators import Background, FrozenState, StatefulOperator, described_file
+from stillframe.runtime.operators import Background, StatefulOperator
 from stillframe.runtime.row_functions import fitted, record_maker
+from stillframe.runtime.state_files import StateFiles
 from stillframe.runtime.user_code import calling
 from stillframe.state.backends import Declared, Kind
 from stillframe.state.rows import RowType
-from stillframe.state.snapshots import write_keyed_snapshot
 from stillframe.state.subtask_rows import SubtaskList, SubtaskMap
-from stillframe.storage.paths import quoted_name, state_path
+from stillframe.storage.paths import quoted_name
 from stillframe.storage.store import Store
 
 _IN_WORDS: Mapping[Redistribution, str] = {
@@ -62,12 +61,10 @@ class StreamProcessing(StatefulOperator):
     ) -> None:
         self._uid = uid
         self._subtask = subtask
-        self._attempt = attempt
         self._operator = operator
         self._schema = schema
-        self._store = store
         self._has_finished = False
-        self._sharing: dict[str, Sharing[tuple[KeyedState, ...]]] = {}
+        self._files = StateFiles(uid, subtask, attempt, store)
         self._states = _SubtaskStates(subtask, parallelism, restored, operator.other_schema)
         self._function = self._made()
         self._answer_of(lambda: self._function.open(self._states))
@@ -86,49 +83,29 @@ class StreamProcessing(StatefulOperator):
 
     # --- snapshots
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
-        writes = [
-            (name, how, self._write(checkpoint_id, name, state))
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
+        kept = [
+            (
+                how,
+                self._files.write(checkpoint_id, name, state.version, state.freeze, savepoint),
+            )
             for name, how, state in self._states.kept(self._has_finished)
         ]
-        return lambda: [(name, how, write()) for name, how, write in writes]
+        return lambda: [(how, write()) for how, write in kept]
 
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
-        files: list[KeyedState] = []
-        for name, how, states in written:
-            self._sharing[name].on_written(checkpoint_id, states)
-            files += [replace(state, redistribution=how) for state in states]
-        return OperatorSnapshot(self._uid, self._subtask, broadcast=tuple(files))
+        files = tuple(
+            replace(state, redistribution=how)
+            for how, named in written
+            for state in self._files.written(checkpoint_id, [named])
+        )
+        return OperatorSnapshot(self._uid, self._subtask, broadcast=files)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        for sharing in self._sharing.values():
-            sharing.on_completed(checkpoint_id)
+        self._files.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        for sharing in self._sharing.values():
-            sharing.on_aborted(checkpoint_id)
-
-    def _write(
-        self, checkpoint_id: CheckpointId, name: str, state: _State
-    ) -> Callable[[], tuple[KeyedState, ...]]:
-        sharing = self._sharing.setdefault(name, Sharing())
-        held = sharing.on_snapshot(checkpoint_id, state.version)
-        if held is not None:
-            return lambda: held
-        assert self._store is not None, "a snapshot was asked for without a place to keep it"
-        store = self._store
-        path = state_path(checkpoint_id, self._uid, self._subtask, self._attempt, name)
-        frozen: FrozenState = state.freeze()
-
-        def write() -> tuple[KeyedState, ...]:
-            try:
-                if not len(frozen):
-                    return ()
-                return (described_file(name, write_keyed_snapshot(store, path, frozen)),)
-            finally:
-                frozen.release()
-
-        return write
+        self._files.aborted(checkpoint_id)
 
     # --- calls
 

@@ -29,11 +29,12 @@ from stillframe.ids import CheckpointId
 from stillframe.key_groups import Positions, fixed_width_values, hash_columns, key_groups_of
 from stillframe.protocol.manifests import OperatorSnapshot
 from stillframe.runtime.firing import FiringOperator
-from stillframe.runtime.kept_states import Freeze, KeptStates
+from stillframe.runtime.kept_states import KeptStates
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX, RowsAtRest
 from stillframe.runtime.operators import Background
 from stillframe.runtime.outputs import key_columns
 from stillframe.runtime.row_functions import fitted
+from stillframe.runtime.state_files import Freeze
 from stillframe.runtime.user_code import calling
 from stillframe.state.backends import Backend, Declared, Kind
 from stillframe.state.handles import (
@@ -48,6 +49,7 @@ from stillframe.state.reached import BEGINNING_US
 from stillframe.state.reductions import reductions_of
 from stillframe.state.rows import RecordMaker, RowType, plain_tuples
 from stillframe.storage.paths import quoted_name
+from stillframe.storage.store import Store
 
 _SHORT_NUMBERS = 1 << 16
 """Numbers below this are sorted as 16-bit ones, which numpy does ten times as fast."""
@@ -390,12 +392,12 @@ class Transforming(FiringOperator):
     def restore(self, name: str, batch: pa.RecordBatch) -> None:
         self._states.restore(name, batch)
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         now_ms = self._states.look_at_clock()
         carried: dict[str, Freeze] = {
             name: partial(_Carried, batches, self) for name, batches in self._states.carried.items()
         }
-        write = self._kept.snapshot(checkpoint_id, carried, now_ms)
+        write = self._kept.snapshot(checkpoint_id, carried, now_ms, savepoint)
         # A subtask that knows nothing yet says so: the others' time must not become its own.
         watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
         return lambda: (write(), watermark_us)

@@ -23,6 +23,7 @@ from stillframe.protocol.manifests import OperatorSnapshot
 from stillframe.protocol.split_times import OpenSplits, SplitTimes
 from stillframe.runtime.operators import Background, StatefulOperator
 from stillframe.state.reached import BEGINNING_US
+from stillframe.storage.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Watermarking(StatefulOperator):
             self.watermark_us = self._times.time_us
         return (batch,)
 
-    def snapshot(self, checkpoint_id: CheckpointId) -> Background:
+    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         # A subtask that knows nothing yet says so: the others' time must not become its own.
         watermark_us = BEGINNING_US if self.watermark_us is None else self.watermark_us
         return lambda: watermark_us

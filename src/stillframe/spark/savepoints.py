@@ -54,7 +54,8 @@ from stillframe.protocol.savepoints import (
 )
 from stillframe.runtime.deduplicating import Deduplicating
 from stillframe.runtime.enriching import Enriching
-from stillframe.runtime.operators import Aggregating, described_file
+from stillframe.runtime.operators import Aggregating
+from stillframe.runtime.state_files import described_file
 from stillframe.runtime.stored_states import StatePart, copied, state_parts
 from stillframe.spark.snapshot_source import named_operator, shape_of_parts
 from stillframe.spark.types import to_arrow_schema

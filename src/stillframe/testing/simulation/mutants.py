@@ -28,7 +28,7 @@ from stillframe.protocol.laps import HeadLaps, Returned
 from stillframe.protocol.manifests import decode_manifest
 from stillframe.protocol.retention import Retention
 from stillframe.protocol.split_times import SplitTimes
-from stillframe.runtime import assembly, building, operators, restoring
+from stillframe.runtime import assembly, building, restoring, state_files
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import ReplayingInput
 from stillframe.runtime.connecting import Connecting
@@ -710,7 +710,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "acknowledge-before-durable": Mutant(
         "a snapshot is acknowledged that was not written",
-        operators, "write_keyed_snapshot", _say_written_before_it_is,
+        state_files, "write_keyed_snapshot", _say_written_before_it_is,
     ),
     "change-a-frozen-snapshot": Mutant(
         "updates reach a snapshot already taken",
@@ -730,7 +730,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "certify-a-dead-attempts-files": Mutant(
         "state files are not named by their attempt: dead and living ones share their names",
-        operators, "state_path", _without_the_attempt,
+        state_files, "state_path", _without_the_attempt,
     ),
     "delete-a-shared-file-too-early": Mutant(
         "dropping a checkpoint deletes every file it refers to",
