@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.task import TaskEvents, answer_or_error
 from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
+from stillframe.storage.local import LocalStore
 from stillframe.testing.clock import ManualClock
 from stillframe.testing.sources import ScriptedSource
 
@@ -60,7 +62,10 @@ class Recorded(TaskEvents):
     def declined(self, subtask, checkpoint_id, reason):
         self.said.append(("declined", checkpoint_id, reason))
 
-    def snapshot_unwanted(self, files):
+    def open_savepoint(self, address):
+        return LocalStore(Path(address))
+
+    def snapshot_unwanted(self, files, savepoint):
         if files:
             self.said.append(("unwanted", tuple(file.path for file in files)))
 
@@ -101,7 +106,7 @@ class Logged:
         self.kept = {}
         self.broken = None
 
-    def __call__(self, checkpoint_id, overtaken: Sequence[Overtaken]):
+    def __call__(self, checkpoint_id, overtaken: Sequence[Overtaken], savepoint=None):
         def write() -> WrittenLog:
             if self.broken is not None:
                 raise self.broken

@@ -28,6 +28,7 @@ from stillframe.coordinator.history import (
     CheckpointCompleted,
     CheckpointFailed,
     History,
+    SavepointCompleted,
     SlotsRunning,
 )
 from stillframe.coordinator.ledger import Ledger
@@ -42,6 +43,7 @@ from stillframe.coordinator.mail import (
     StopWanted,
 )
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.savepoints import OpenStore, Savepoints, SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.errors import StorageError, Unsettled
 from stillframe.graph.logical import Write
@@ -57,17 +59,23 @@ from stillframe.graph.plan import (
     describe,
 )
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, SlotIndex
+from stillframe.protocol import messages
 from stillframe.protocol.checkpoints import (
     Abort,
     AnnounceComplete,
     BreakAttempt,
     Checkpoints,
     CheckpointSettings,
+    EndSources,
     Finish,
     Instruction,
+    LetGo,
     NoteCommitted,
+    Stop,
     StoreCheckpoint,
+    StoreSavepoint,
     Trigger,
+    TriggerSavepoint,
 )
 from stillframe.protocol.inline import in_pieces
 from stillframe.protocol.manifests import Manifest, OperatorDescription, OperatorSnapshot
@@ -92,6 +100,7 @@ from stillframe.protocol.restore import (
     StartingState,
     starting_channels,
 )
+from stillframe.storage.store import open_store
 
 _JOIN_SECONDS_MAX = 120.0
 _STILL_THERE_SECONDS = 5.0
@@ -108,6 +117,8 @@ class JobParts:
     history: History
     sinks: DriverSinks
     ledger: Ledger
+    open_store: OpenStore = open_store
+    """Where savepoints go."""
 
 
 class RunningAttempt:
@@ -143,6 +154,9 @@ class RunningAttempt:
         self._checkpoint_of_epoch: dict[Epoch, CheckpointId] = {}
         """Of those that the sinks here are committing."""
         self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
+        self._savepoints = Savepoints(parts.open_store)
+        self._unbegun: list[SavepointWanted] = []
+        """Came when this attempt was over already."""
         self._complained: set[SlotIndex] = set()
         self._lost: set[SlotIndex] = set()
         self._broken: AttemptBroke | None = None
@@ -166,9 +180,13 @@ class RunningAttempt:
     def have_slots_ended(self) -> bool:
         return self._slots_ended
 
-    def unanswered_requests(self) -> list[CheckpointWanted]:
-        """Those that no checkpoint has answered; the next attempt gets them."""
-        return [request for _, request in self._requests]
+    def unanswered_requests(self) -> list[CheckpointWanted | SavepointWanted]:
+        """Those that no checkpoint has answered; the next attempt gets them.
+
+        A savepoint that had begun is given up, and whoever asked for it knows.
+        """
+        self._savepoints.on_broken(f"attempt {self._attempt} of the job has ended")
+        return [*(request for _, request in self._requests), *self._unbegun]
 
     def wake_at_seconds(self) -> float:
         """When `on_time` has something to do at the latest."""
@@ -233,6 +251,9 @@ class RunningAttempt:
                 on_numbered(self._checkpoints.next_id)
                 self._keep_request(mail)
                 self._carry_out(self._checkpoints.request(self._now()))
+            case SavepointWanted():
+                if self._savepoints.begin(mail):
+                    self._carry_out(self._checkpoints.request_savepoint(mail.then, self._now()))
             case StopWanted():
                 self._outcome = AttemptStopped()
 
@@ -278,6 +299,8 @@ class RunningAttempt:
                     self._outcome = AttemptStopped()
             case CheckpointWanted():
                 self._keep_request(mail)
+            case SavepointWanted():
+                self._unbegun.append(mail)
             case SlotReported(slot, Progress() as progress):
                 self._history.report_progress(slot, progress)
 
@@ -326,7 +349,8 @@ class RunningAttempt:
                 self._complained.add(slot)
                 self._break(reason, cause)
             case Acknowledged(task, subtask, checkpoint_id):
-                self._ledger.note_acknowledged(checkpoint_id, report.files())
+                if checkpoint_id not in self._savepoints:
+                    self._ledger.note_acknowledged(checkpoint_id, report.files())
                 ref = SubtaskRef(task, subtask)
                 _, instructions = checkpoints.on_acknowledged(checkpoint_id, ref, report)
                 self._carry_out(instructions)
@@ -368,16 +392,57 @@ class RunningAttempt:
                     self._abort(checkpoint_id, reason)
                 case BreakAttempt(reason):
                     self._break(reason, "other")
+                case EndSources():
+                    self._slots.broadcast(messages.EndSources())
+                case TriggerSavepoint(checkpoint_id, holds_sources):
+                    self._trigger_savepoint(checkpoint_id, holds_sources)
+                case StoreSavepoint(checkpoint_id, acknowledged):
+                    self._store_savepoint(checkpoint_id, acknowledged)
+                case LetGo(checkpoint_id):
+                    self._slots.broadcast(AbortCheckpoint(checkpoint_id))
                 case Finish():
+                    self._savepoints.on_ended()
                     self._outcome = AttemptFinished()
+                case Stop():
+                    self._savepoints.on_ended()
+                    self._outcome = AttemptStopped()
 
     def _trigger(self, checkpoint_id: CheckpointId) -> None:
-        self._ledger.note_used(checkpoint_id)
-        self._enumerators.on_triggered(checkpoint_id)
-        triggered_at_ms = self._triggered_at_ms[checkpoint_id] = self._clock.wall_ms()
+        triggered_at_ms = self._note_triggered(checkpoint_id)
         self._slots.broadcast(
             TriggerCheckpoint(checkpoint_id, triggered_at_ms, self._config.alignment_timeout_ms)
         )
+
+    def _trigger_savepoint(self, checkpoint_id: CheckpointId, holds_sources: bool) -> None:
+        address = self._savepoints.on_triggered(checkpoint_id)
+        triggered_at_ms = self._note_triggered(checkpoint_id)
+        # Without a timeout: what is under way would have to fit the channels of another job.
+        self._slots.broadcast(
+            TriggerCheckpoint(checkpoint_id, triggered_at_ms, None, address, holds_sources)
+        )
+
+    def _note_triggered(self, checkpoint_id: CheckpointId) -> int:
+        self._ledger.note_used(checkpoint_id)
+        self._enumerators.on_triggered(checkpoint_id)
+        triggered_at_ms = self._triggered_at_ms[checkpoint_id] = self._clock.wall_ms()
+        return triggered_at_ms
+
+    def _store_savepoint(
+        self, checkpoint_id: CheckpointId, acknowledged: Mapping[SubtaskRef, Acknowledged]
+    ) -> None:
+        manifest = self._manifest(checkpoint_id, acknowledged)
+        try:
+            self._savepoints.store(manifest)
+        except StorageError as error:
+            self._carry_out(
+                self._checkpoints.on_store_failed(checkpoint_id, str(error), self._now())
+            )
+            return
+        place, size_bytes = self._savepoints.address, manifest.state_bytes()
+        self._history.tell(SavepointCompleted(checkpoint_id, place, size_bytes))
+        del self._triggered_at_ms[checkpoint_id]
+        self._enumerators.forget(checkpoint_id)
+        self._carry_out(self._checkpoints.on_savepoint_stored(checkpoint_id, self._now()))
 
     def _store(
         self,
@@ -461,7 +526,10 @@ class RunningAttempt:
         self._history.tell(CheckpointFailed(checkpoint_id, reason))
         self._slots.broadcast(AbortCheckpoint(checkpoint_id))
         self._enumerators.forget(checkpoint_id)
-        self._ledger.discard(checkpoint_id)
+        if checkpoint_id in self._savepoints:
+            self._savepoints.on_failed(reason)
+        else:
+            self._ledger.discard(checkpoint_id)
         del self._triggered_at_ms[checkpoint_id]
         self._requests = [each for each in self._requests if each[0] != checkpoint_id]
 

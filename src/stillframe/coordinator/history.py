@@ -87,6 +87,19 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointCompleted:
+    """It belongs to whoever asked for it; the job does not know it any more."""
+
+    checkpoint_id: CheckpointId
+    address: str
+    state_bytes: int
+
+    def __str__(self) -> str:
+        size = format_bytes(self.state_bytes)
+        return f"savepoint {self.checkpoint_id} complete in {self.address}, {size}"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDamaged:
     checkpoint_id: CheckpointId
     reason: str
@@ -126,6 +139,7 @@ Event = (
     | CheckpointCompleted
     | CheckpointCommitted
     | CheckpointFailed
+    | SavepointCompleted
     | CheckpointDamaged
     | AttemptFailed
     | JobEnded

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import random
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
@@ -23,6 +25,7 @@ from stillframe.coordinator.mail import (
     StopWanted,
 )
 from stillframe.coordinator.running import DriverAddress, Stage, run_attempt
+from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointWanted
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.coordinator.starting import Starter
 from stillframe.errors import (
@@ -35,6 +38,7 @@ from stillframe.errors import (
 from stillframe.graph.launch import Deployment
 from stillframe.graph.plan import Plan
 from stillframe.ids import CheckpointId
+from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.messages import FailureCause
 from stillframe.protocol.restarts import GiveUp, restart_strategy
@@ -67,7 +71,15 @@ class Job(threading.Thread):
             store = location.below(job_directory(plan.job))
         self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
         self._sinks = DriverSinks(plan)
-        self._parts = JobParts(plan, config, clock, self.history, self._sinks, self._ledger)
+        self._parts = JobParts(
+            plan,
+            config,
+            clock,
+            self.history,
+            self._sinks,
+            self._ledger,
+            partial(open_store, settings=config.storage_settings),
+        )
         self._stage = Stage(deployment, driver, secrets.token_bytes(32), self._mailbox)
         self._starter = Starter(self._parts)
 
@@ -78,6 +90,12 @@ class Job(threading.Thread):
     def request_checkpoint(self, on_numbered: Callable[[CheckpointId], None]) -> None:
         """Take a checkpoint as soon as none is under way; tells the number it will have."""
         self._mailbox.put(CheckpointWanted(on_numbered))
+
+    def request_savepoint(
+        self, address: str, then: Then, on_outcome: Callable[[SavepointOutcome], None]
+    ) -> None:
+        """Take a savepoint as soon as possible; tells, on the job's thread, what became of it."""
+        self._mailbox.put(SavepointWanted(address, then, on_outcome))
 
     def run(self) -> None:
         outcome = "failed"
@@ -93,7 +111,16 @@ class Job(threading.Thread):
             self.failure.__cause__ = error
         finally:
             self._sinks.close()
+            self._turn_away(outcome)
             self.history.tell(JobEnded(outcome))
+
+    def _turn_away(self, outcome: str) -> None:
+        """Nobody will take the savepoints that were asked for too late."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                mail = self._mailbox.get_nowait()
+                if isinstance(mail, SavepointWanted):
+                    mail.on_outcome(SavepointFailed(f"job {self.plan.job!r} has {outcome}"))
 
     # --- attempts ---
 
@@ -160,7 +187,7 @@ class Job(threading.Thread):
                 break
             if isinstance(mail, StopWanted):
                 return False
-            if isinstance(mail, CheckpointWanted):
+            if isinstance(mail, CheckpointWanted | SavepointWanted):
                 postponed.append(mail)
         for mail in postponed:
             self._mailbox.put(mail)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stillframe.coordinator.control import ControlEvent
 from stillframe.coordinator.enumerators import DiscoveryEvent
+from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitEvent
 from stillframe.ids import Attempt, CheckpointId
 from stillframe.protocol.messages import FailureCause
@@ -32,7 +33,15 @@ class StopWanted:
     """A person asks the job to stop; it can be started again from its last checkpoint."""
 
 
-Mail = ControlEvent | CommitEvent | DiscoveryEvent | SlotsEnded | CheckpointWanted | StopWanted
+Mail = (
+    ControlEvent
+    | CommitEvent
+    | DiscoveryEvent
+    | SlotsEnded
+    | CheckpointWanted
+    | SavepointWanted
+    | StopWanted
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from stillframe.coordinator.history import (
     Summary,
 )
 from stillframe.coordinator.job import Job
+from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointTaken
 from stillframe.errors import JobFailed, StillframeError
 from stillframe.ids import NO_CHECKPOINT, CheckpointId
+from stillframe.protocol.checkpoints import Then
 
 _STOP_SECONDS_MAX = 120.0
 _COMMIT_SECONDS_MAX = 600.0
@@ -110,9 +112,23 @@ class Query:
         if checkpoint_id is not None:
             self._await(lambda: self._committed >= checkpoint_id, _COMMIT_SECONDS_MAX)
 
-    def stop(self) -> None:
-        """End the job; started again, it goes on from its last completed checkpoint."""
-        self._job.request_stop()
+    def stop(
+        self, savepoint: str | None = None, *, drain: bool = False, timeout: float = 600.0
+    ) -> None:
+        """End the job; started again, it goes on from its last completed checkpoint.
+
+        With `savepoint`, a directory that is not there yet, everything the job knows goes there
+        first; not one record is emitted after it, and sinks have committed all before it. With
+        `drain` the sources end, and timers and windows that wait for event time fire before: for a
+        job that will not go on. If the savepoint cannot be taken within `timeout` seconds this
+        raises, and the job runs on.
+        """
+        if savepoint is not None:
+            self._take_savepoint(savepoint, "drain" if drain else "stop", timeout)
+        elif drain:
+            raise StillframeError("stop(drain=True) wants a savepoint: say where it goes")
+        else:
+            self._job.request_stop()
         if not self._wait_for_end(_STOP_SECONDS_MAX):
             raise StillframeError(
                 f"job {self.name!r} did not stop within {_STOP_SECONDS_MAX:g} s: look at the"
@@ -173,6 +189,34 @@ class Query:
         if wanted and wanted[-1] in self._failed:
             raise StillframeError(f"checkpoint {wanted[-1]} failed: {self._failed[wanted[-1]]}")
         return None
+
+    def savepoint(self, directory: str, timeout: float = 600.0) -> str:
+        """Write everything the job knows into a directory that is not there yet; the job runs on.
+
+        Answers the address. It can be moved, and any job that fits can start from it (option
+        `restoreFrom`). Raises if it failed, or the job did, or after `timeout` seconds.
+        """
+        return self._take_savepoint(directory, "go on", timeout)
+
+    def _take_savepoint(self, directory: str, then: Then, timeout: float) -> str:
+        outcomes: list[SavepointOutcome] = []
+
+        def note(outcome: SavepointOutcome) -> None:
+            with self._changed:
+                outcomes.append(outcome)
+                self._changed.notify_all()
+
+        self._job.request_savepoint(directory, then, note)
+        self._await(lambda: bool(outcomes), timeout)
+        match outcomes:
+            case [SavepointTaken(address)]:
+                return address
+            case [SavepointFailed(reason)]:
+                raise StillframeError(reason)
+            case _:
+                raise StillframeError(
+                    f"job {self.name!r} ended before a savepoint of it could be taken"
+                )
 
     def _await(self, is_done: Callable[[], bool], seconds_max: float) -> None:
         """Until it is done, or the job has ended. Raises if the job failed or time is up."""

@@ -12,6 +12,13 @@ checkpoint is taken at once, and when its commits have been reported the job is 
 Several checkpoints may be in flight. One that completes subsumes the older ones that are still
 pending: it holds all they would have held, so they are aborted, which is no failure.
 
+A savepoint is taken like a checkpoint and belongs to whoever asked for it: the job never goes back
+to it, so nothing is announced or committed when it is stored, and it fails alone. What sinks have
+prepared at its barrier comes out with the next checkpoint, which is taken at once. If the job is to
+stop with it, the sources send nothing behind its barrier; if it is to drain first, it is taken when
+all records have been processed. In both cases one last checkpoint follows, as at any end: it holds
+what the savepoint holds, and with it the sinks commit.
+
 Rules of this file
 ------------------
 1. No threads, no clock, no I/O: the caller says what happened and what time it is, and carries out
@@ -26,6 +33,7 @@ Rules of this file
    has committed the one before: what a checkpoint's metadata leaves to be committed after a crash
    is its own epoch, never two.
 5. There is one last checkpoint at a time, and nothing is triggered after it.
+6. There is one savepoint at a time. It counts as in flight while it is pending.
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from stillframe.ids import CheckpointId
 
@@ -44,6 +52,10 @@ Snapshot = TypeVar("Snapshot")
 FINAL_RETRY_SECONDS = 1.0
 """How long after the start of a failed last checkpoint the next try begins, unless the interval is
 shorter: nothing else is left to do, so a long interval is not waited for."""
+
+
+Then = Literal["go on", "stop", "drain"]
+"""What a job does with a savepoint: nothing, end behind it, or end its sources before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,34 @@ class NoteCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class EndSources:
+    """Tell every source that its records have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSavepoint:
+    """Tell the sources to begin the savepoint, and whether to send anything behind its barrier."""
+
+    checkpoint_id: CheckpointId
+    holds_sources: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSavepoint(Generic[Subtask, Snapshot]):
+    """Write the metadata; then call `on_savepoint_stored` or `on_store_failed`."""
+
+    checkpoint_id: CheckpointId
+    acknowledged: Mapping[Subtask, Snapshot]
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Tell every slot that nothing more comes of this savepoint for it."""
+
+    checkpoint_id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Delete what this checkpoint wrote and tell every slot."""
 
@@ -114,8 +154,18 @@ class Finish:
     """Everything is processed, snapshotted and committed: end the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Everything up to the savepoint is committed, and nothing came after it: stop the job."""
+
+
 Instruction = (
     Trigger
+    | EndSources
+    | TriggerSavepoint
+    | StoreSavepoint[Subtask, Snapshot]
+    | LetGo
+    | Stop
     | StoreCheckpoint[Subtask, Snapshot]
     | AnnounceComplete
     | NoteCommitted
@@ -139,6 +189,8 @@ class _Pending(Generic[Subtask, Snapshot]):
     triggered_at_seconds: float
     is_final: bool
     waiting_for: set[Subtask]
+    savepoint: Then | None = None
+    """None: it is a checkpoint."""
     acknowledged: dict[Subtask, Snapshot] = field(default_factory=dict)
 
 
@@ -172,6 +224,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._uncommitted: dict[CheckpointId, _Uncommitted[Subtask]] = {}
         self._storing: CheckpointId | None = None
         self._requested = False
+        self._savepoint_wanted: Then | None = None
+        self._is_held = False
+        """Whether the sources send nothing any more, because the job stops with a savepoint."""
         self._is_running = False
         self._due_at_seconds: float | None = None
         self._pause_over_at_seconds = 0.0
@@ -246,6 +301,30 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._requested = True
         return self._go_on(now_seconds)
 
+    def request_savepoint(
+        self, then: Then, now_seconds: float
+    ) -> list[Instruction[Subtask, Snapshot]]:
+        """A person asks for a savepoint: as soon as there is room for one more in flight."""
+        assert not self._has_savepoint(), "there is one savepoint at a time"
+        self._savepoint_wanted = then
+        ending: list[Instruction[Subtask, Snapshot]] = [EndSources()] if then == "drain" else []
+        return [*ending, *self._go_on(now_seconds)]
+
+    def on_savepoint_stored(
+        self, checkpoint_id: CheckpointId, now_seconds: float
+    ) -> list[Instruction[Subtask, Snapshot]]:
+        """The savepoint is complete. If the job goes on, its sinks commit with a checkpoint now."""
+        stored = self._take_storing(checkpoint_id)
+        self._close(stored, now_seconds)
+        self._is_held = stored.savepoint == "stop"
+        if stored.savepoint == "go on":
+            self._requested = self._settings.enabled
+            return [LetGo(checkpoint_id), *self._go_on(now_seconds)]
+        if not self._settings.enabled:
+            return [self._end()]
+        self._due_at_seconds = self._pause_over_at_seconds = now_seconds
+        return self._go_on(now_seconds)
+
     def on_acknowledged(
         self, checkpoint_id: CheckpointId, subtask: Subtask, snapshot: Snapshot
     ) -> tuple[Acknowledged, list[Instruction[Subtask, Snapshot]]]:
@@ -274,7 +353,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         """The log entry exists: the checkpoint is complete and nothing can undo it."""
         stored = self._take_storing(checkpoint_id)
         subsumed = [
-            older for older in self._pending.values() if older.checkpoint_id < checkpoint_id
+            older
+            for older in self._pending.values()
+            if older.checkpoint_id < checkpoint_id and older.savepoint is None
         ]
         for closed in (*subsumed, stored):
             self._close(closed, now_seconds)
@@ -328,7 +409,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._undrained.remove(subtask)
         if self._undrained:
             return []
-        if not self._settings.enabled:
+        if not self._settings.enabled and not self._has_savepoint():
             return [Finish()]
         self._due_at_seconds = self._pause_over_at_seconds = now_seconds
         return self._go_on(now_seconds)
@@ -355,16 +436,24 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             del self._uncommitted[completed.checkpoint_id]
             instructions.append(NoteCommitted(completed.checkpoint_id))
             if completed.is_final:
-                instructions.append(Finish())
+                instructions.append(self._end())
         return instructions
+
+    def _end(self) -> Finish | Stop:
+        return Stop() if self._undrained else Finish()
 
     def _store_next(self) -> list[Instruction[Subtask, Snapshot]]:
         """The oldest that everybody has acknowledged, if nothing stands in its way."""
         is_committing = any(each.waits_for_coordinator for each in self._uncommitted.values())
-        if self._storing is not None or is_committing:
+        if self._storing is not None:
             return []
         for pending in self._pending.values():
-            if not pending.waiting_for:
+            if pending.waiting_for:
+                continue
+            if pending.savepoint is not None:
+                self._storing = pending.checkpoint_id
+                return [StoreSavepoint(pending.checkpoint_id, pending.acknowledged)]
+            if not is_committing:
                 self._storing = pending.checkpoint_id
                 return [
                     StoreCheckpoint(
@@ -374,6 +463,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return []
 
     def _trigger_if_due(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
+        if self._savepoint_wanted is not None and self._may_take_savepoint():
+            return [self._trigger_savepoint(self._savepoint_wanted, now_seconds)]
         is_due = (
             self._due_at_seconds is not None
             and now_seconds >= self._due_at_seconds
@@ -382,19 +473,43 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         if not (is_due or self._requested) or not self._may_trigger():
             return []
         self._requested = False
-        checkpoint_id = self._next_id
-        self._next_id = CheckpointId(checkpoint_id + 1)
-        self._pending[checkpoint_id] = _Pending(
-            checkpoint_id, now_seconds, not self._undrained, set(self._subtasks)
-        )
+        checkpoint_id = self._begin(now_seconds, self._is_ending, None)
         self._due_at_seconds = self._next_due_at_seconds(now_seconds)
         return [Trigger(checkpoint_id)]
 
+    def _trigger_savepoint(self, then: Then, now_seconds: float) -> TriggerSavepoint:
+        self._savepoint_wanted = None
+        checkpoint_id = self._begin(now_seconds, False, then)
+        return TriggerSavepoint(checkpoint_id, holds_sources=then == "stop")
+
+    def _begin(self, now_seconds: float, is_final: bool, savepoint: Then | None) -> CheckpointId:
+        checkpoint_id = self._next_id
+        self._next_id = CheckpointId(checkpoint_id + 1)
+        self._pending[checkpoint_id] = _Pending(
+            checkpoint_id, now_seconds, is_final, set(self._subtasks), savepoint
+        )
+        return checkpoint_id
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether no record will come any more, so that the next checkpoint is the last one."""
+        return not self._undrained or self._is_held
+
+    def _has_savepoint(self) -> bool:
+        is_pending = any(pending.savepoint is not None for pending in self._pending.values())
+        return is_pending or self._savepoint_wanted is not None
+
+    def _may_take_savepoint(self) -> bool:
+        return self._has_room() and not (self._savepoint_wanted == "drain" and self._undrained)
+
     def _may_trigger(self) -> bool:
+        is_before_the_end = self._is_ending and self._has_savepoint()
+        return self._settings.enabled and self._has_room() and not is_before_the_end
+
+    def _has_room(self) -> bool:
         in_flight = len(self._pending) + len(self._uncommitted)
         return (
-            self._settings.enabled
-            and self._is_running
+            self._is_running
             and in_flight < self._settings.in_flight_max
             and not self._has_last_completed
             and not any(pending.is_final for pending in self._pending.values())
@@ -402,7 +517,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
 
     def _next_due_at_seconds(self, now_seconds: float) -> float | None:
         interval = self._settings.interval_seconds
-        if self._undrained:
+        if not self._is_ending:
             return None if interval is None else now_seconds + interval
         return now_seconds + min(FINAL_RETRY_SECONDS, interval or FINAL_RETRY_SECONDS)
 
@@ -412,15 +527,19 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return self._pending[checkpoint_id]
 
     def _fail(self, pending: _Pending[Subtask, Snapshot], reason: str, now_seconds: float) -> Abort:
-        """Unlike being subsumed, this counts."""
+        """Unlike being subsumed, this counts, except of a savepoint."""
         self._close(pending, now_seconds)
-        self._failures_in_a_row += 1
-        self._last_failure = Abort(pending.checkpoint_id, reason)
-        return self._last_failure
+        failure = Abort(pending.checkpoint_id, reason)
+        if pending.savepoint is None:
+            self._failures_in_a_row += 1
+            self._last_failure = failure
+        elif self._is_ending:
+            self._due_at_seconds = self._pause_over_at_seconds = now_seconds
+        return failure
 
     def _close(self, pending: _Pending[Subtask, Snapshot], now_seconds: float) -> None:
         del self._pending[pending.checkpoint_id]
-        if self._undrained or pending.is_final:
+        if not self._is_ending or pending.is_final:
             # Where the records ended meanwhile, the last checkpoint follows without a pause.
             self._pause_over_at_seconds = now_seconds + self._settings.min_pause_seconds
 

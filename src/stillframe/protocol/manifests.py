@@ -524,6 +524,9 @@ class JsonFields:
         _expect(name, value, isinstance(value, int | float) and not isinstance(value, bool))
         return float(cast(float, value))
 
+    def text_or_none(self, name: str) -> str | None:
+        return None if self._get(name) is None else self.text(name)
+
     def text(self, name: str) -> str:
         value = self._get(name)
         _expect(name, value, isinstance(value, str))

@@ -51,6 +51,10 @@ class TriggerCheckpoint:
     triggered_at_ms: int
     alignment_timeout_ms: int | None = None
     """As in the barrier."""
+    savepoint: str | None = None
+    """As in the barrier."""
+    holds_sources: bool = False
+    """Whether sources send nothing behind the barrier, until it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class CompleteCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """The checkpoint was given up."""
+    """The checkpoint was given up; or it was a savepoint, which commits nothing, and is over."""
 
     checkpoint_id: CheckpointId
 
@@ -76,6 +80,11 @@ class AssignSplits:
     subtask: SubtaskIndex
     splits: tuple[JsonObject, ...]
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndSources:
+    """Sources: no more records, as if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ Order = (
     | CompleteCheckpoint
     | AbortCheckpoint
     | AssignSplits
+    | EndSources
     | EndSlot
     | StillThere
 )
@@ -215,6 +225,8 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 "checkpoint": checkpoint_id,
                 "triggered_at_ms": triggered_at_ms,
                 "alignment_timeout_ms": alignment_timeout_ms,
+                "savepoint": message.savepoint,
+                "holds_sources": message.holds_sources,
             }
         case CompleteCheckpoint(checkpoint_id, epoch):
             return {"checkpoint": checkpoint_id, "epoch": epoch}
@@ -245,7 +257,7 @@ def _fields_of(message: Order | Report) -> JsonObject:
             return {"reason": reason, "cause": cause}
         case AssignSplits(uid, subtask, splits, is_last):
             return {"uid": uid, "subtask": subtask, "splits": list(splits), "is_last": is_last}
-        case EndSlot() | StillThere() | Running():
+        case EndSources() | EndSlot() | StillThere() | Running():
             return {}
 
 
@@ -316,13 +328,18 @@ _ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
     "StartSlot": _start_slot,
     "TakeFile": lambda f: TakeFile(FileHandle.from_json(f.object("file"))),
     "TriggerCheckpoint": lambda f: TriggerCheckpoint(
-        _checkpoint(f), f.integer("triggered_at_ms"), f.integer_or_none("alignment_timeout_ms")
+        _checkpoint(f),
+        f.integer("triggered_at_ms"),
+        f.integer_or_none("alignment_timeout_ms"),
+        f.text_or_none("savepoint"),
+        f.flag("holds_sources"),
     ),
     "CompleteCheckpoint": lambda f: CompleteCheckpoint(_checkpoint(f), Epoch(f.integer("epoch"))),
     "AbortCheckpoint": lambda f: AbortCheckpoint(_checkpoint(f)),
     "AssignSplits": lambda f: AssignSplits(
         OperatorUid(f.text("uid")), _subtask(f), f.objects("splits"), f.flag("is_last")
     ),
+    "EndSources": lambda f: EndSources(),
     "EndSlot": lambda f: EndSlot(),
     "StillThere": lambda f: StillThere(),
 }

@@ -36,6 +36,7 @@ from stillframe.state.channel_log import Overtaken, write_channel_log
 from stillframe.state.partials import PartialAggregates
 from stillframe.storage.inline import InlineStore
 from stillframe.storage.paths import CHANNELS, state_path
+from stillframe.storage.store import Store
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
@@ -149,12 +150,14 @@ def _restored_time_us(around: Surroundings, task: Task, index: SubtaskIndex) -> 
     return min((s.watermark_us for s in states if s.watermark_us is not None), default=None)
 
 
-def _channel_log(around: Surroundings, uid: OperatorUid, index: SubtaskIndex) -> ChannelLog | None:
-    store, attempt = around.store, around.attempt  # all the rest need not be kept for long
-    if store is None:
-        return None
+def _channel_log(around: Surroundings, uid: OperatorUid, index: SubtaskIndex) -> ChannelLog:
+    own, attempt = around.store, around.attempt  # all the rest need not be kept for long
 
-    def write(checkpoint_id: CheckpointId, overtaken: Sequence[Overtaken]) -> Background:
+    def write(
+        checkpoint_id: CheckpointId, overtaken: Sequence[Overtaken], savepoint: Store | None
+    ) -> Background:
+        store = savepoint or own
+        assert store is not None, "records under way have nowhere to be kept"
         path = state_path(checkpoint_id, uid, index, attempt, CHANNELS)
         return lambda: write_channel_log(store, path, overtaken)
 

@@ -23,6 +23,8 @@ class Barrier:
     alignment_timeout_ms: int | None = None
     """How long tasks wait for each other's barriers before it overtakes the records in its way;
     None: for ever. One that has been waited for long enough is sent on with 0."""
+    savepoint: str | None = None
+    """The address everything goes to, if it is a savepoint; it never overtakes anything."""
 
     @property
     def is_overtaking(self) -> bool:

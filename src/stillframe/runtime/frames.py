@@ -171,7 +171,7 @@ def _encode_barrier(channel_id: int, barrier: Barrier) -> Frame:
         barrier.triggered_at_ms,
         _NO_ALIGNMENT_TIMEOUT if timeout_ms is None else timeout_ms,
     )
-    frame = _frame(FrameType.BARRIER, channel_id, payload)
+    frame = _frame(FrameType.BARRIER, channel_id, payload + (barrier.savepoint or "").encode())
     frame.barrier = barrier
     return frame
 
@@ -339,9 +339,11 @@ def _decode_marker(kind: FrameType, payload: pa.Buffer) -> Marker:
 
 
 def _decode_barrier(payload: pa.Buffer) -> Barrier:
-    checkpoint_id, triggered_at_ms, timeout_ms = _BARRIER.unpack(payload)
+    checkpoint_id, triggered_at_ms, timeout_ms = _BARRIER.unpack_from(payload)
+    savepoint = payload.to_pybytes()[_BARRIER.size :].decode()
     return Barrier(
         CheckpointId(checkpoint_id),
         triggered_at_ms,
         None if timeout_ms == _NO_ALIGNMENT_TIMEOUT else timeout_ms,
+        savepoint or None,
     )

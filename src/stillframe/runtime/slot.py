@@ -46,11 +46,8 @@ from stillframe.protocol.manifests import (
     SubtaskTimings,
 )
 from stillframe.protocol.messages import (
-    AbortCheckpoint,
     Acknowledged,
-    AssignSplits,
     Committed,
-    CompleteCheckpoint,
     Declined,
     Drained,
     EndSlot,
@@ -63,7 +60,6 @@ from stillframe.protocol.messages import (
     StartSlot,
     StillThere,
     TakeFile,
-    TriggerCheckpoint,
 )
 from stillframe.runtime.assembly import assemble
 from stillframe.runtime.building import Surroundings
@@ -312,12 +308,12 @@ class _Slot(TaskEvents):
             case TakeFile(file):
                 if self._start is None:  # otherwise it has come twice
                     self._taken[file] = file
-            case TriggerCheckpoint() | CompleteCheckpoint() | AbortCheckpoint() | AssignSplits():
-                obey(self._subtasks.values(), order)
             case EndSlot():
                 self._ended = True
             case StillThere():
                 pass  # that it came is what it says
+            case _:
+                obey(self._subtasks.values(), order)
 
     # --- what subtasks say ---
 
@@ -337,8 +333,11 @@ class _Slot(TaskEvents):
 
         self._snapshot_pool.submit(write_now)
 
-    def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
-        store = self._store
+    def open_savepoint(self, address: str) -> Store:
+        return open_store(address, self._launch.store_settings)
+
+    def snapshot_unwanted(self, files: Sequence[FileHandle], savepoint: Store | None) -> None:
+        store = savepoint or self._store
         paths = [file.path for file in files if not file.is_inline]
         if store is not None and paths:
             self._snapshot_pool.submit(lambda: [store.delete(path) for path in paths])

@@ -116,6 +116,8 @@ class SourceSubtask(Subtask):
         self._last_triggered = CheckpointId(0)
         self._pauses = mode == "stop-the-world"
         self._paused_for: CheckpointId | None = None
+        self._held_by: CheckpointId | None = None
+        """The savepoint with which the job stops."""
         self._reserved = Reserved() if mode == "at-most-once" else None
         self._listened_seconds = 0.0
         self._listens_since_seconds: float | None = None
@@ -125,12 +127,13 @@ class SourceSubtask(Subtask):
         self._resume_time()
         self._hasten_barriers()
         self._retry_seconds = 1.0
-        if self._has_finished or self._paused_for is not None or not self._chain.has_room():
+        stands_still = self._paused_for is not None or self._held_by is not None
+        if self._has_finished or stands_still or not self._chain.has_room():
             self._listens_since_seconds = None
             return False
         if self._reserved is not None:
             return self._step_reserved(self._reserved)
-        read = self._poll()
+        read = None if self._has_ended else self._poll()
         if read is not None:
             self._process(read)
         elif self._has_ended:
@@ -234,13 +237,18 @@ class SourceSubtask(Subtask):
         if (order.uid, order.subtask) == (self._source.uid, self.ref.subtask):
             self._source.on_splits(splits_of(order.splits), order.is_last)
 
-    def on_trigger(self, barrier: Barrier) -> None:
+    def on_end_wanted(self) -> None:
+        self._has_ended = True
+
+    def on_trigger(self, barrier: Barrier, holds_sources: bool = False) -> None:
         if barrier.checkpoint_id <= self._last_triggered:
             return  # the message came twice
         self._last_triggered = barrier.checkpoint_id
         self._resume_time()  # the snapshot says how far each split had come
         if self._reserved is not None:
             self._reserved.on_trigger(barrier.checkpoint_id)
+        if holds_sources:
+            self._held_by = barrier.checkpoint_id
         if self._pauses:
             self._paused_for = barrier.checkpoint_id
         delay_ms = self._clock.wall_ms() - barrier.triggered_at_ms
@@ -254,6 +262,8 @@ class SourceSubtask(Subtask):
 
     def on_abort(self, checkpoint_id: CheckpointId) -> None:
         super().on_abort(checkpoint_id)
+        if checkpoint_id == self._held_by:
+            self._held_by = None
         self._go_on_after(checkpoint_id)
 
     def _go_on_after(self, checkpoint_id: CheckpointId) -> None:

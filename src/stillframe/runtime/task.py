@@ -42,6 +42,7 @@ from stillframe.protocol.messages import (
     AbortCheckpoint,
     AssignSplits,
     CompleteCheckpoint,
+    EndSources,
     StartSlot,
     TriggerCheckpoint,
 )
@@ -49,9 +50,10 @@ from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
 from stillframe.runtime.operators import Background, Writing, files_written
 from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
+from stillframe.storage.store import Store
 
-ChannelLog = Callable[[CheckpointId, Sequence[Overtaken]], Background]
-"""What writes records under way, in the background."""
+ChannelLog = Callable[[CheckpointId, Sequence[Overtaken], Store | None], Background]
+"""What writes records under way, in the background; into the savepoint, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,12 @@ class TaskEvents(ABC):
         """The subtask will not do its part of this checkpoint."""
 
     @abstractmethod
-    def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
-        """The checkpoint failed while it wrote these: they may be deleted."""
+    def snapshot_unwanted(self, files: Sequence[FileHandle], savepoint: Store | None) -> None:
+        """The checkpoint, or savepoint, failed while it wrote these: they may be deleted."""
+
+    @abstractmethod
+    def open_savepoint(self, address: str) -> Store:
+        """Where the files of a savepoint go."""
 
     @abstractmethod
     def commit_wanted(
@@ -142,6 +148,8 @@ class _OpenSnapshot:
     """When its own barrier overtakes what it still waits behind; None: nothing to wait for."""
     is_finished: bool
     """Whether the records had ended before it was taken."""
+    savepoint: Store | None
+    """Where it goes; None: it is a checkpoint."""
     operators: Sequence[OperatorSnapshot] | None = None
     channels: Sequence[ChannelState] | None = None
 
@@ -177,7 +185,7 @@ class Subtask(ABC):
         self._uncommitted: dict[CheckpointId, int] = {}
         self._last_completed = NO_CHECKPOINT
         self._open: dict[CheckpointId, _OpenSnapshot] = {}
-        self._unwritten: deque[CheckpointId] = deque()
+        self._unwritten: deque[tuple[CheckpointId, Store | None]] = deque()
         self._written: dict[CheckpointId, Sequence[object]] = {}
 
     @property
@@ -227,8 +235,12 @@ class Subtask(ABC):
         for checkpoint_id in self._open:
             yield checkpoint_id, "an open snapshot"
 
-    def on_trigger(self, barrier: Barrier) -> None:  # noqa: B027 - for sources
-        """The coordinator begins a checkpoint; sources send its barrier."""
+    def on_trigger(self, barrier: Barrier, holds_sources: bool = False) -> None:  # noqa: B027
+        """The coordinator begins a checkpoint; sources send its barrier, and nothing behind it
+        if they are held, until the checkpoint is given up."""
+
+    def on_end_wanted(self) -> None:  # noqa: B027 - for sources
+        """The coordinator ends the job: sources read nothing more."""
 
     def on_splits(self, order: AssignSplits) -> None:  # noqa: B027 - for sources
         """The coordinator has splits for a source; perhaps for this one."""
@@ -241,11 +253,13 @@ class Subtask(ABC):
         later one, or its records would never come out.
         """
         self._written[checkpoint_id] = results
-        while self._unwritten and self._unwritten[0] in self._written:
-            oldest = self._unwritten.popleft()
-            self._take_results(oldest, self._written.pop(oldest))
+        while self._unwritten and self._unwritten[0][0] in self._written:
+            oldest, savepoint = self._unwritten.popleft()
+            self._take_results(oldest, savepoint, self._written.pop(oldest))
 
-    def _take_results(self, checkpoint_id: CheckpointId, results: Sequence[object]) -> None:
+    def _take_results(
+        self, checkpoint_id: CheckpointId, savepoint: Store | None, results: Sequence[object]
+    ) -> None:
         """Acknowledge, or say why not.
 
         A state that could not be written fails this checkpoint only. A sink that could not
@@ -263,7 +277,7 @@ class Subtask(ABC):
                 failures.append(str(result))
         snapshot = self._open.get(checkpoint_id)
         if snapshot is None or failures:
-            self._events.snapshot_unwanted(files_written(checkpoint_id, written))
+            self._events.snapshot_unwanted(files_written(checkpoint_id, written), savepoint)
         if snapshot is None:
             return
         if failures:
@@ -278,7 +292,7 @@ class Subtask(ABC):
         if isinstance(result, WrittenLog):
             channels = described_channels(result)
             if snapshot is None:
-                self._events.snapshot_unwanted([channels[0].file])
+                self._events.snapshot_unwanted([channels[0].file], None)
                 return
             snapshot.channels = channels
             self._acknowledge_if_complete(checkpoint_id, snapshot)
@@ -309,7 +323,7 @@ class Subtask(ABC):
         if snapshot is not None:
             files = files_written(checkpoint_id, snapshot.operators or ())
             channels = {channel.file for channel in snapshot.channels or ()}
-            self._events.snapshot_unwanted([*files, *channels])
+            self._events.snapshot_unwanted([*files, *channels], snapshot.savepoint)
 
     def _timings(
         self,
@@ -378,9 +392,10 @@ class Subtask(ABC):
     ) -> None:
         """The synchronous part, and the barrier on its way, which has `overtaken` these already."""
         checkpoint_id = barrier.checkpoint_id
+        savepoint = self._events.open_savepoint(barrier.savepoint) if barrier.savepoint else None
         began = self._clock.monotonic_seconds()
         self._chain.end_epoch()
-        writes = tuple(op.snapshot(checkpoint_id) for op in self._stateful)
+        writes = tuple(op.snapshot(checkpoint_id, savepoint) for op in self._stateful)
         sent: OutputLog = {}
         if barrier.is_overtaking:
             sent = self._chain.overtake(barrier)
@@ -397,8 +412,9 @@ class Subtask(ABC):
             is_recording,
             self._leaves_by_seconds(barrier, began),
             self._has_finished,
+            savepoint,
         )
-        self._unwritten.append(checkpoint_id)
+        self._unwritten.append((checkpoint_id, savepoint))
         if self._writes_in_loop:
             self.on_written(checkpoint_id, [answer_or_error(write) for write in writes])
         else:
@@ -435,7 +451,7 @@ class Subtask(ABC):
             self._acknowledge_if_complete(checkpoint_id, snapshot)
             return
         assert self._channel_log is not None, "records under way have nowhere to be kept"
-        write = self._channel_log(checkpoint_id, overtaken)
+        write = self._channel_log(checkpoint_id, overtaken, snapshot.savepoint)
         if self._writes_in_loop:
             self.on_channels_written(checkpoint_id, answer_or_error(write))
         else:
@@ -502,16 +518,19 @@ def take_turn(subtasks: Sequence[Subtask]) -> bool:
     return progressed
 
 
-CheckpointOrder = TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint
+SubtaskOrder = TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint | AssignSplits | EndSources
 
 
-def obey(subtasks: Iterable[Subtask], order: CheckpointOrder | AssignSplits) -> None:
+def obey(subtasks: Iterable[Subtask], order: SubtaskOrder) -> None:
     """Carry out what the coordinator says in all subtasks it concerns."""
     match order:
-        case TriggerCheckpoint(checkpoint_id, triggered_at_ms, alignment_timeout_ms):
-            barrier = Barrier(checkpoint_id, triggered_at_ms, alignment_timeout_ms)
+        case TriggerCheckpoint(checkpoint_id, triggered_at_ms, alignment_timeout_ms, savepoint):
+            barrier = Barrier(checkpoint_id, triggered_at_ms, alignment_timeout_ms, savepoint)
             for subtask in subtasks:
-                subtask.on_trigger(barrier)
+                subtask.on_trigger(barrier, order.holds_sources)
+        case EndSources():
+            for subtask in subtasks:
+                subtask.on_end_wanted()
         case CompleteCheckpoint(checkpoint_id, epoch):
             for subtask in subtasks:
                 subtask.on_complete(checkpoint_id, epoch)

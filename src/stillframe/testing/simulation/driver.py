@@ -49,7 +49,9 @@ class DriverNeeds:
     config: JobConfig
     store: Store
     """Its own, which fails and dies with it."""
-    slot_store: Callable[[], Store]
+    open_store: Callable[[str], Store]
+    """Another directory, with the same troubles."""
+    slot_store: Callable[[str], Store]
     repeats: float
     """The share of control messages that come twice."""
     on_event: Callable[[SimulatedDriver, Event], None]
@@ -93,7 +95,13 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             written_by=f"driver {number}",
         )
         self._parts = JobParts(
-            needs.plan, needs.config, needs.world, self._history, DriverSinks(needs.plan), ledger
+            needs.plan,
+            needs.config,
+            needs.world,
+            self._history,
+            DriverSinks(needs.plan),
+            ledger,
+            needs.open_store,
         )
         self._starter = Starter(self._parts)
 
@@ -146,7 +154,7 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
                 index,
                 self,
                 exchange,
-                self._needs.slot_store(),
+                self._needs.slot_store,
                 self._needs.config.checkpoint_mode,
                 self._needs.config.state,
             )

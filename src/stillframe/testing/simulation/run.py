@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
 from stillframe.protocol.manifests import decode_manifest
@@ -188,7 +189,8 @@ class _Run:
             plan=self._job.plan(self._slots),
             config=self._job.config_for(self._drivers),
             store=simulated_store(self._world, self._disk, self._driver_trouble),
-            slot_store=lambda: simulated_store(self._world, self._disk, self._slot_trouble),
+            open_store=partial(simulated_store, self._world, self._disk, self._driver_trouble),
+            slot_store=partial(simulated_store, self._world, self._disk, self._slot_trouble),
             repeats=self._rates.repeats,
             on_event=self._on_event,
             on_announced=self._checkers.on_announced,

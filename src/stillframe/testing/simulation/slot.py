@@ -27,7 +27,6 @@ from stillframe.protocol.manifests import (
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
-    AssignSplits,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -39,8 +38,8 @@ from stillframe.protocol.messages import (
     Report,
     Running,
     StartSlot,
+    StillThere,
     TakeFile,
-    TriggerCheckpoint,
     order_from_json,
     report_from_json,
 )
@@ -62,7 +61,7 @@ from stillframe.state.disk import DiskMemory
 from stillframe.storage.store import Store
 from stillframe.testing.simulation.checkers import Violation
 from stillframe.testing.simulation.line import Line
-from stillframe.testing.simulation.storage import Died
+from stillframe.testing.simulation.storage import JOB_DIRECTORY, Died
 from stillframe.testing.simulation.world import World
 
 if TYPE_CHECKING:
@@ -202,7 +201,7 @@ class SimulatedSlot(TaskEvents):
         index: SlotIndex,
         driver: SimulatedDriver,
         exchange: Exchange,
-        store: Store,
+        open_store: Callable[[str], Store],
         mode: CheckpointMode,
         settings: StateSettings,
     ) -> None:
@@ -216,7 +215,8 @@ class SimulatedSlot(TaskEvents):
         self._plan = plan
         self._driver = driver
         self._exchange = exchange
-        self._store = store
+        self._open_store = open_store
+        self._store = open_store(JOB_DIRECTORY)
         self._mode = mode
         self._settings = settings
         self._taken: dict[FileHandle, FileHandle] = {}
@@ -295,10 +295,12 @@ class SimulatedSlot(TaskEvents):
                     self._start(put_together(order, self._taken))
             case TakeFile(file):
                 self._taken[file] = file
-            case TriggerCheckpoint() | CompleteCheckpoint() | AbortCheckpoint() | AssignSplits():
-                obey(self._subtasks.values(), order)
             case EndSlot():
                 self.is_dead = True
+            case StillThere():
+                pass  # that it came is what it says
+            case _:
+                obey(self._subtasks.values(), order)
         if isinstance(order, CompleteCheckpoint | AbortCheckpoint):
             self._closed.add(order.checkpoint_id)
             self._driver.on_closed(self._subtasks.values(), self._closed)
@@ -435,15 +437,18 @@ class SimulatedSlot(TaskEvents):
 
         self._world.soon(write_now, self._upload_seconds_max())
 
-    def snapshot_unwanted(self, files: Sequence[FileHandle]) -> None:
+    def open_savepoint(self, address: str) -> Store:
+        return self._open_store(address)
+
+    def snapshot_unwanted(self, files: Sequence[FileHandle], savepoint: Store | None) -> None:
         for file in files:
             if not file.is_inline:
-                self._world.soon(partial(self._delete, file.path))
+                self._world.soon(partial(self._delete, savepoint or self._store, file.path))
 
-    def _delete(self, path: str) -> None:
+    def _delete(self, store: Store, path: str) -> None:
         if not self.is_dead:
             with contextlib.suppress(StillframeError, Died):  # the sweep gets it
-                self._store.delete(path)
+                store.delete(path)
 
     def acknowledged(
         self,

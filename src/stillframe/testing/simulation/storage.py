@@ -269,9 +269,11 @@ class _OpenFile(NewFile):
         self._chunks.clear()
 
 
-def simulated_store(world: World, disk: Disk, trouble: Trouble) -> LocalStore:
-    """One process's view of the job's directory."""
-    return LocalStore(Path(JOB_DIRECTORY), SimulatedFiles(world, disk, trouble))
+def simulated_store(
+    world: World, disk: Disk, trouble: Trouble, directory: str = JOB_DIRECTORY
+) -> LocalStore:
+    """One process's view of a directory, the job's or another."""
+    return LocalStore(Path(directory), SimulatedFiles(world, disk, trouble))
 
 
 def _error(number: int) -> OSError:
