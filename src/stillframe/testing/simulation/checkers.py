@@ -34,7 +34,14 @@ from stillframe.state.disk_reading import tables_in
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import TEMPORARY_PREFIX
-from stillframe.storage.paths import LOG_DIRECTORY, log_path, metadata_path, sequence_of
+from stillframe.storage.paths import (
+    LOG_DIRECTORY,
+    SAVEPOINT_METADATA,
+    log_path,
+    metadata_path,
+    sequence_of,
+)
+from stillframe.storage.store import Store
 from stillframe.testing.simulation.jobs import SOURCE, Branch, SimulatedJob, counts_of
 from stillframe.testing.simulation.outside import NO_RECORDS, Records, Row, place_of, split_index
 from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
@@ -419,6 +426,14 @@ class Checkers:
             )
         if self._mode == "at-most-once" and not self.restored:
             _require(last == exact, "output", _difference(last, exact))
+
+    def check_savepoint(self, store: Store) -> None:
+        """All it names is in its own directory, as it was written."""
+        found = decode_manifest(store.read(SAVEPOINT_METADATA))
+        for file in found.files():
+            store.read_verified(file.path, file.length_bytes, file.crc32)
+        if any(part.disk is not None or part.commits for part in found.snapshots):
+            raise Violation("savepoint: it holds a database, or something to commit")
 
     def check_files(self) -> None:
         """The files on the storage are those the retained checkpoints need, and the log."""

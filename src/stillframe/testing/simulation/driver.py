@@ -18,8 +18,15 @@ from stillframe.coordinator.attempt import JobParts, RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.history import Event, History
 from stillframe.coordinator.ledger import Ledger
-from stillframe.coordinator.mail import AttemptBroke, AttemptFinished, Mail, SlotsEnded
+from stillframe.coordinator.mail import (
+    AttemptBroke,
+    AttemptFinished,
+    AttemptStopped,
+    Mail,
+    SlotsEnded,
+)
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.coordinator.starting import Starter
 from stillframe.errors import Fenced, StartRefused, StillframeError, StorageError
@@ -201,7 +208,13 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         attempt = self._attempt
         if attempt is None or attempt.outcome is None:
             return
+        attempt.unanswered_requests()  # nobody waits for them here
         match attempt.outcome:
+            case AttemptStopped():
+                self._world.note(f"driver {self.number} has stopped the job")
+                self.broadcast(EndSlot())
+                self._attempt = None
+                self.is_dead = True
             case AttemptFinished():
                 self.broadcast(EndSlot())
                 self._attempt = None
@@ -235,6 +248,9 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
                 slot.end()
 
     # --- what reaches it ---
+
+    def take_savepoint(self, wanted: SavepointWanted) -> None:
+        self._do(lambda: self._handle(wanted))
 
     def on_joined(self, slot: SimulatedSlot) -> None:
         slot.has_joined = True

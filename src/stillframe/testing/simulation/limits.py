@@ -24,6 +24,7 @@ FAULTS = (
     "power_losses",
     "repeats",
     "clock_jumps",
+    "savepoints",
 )
 """As in `Rates`; 0 leaves a kind of fault out."""
 

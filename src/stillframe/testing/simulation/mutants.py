@@ -20,7 +20,7 @@ from stillframe.coordinator.starting import Starter
 from stillframe.ids import Attempt, Epoch
 from stillframe.protocol import restore
 from stillframe.protocol.alignment import BarrierAligner, Hold, Release, TakeSnapshot
-from stillframe.protocol.checkpoints import Checkpoints, Finish
+from stillframe.protocol.checkpoints import AnnounceComplete, Checkpoints, Finish
 from stillframe.protocol.commits import PendingCommits
 from stillframe.protocol.event_time import EventTime
 from stillframe.protocol.joblog import checkpoint_completed
@@ -357,6 +357,14 @@ def _commit_on_abort(original: Any) -> Any:
         self.on_complete(checkpoint_id, Epoch(0))
 
     return on_abort
+
+
+def _commit_a_savepoint(original: Any) -> Any:
+    def on_savepoint_stored(self: Any, checkpoint_id: Any, now_seconds: float) -> Any:
+        instructions = original(self, checkpoint_id, now_seconds)
+        return [AnnounceComplete(checkpoint_id), *instructions]
+
+    return on_savepoint_stored
 
 
 def _snapshot_only_the_newest(original: Any) -> Any:
@@ -739,6 +747,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "commit-before-completion": Mutant(
         "a sink commits what it has prepared at once",
         Writing, "described", _commit_when_prepared,
+    ),
+    "commit-a-savepoint": Mutant(
+        "sinks are told to commit what they prepared for a savepoint",
+        Checkpoints, "on_savepoint_stored", _commit_a_savepoint,
     ),
     "commit-on-abort": Mutant(
         "an aborted checkpoint is committed",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
+from stillframe.coordinator.savepoints import SavepointOutcome, SavepointTaken, SavepointWanted
+from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.manifests import decode_manifest
 from stillframe.protocol.messages import Acknowledged
 from stillframe.storage.paths import LOG_DIRECTORY, metadata_path
@@ -79,6 +81,8 @@ class Rates:
     repeats: float
     """The share of control messages that come twice."""
     clock_jumps: int
+    savepoints: int
+    """How often somebody asks for one, or for the job to stop with one."""
 
 
 def run_seed(
@@ -131,6 +135,7 @@ class _Run:
         self._delete_refused_at = -1.0
         self._log_written_at = -1.0
         self._is_refused = False
+        self._savepoints = 0
 
     def play(self) -> Verdict:
         world = self._world
@@ -302,6 +307,7 @@ class _Run:
         plan(rates.driver_stalls, self._stall_the_driver)
         plan(rates.rots, self._rot_a_file)
         plan(rates.power_losses, self._let_power_fail)
+        plan(rates.savepoints, self._ask_for_a_savepoint)
         plan(rates.clock_jumps, lambda: self._world.jump_clock(random.randint(-9999, 9999)))
 
     def _kill_a_slot(self) -> None:
@@ -312,6 +318,21 @@ class _Run:
             self._world.random.choice(slots).kill()
             if len(slots) > 1 and self._world.chance(0.2):
                 self._world.soon(self._kill_a_slot)  # two in quick succession
+
+    def _ask_for_a_savepoint(self) -> None:
+        if self._driver is None:
+            return
+        self._savepoints += 1
+        then: Then = self._world.random.choice(["go on", "go on", "stop"])
+        address = f"/savepoints/{self._savepoints}"
+        self._world.note(f"somebody wants a savepoint in {address}, and then the job to {then}")
+        self._driver.take_savepoint(SavepointWanted(address, then, self._on_savepoint))
+
+    def _on_savepoint(self, outcome: SavepointOutcome) -> None:
+        self._world.note(str(outcome))
+        if isinstance(outcome, SavepointTaken):
+            place = self._world, self._disk, lambda operation, path: None, outcome.address
+            self._checkers.check_savepoint(simulated_store(*place))
 
     def _perhaps_kill_after_completion(self) -> None:
         """The moments around a completion are the delicate ones."""
@@ -402,6 +423,7 @@ def _random_rates(world: World, limits: Limits) -> Rates:
         power_losses=random.choice([0, 0, 0, 1, 2]),
         repeats=random.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
         clock_jumps=random.randint(0, 1),
+        savepoints=random.choice([0, 0, 1, 2]),
     )
     # Drawn first, so that a limit changes nothing else about the run.
     return replace(drawn, **{name: limits.cap(name, getattr(drawn, name)) for name in FAULTS})
