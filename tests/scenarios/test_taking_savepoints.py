@@ -231,7 +231,7 @@ def test_a_savepoint_that_does_not_fit_on_its_disk_fails_alone_and_leaves_nothin
             pass
     (small_disk / "savepoint").mkdir()
 
-    with pytest.raises(StillframeError, match="the savepoint into .* failed"):
+    with pytest.raises(StillframeError, match=r"the savepoint into .* failed"):
         running.query.stop(savepoint=str(small_disk / "savepoint"))
 
     assert running.wait(CheckpointFailed)
