@@ -36,8 +36,10 @@ help:
 demo: $(VENV)/project
 	@$(BIN)/stillframe demo $(ARGS)
 
+# Two files at a time, the long ones first (tests/conftest.py); ARGS="-n 0" for one after the other
+# in this process, as a debugger wants it. A worker that dies ends the run, and is not tried again.
 test: $(VENV)/project
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: lint
 	@$(BIN)/mypy

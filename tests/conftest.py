@@ -21,9 +21,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+def pytest_configure() -> None:
+    """Every JVM of the tests, also of a process that a test starts, compiles quickly: with the
+    second compiler, for which none lives long enough, it takes twice the processor time."""
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", quick)
+    os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", quick)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers take one file after the other: short ones come last, so that none waits long for
+    another's last file. A run in one process keeps its order."""
+    if hasattr(config, "workerinput"):
+        slow, spark = (
+            {item.path for item in items if item.get_closest_marker(name)}
+            for name in ("slow", "spark")
+        )
+        items.sort(key=lambda item: (item.path not in slow, item.path not in spark))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A quiet local Spark with four cores, shared by all tests of the run."""
+    """A quiet local Spark with four cores, shared by all tests of a worker."""
     # Imported here, so that tests without Spark neither wait for pyspark nor start a JVM.
     from stillframe.spark.java import ensure_java
 
@@ -48,6 +67,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+# --- Ports ---------------------------------------------------------------------------------------
+
+
+def hold_port() -> socket.socket:
+    """A port of our own for as long as this is open: whoever asks for any port gets another one,
+    and whoever asks for this one, with SO_REUSEADDR, may listen to it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+def port_of(held: socket.socket) -> int:
+    return int(held.getsockname()[1])
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port for a server that must be told one; no test that runs beside this one gets it."""
+    with closing(hold_port()) as held:
+        yield port_of(held)
+
+
 # --- S3 ------------------------------------------------------------------------------------------
 
 S3_SECRET = "a-secret-that-nobody-may-see"
@@ -68,8 +110,9 @@ class Gateway:
         self.answers_lost = 0
         self.stalled = threading.Event()
         """Set when an answer has been held back."""
-        self._listener = self._listen(0)
-        self.port = int(self._listener.getsockname()[1])
+        self._held = hold_port()
+        self.port = port_of(self._held)
+        self._listener = self._listen()
 
     @property
     def url(self) -> str:
@@ -90,7 +133,7 @@ class Gateway:
     def open(self) -> None:
         """The server is back."""
         self._bytes_until_cut = None
-        self._listener = self._listen(self.port)
+        self._listener = self._listen()
 
     def stall(self) -> None:
         """Requests arrive, but no answer comes back, until `flow`."""
@@ -108,8 +151,12 @@ class Gateway:
         """Close for good when this many bytes of requests have passed."""
         self._bytes_until_cut = request_bytes
 
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.create_server(("127.0.0.1", port))
+    def end(self) -> None:
+        self.close()
+        self._held.close()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
 
@@ -160,10 +207,10 @@ def _end(each: socket.socket) -> None:
 
 @pytest.fixture(scope="session")
 def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A local S3 server, moto's, for all tests of the run; it forgets all when it ends."""
+    """A local S3 server, moto's, for all tests of a worker; it forgets all when it ends."""
     pytest.importorskip("moto")
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = int(taken.getsockname()[1])
+    held = hold_port()
+    port = port_of(held)
     log = Path(tmp_path_factory.mktemp("s3") / "server.log")
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
     with log.open("wb") as output:
@@ -174,6 +221,7 @@ def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     finally:
         server.kill()
         server.wait(10)
+        held.close()
 
 
 def _await_answer(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -202,7 +250,7 @@ def gateway(s3_port: int) -> Iterator[Gateway]:
     """A way to the S3 server that a test may break."""
     way = Gateway(s3_port)
     yield way
-    way.close()
+    way.end()
 
 
 @pytest.fixture
@@ -222,5 +270,5 @@ def s3_settings(gateway: Gateway) -> dict[str, str]:
         "fs.s3a.access.key": "an-access-key",
         "fs.s3a.secret.key": S3_SECRET,
         "fs.s3a.endpoint.region": "us-east-1",
-        "fs.s3a.connection.request.timeout": "500ms",
+        "fs.s3a.connection.request.timeout": "1s",
     }

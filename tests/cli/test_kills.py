@@ -19,7 +19,7 @@ from stillframe.coordinator.history import (
 )
 from stillframe.ids import Attempt, CheckpointId, Epoch
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from stillframe.graph.plan import Plan, build_plan
 from stillframe.testing.processes import ProcessDeployment
 from stillframe.testing.sources import Gate, Item, ScriptedSource, Wait
 
-WAIT_SECONDS_MAX = 30.0
+WAIT_SECONDS_MAX = 120.0
 SCHEMA = pa.schema([("id", pa.int64()), ("app_id", pa.string())])
 COUNTS_SCHEMA = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
 

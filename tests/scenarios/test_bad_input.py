@@ -23,7 +23,7 @@ from stillframe.testing.sources import Fail, ScriptedSource
 
 def failure_of(running):
     with pytest.raises(JobFailed) as raised:
-        running.query.awaitTermination(30)
+        running.query.awaitTermination(90)
     assert "\n" not in str(raised.value), "one sentence"
     return str(raised.value)
 
@@ -44,10 +44,10 @@ def stopped_after_checkpoints(page_views, source, plan=None):
     """Run the job until two checkpoints are retained that share nothing; their numbers."""
     running = page_views.start(plan or page_views.plan(source), checkpointInterval="1 hour")
     running.wait_for_records(1_000)
-    older = running.query.checkpoint(timeout=20)
+    older = running.query.checkpoint(timeout=60)
     page_views.gate("between").open()
     running.wait_for_records(2_000)
-    newest = running.query.checkpoint(timeout=20)
+    newest = running.query.checkpoint(timeout=60)
     running.query.stop()
     return [older, newest]
 
@@ -235,4 +235,4 @@ def test_a_commit_that_fails_is_the_reason_the_attempt_gives(page_views):
     running = page_views.start(plan, restartAttempts="2")
 
     with pytest.raises(JobFailed, match="is closed while committing"):
-        running.query.awaitTermination(30)
+        running.query.awaitTermination(90)

@@ -25,14 +25,14 @@ def test_a_requested_checkpoint_whose_attempt_dies_is_taken_by_the_next(page_vie
 
     def ask():
         with contextlib.suppress(StillframeError):
-            answers.append(running.query.checkpoint(timeout=6))
+            answers.append(running.query.checkpoint(timeout=60))
 
     asking = threading.Thread(target=ask)
     asking.start()
     until(lambda: reached.is_open)
     running.kill(slot=0)
     prepare.open()
-    asking.join(30)
+    asking.join(90)
 
     assert answers == [2]
 
@@ -47,7 +47,7 @@ def test_an_attempt_that_cannot_be_launched_leaves_no_thread_behind(page_views):
     before = set(threading.enumerate())
 
     running = page_views.start(page_views.plan(page_views.halves(page_views.gate("never"))))
-    running.job.join(30)
+    running.job.join(90)
 
     assert "the cluster is gone" in str(running.query.exception())
     left = [t.name for t in set(threading.enumerate()) - before if t.is_alive()]
@@ -66,7 +66,7 @@ def test_a_slot_that_dies_before_it_reports_is_the_reason_given(page_views):
 
     plan = page_views.plan(page_views.halves(page_views.gate("never")))
     running = page_views.start(plan, restartAttempts="0")
-    running.job.join(30)
+    running.job.join(90)
 
     # It is named either way: by what became of its process, or of its connection if it had one.
     assert re.search("slot 0 (ended with exit code -9|.* was lost)", str(running.query.exception()))
@@ -82,7 +82,7 @@ def test_a_finished_job_can_be_taken_back_to_a_checkpoint(page_views):
     older = running.query.checkpoints[-2].checkpoint_id
 
     again = page_views.start(page_views.plan(source), restoreFrom=str(older))
-    again.job.join(30)
+    again.job.join(90)
 
     assert [each.restored_from for each in again.attempts()] == [older]
 

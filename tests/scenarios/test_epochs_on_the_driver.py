@@ -28,7 +28,7 @@ class Epochs:
 
     def handle(self, epoch, files):
         self.waiting.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(90)
         if self.raises is not None:
             raise self.raises
         self.calls.append(epoch)
@@ -70,7 +70,7 @@ def test_a_slot_killed_while_the_driver_commits_changes_nothing(page_views, epoc
     epochs.go_on.clear()
 
     running = page_views.start(epochs.plan(source))
-    assert epochs.waiting.wait(30)
+    assert epochs.waiting.wait(90)
     running.kill(slot=0)
     epochs.go_on.set()
     running.finish()
@@ -97,5 +97,5 @@ def test_a_handler_that_raises_fails_the_job_at_once(page_views, epochs):
     running = page_views.start(epochs.plan(ClickSource(records=1_000)))
 
     with pytest.raises(JobFailed, match="no such table"):
-        running.query.awaitTermination(30)
+        running.query.awaitTermination(90)
     assert len(running.attempts()) == 1

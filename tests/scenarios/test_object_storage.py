@@ -103,7 +103,7 @@ def test_a_storage_that_stops_answering_does_not_end_the_job(page_views, on_s3, 
     running = page_views.start(page_views.plan(source), **on_s3)
     running.next_checkpoint()
     gateway.stall()
-    assert gateway.stalled.wait(30)
+    assert gateway.stalled.wait(90)
     until(lambda: any(isinstance(each, AttemptFailed | CheckpointFailed) for each in running.told))
     gateway.flow()
     gate.open()

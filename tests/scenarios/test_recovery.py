@@ -233,7 +233,7 @@ def test_a_job_that_is_killed_too_often_gives_up_and_says_what_to_raise(page_vie
     page_views.deployment = KillsOneEarly(attempt=1)
 
     running = page_views.start(page_views.plan(source), restartAttempts="0")
-    running.job.join(30)
+    running.job.join(90)
 
     failure = str(running.query.exception())
     assert failure.startswith("job 'page-views' failed: slot ")

@@ -25,7 +25,7 @@ class NeverUp(Deployment, RunningSlots):
 def test_a_job_that_is_stopped_before_its_slots_have_come_up_stops_at_once(page_views):
     page_views.deployment = NeverUp()
     running = page_views.start(page_views.plan(page_views.halves(page_views.gate("half"))))
-    assert page_views.deployment.launched.wait(20)
+    assert page_views.deployment.launched.wait(90)
 
     running.job.request_stop()
     running.job.join(5)
@@ -45,11 +45,11 @@ def test_a_requested_checkpoint_holds_what_was_read_before_the_request(page_view
     running = page_views.start(plan)
     until(lambda: reached.is_open)  # the barriers of checkpoint 1 have passed
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(running.query.checkpoint(timeout=20)))
+    asking = threading.Thread(target=lambda: answers.append(running.query.checkpoint(timeout=60)))
     asking.start()
     until(lambda: running.job._mailbox.empty())
     prepare.open()
-    asking.join(30)
+    asking.join(90)
 
     assert answers[0] >= 2
 
@@ -74,7 +74,7 @@ def test_process_all_available_returns_when_the_records_can_be_seen(page_views, 
     until(lambda: reached.is_open)
     asking.join(1)
     commit.open()
-    asking.join(30)
+    asking.join(90)
 
     assert seen == [2_000]
 
@@ -87,4 +87,4 @@ def test_a_checkpoint_requested_between_two_attempts_is_taken_by_the_next(page_v
     running.kill(slot=0)
     running.wait(AttemptFailed)
 
-    assert running.query.checkpoint(timeout=5) == 1
+    assert running.query.checkpoint(timeout=60) == 1

@@ -117,7 +117,7 @@ def test_a_savepoint_with_a_damaged_file_fails_the_job_at_once_and_names_it(page
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
 
     running = page_views.start(page_views.plan(source), restoreFrom=savepoint)
-    running.job.join(30)
+    running.job.join(90)
 
     sentence = str(running.query.exception())
     assert f"the savepoint {savepoint} is damaged" in sentence
@@ -129,6 +129,6 @@ def test_a_place_without_a_savepoint_is_refused(page_views, half):
     Path(savepoint, "_metadata").unlink()
 
     running = page_views.start(page_views.plan(source), restoreFrom=savepoint)
-    running.job.join(30)
+    running.job.join(90)
 
     assert "is no savepoint" in str(running.query.exception())

@@ -38,14 +38,14 @@ def test_an_idle_job_writes_no_state_again_and_restores_from_the_file_it_shares(
         page_views.plan(source), checkpointInterval="1 hour", checkpointsRetained="1"
     )
     running.wait_for_records(2_000)
-    first = running.query.checkpoint(timeout=20)
+    first = running.query.checkpoint(timeout=60)
     written = state_files(page_views)
     state_bytes = bytes_of(retained(page_views)[first])[1]
     assert len(written) == 2
     assert bytes_of(retained(page_views)[first]) == (state_bytes, state_bytes)
 
-    running.query.checkpoint(timeout=20)
-    last = running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
+    last = running.query.checkpoint(timeout=60)
 
     assert state_files(page_views) == written
     [(number, manifest)] = retained(page_views).items()
@@ -69,15 +69,15 @@ def test_a_file_goes_with_the_last_checkpoint_that_uses_it(page_views):
         page_views.plan(source), checkpointInterval="1 hour", checkpointsRetained="2"
     )
     running.wait_for_records(1_000)
-    running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
     old = state_files(page_views)
-    running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
     between.open()
     running.wait_for_records(2_000)
 
-    running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
     assert old < state_files(page_views), "the checkpoint before this one still needs them"
-    running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
 
     assert state_files(page_views).isdisjoint(old)
     gate.open()

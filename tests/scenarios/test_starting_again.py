@@ -90,7 +90,7 @@ def test_a_second_driver_on_the_same_directory_ends_the_first(page_views):
     second = page_views.start(page_views.plan(source))
     second.wait(SlotsRunning)
     with pytest.raises(JobFailed, match=r"attempt 2 .* has written .*run only one driver per job"):
-        first.query.awaitTermination(30)
+        first.query.awaitTermination(90)
     gate.open()
     second.finish()
 
@@ -117,8 +117,8 @@ def test_a_requested_checkpoint_is_taken_at_once_and_returns_its_number(page_vie
     running = page_views.start(page_views.plan(source), checkpointInterval="1 hour")
     running.wait(SlotsRunning)
 
-    assert running.query.checkpoint(timeout=20) == 1
-    assert running.query.checkpoint(timeout=20) == 2
+    assert running.query.checkpoint(timeout=60) == 1
+    assert running.query.checkpoint(timeout=60) == 2
 
 
 class AmongStrangers(Deployment):
@@ -167,7 +167,7 @@ def test_strangers_on_every_port_change_nothing(page_views):
 
     running = page_views.start(page_views.plan(source))
     running.finish()
-    strangers.stranger.join(30)
+    strangers.stranger.join(90)
 
     assert len(strangers.bothered) >= 3, "the coordinator's port and one per slot"
     page_views.check_exactly_once(source)

@@ -83,14 +83,14 @@ def test_what_one_backend_has_kept_another_takes_over_at_any_parallelism(page_vi
 
     running = start(3, first)
     running.wait_for_records(1_500)
-    running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
     running.query.stop()
     assert sum(counted(page_views, first).values()) == 1_500
 
     running = start(1, second)
     between.open()
     running.wait_for_records(1_500)
-    running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
     running.query.stop()
     assert sum(counted(page_views, second).values()) == 3_000
 
@@ -119,9 +119,9 @@ def test_an_idle_job_keeps_its_state_in_every_checkpoint(page_views):
         checkpointsRetained="1",
     )
     running.wait_for_records(2_000)
-    running.query.checkpoint(timeout=20)
-    running.query.checkpoint(timeout=20)
-    last = running.query.checkpoint(timeout=20)
+    running.query.checkpoint(timeout=60)
+    running.query.checkpoint(timeout=60)
+    last = running.query.checkpoint(timeout=60)
 
     assert sum(counted(page_views, "memory").values()) == 2_000
     assert newest(page_views).checkpoint_id == last

@@ -33,10 +33,10 @@ def test_metadata_of_an_older_driver_does_not_replace_that_of_a_newer_one(page_v
     plan = pass_through(source, DiscardSink())
     second = page_views.start(plan, checkpointInterval="1 hour")
     second.wait(SlotsRunning)
-    completed = second.query.checkpoint(timeout=20)
+    completed = second.query.checkpoint(timeout=60)
     prepare.open()
     with pytest.raises(JobFailed, match="only one driver"):
-        first.query.awaitTermination(30)
+        first.query.awaitTermination(90)
     second.query.stop()
     third = page_views.start(plan)
 
@@ -53,7 +53,7 @@ def test_an_older_driver_that_aborts_a_checkpoint_deletes_nothing_of_a_newer_one
     plan = pass_through(source, DiscardSink())
     second = page_views.start(plan, checkpointInterval="1 hour")
     second.wait(SlotsRunning)
-    completed = second.query.checkpoint(timeout=20)
+    completed = second.query.checkpoint(timeout=60)
     assert not [event for event in first.told if isinstance(event, CheckpointFailed)]
     first.wait(CheckpointFailed)
     prepare.open()
@@ -71,6 +71,6 @@ def test_a_job_that_does_not_fit_the_checkpoint_leaves_the_running_one_alone(pag
 
     misfit = page_views.start(pass_through(source, DiscardSink()))
     with pytest.raises(JobFailed, match="does not fit this job"):
-        misfit.query.awaitTermination(30)
+        misfit.query.awaitTermination(90)
     half.open()
     running.finish()

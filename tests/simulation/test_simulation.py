@@ -1,5 +1,7 @@
 """The simulator: promises hold under every schedule tried; every deliberate mistake is caught."""
 
+import os
+
 import pytest
 
 from stillframe.cli.main import main
@@ -30,13 +32,17 @@ def test_every_promise_holds_under_a_fixed_set_of_schedules(portion):
 
 @pytest.fixture(scope="module")
 def hunts(request):
-    """The hunts for all mutants of this session: while one is waited for, others go on."""
+    """The hunts for all mutants of this session: while one is waited for, others go on, on as many
+    cores as no other worker of this run has."""
     asked = [item for item in request.session.items if "hunts" in item.fixturenames]
-    found = hunted([item.callspec.params["name"] for item in asked])
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    cores = max(1, (os.cpu_count() or 1) // workers)
+    found = hunted([item.callspec.params["name"] for item in asked], cores)
     yield found
     found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_mistake_is_caught(name, hunts):
     hunted_name, verdict = next(hunts)

@@ -1,14 +1,17 @@
-"""What jobs on real local Spark share: clicks to read, a slot that dies, and Spark's own results.
+"""What jobs on real local Spark share: what they read, a slot that dies, and Spark's own results.
 
-The fault is always the same: a slot is killed with SIGKILL right after the second checkpoint, and
-the job must have been restored exactly once when it ends.
+Of clicks the fault is always the same: a slot is killed with SIGKILL right after the second
+checkpoint, and the job must have been restored exactly once when it ends. Of rows that come batch
+by batch the slot dies between two batches.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +22,14 @@ import pytest
 
 if TYPE_CHECKING:
     # Otherwise imported where they are used: a run without Spark's tests does not wait for pyspark.
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
 
     from stillframe.coordinator.query import Query
     from stillframe.spark.session import Still
     from stillframe.spark.stream import Stream
     from stillframe.spark.writer import StreamWriter
+    from stillframe.testing.sources import Gate
 
 CLICKS, PARTITIONS = 40_000, 2
 WAIT_SECONDS_MAX = 120.0
@@ -116,3 +121,107 @@ def run_and_kill(
         return pq.read_table(out).to_pylist()
 
     return run
+
+
+# --- Batch by batch -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The same rows twice, batch by batch: for a stream of Spark's own, and for one of ours.
+
+    A row is what JSON makes of it; its `at` is the event time, or null.
+    """
+
+    still: Still
+    place: Path
+    schema: pa.Schema
+    rows: list[list[dict[str, Any]]]
+
+    def of_spark(self, make: Callable[[Any], Any]) -> list[Row]:
+        """What Spark's own stream says: one micro-batch after the other, and one without rows
+        after each, for timers."""
+        query = self.spark_writer(make).start()
+        try:
+            for _ in self.given_to_spark():
+                query.processAllAvailable()
+            return self.still.spark.table("of_spark").collect()
+        finally:
+            query.stop()
+
+    def spark_writer(self, make: Callable[[Any], Any]) -> DataStreamWriter:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        self._incoming.mkdir(parents=True)
+        reader = self.still.spark.readStream.schema(from_arrow_schema(self.schema))
+        return (
+            make(reader.option("maxFilesPerTrigger", 1).json(str(self._incoming)))
+            .writeStream.format("memory")
+            .queryName("of_spark")
+            .option("checkpointLocation", str(self.place / "spark" / "checkpoints"))
+        )
+
+    def given_to_spark(self) -> Iterator[list[dict[str, Any]]]:
+        """Each batch, when Spark has been given it."""
+        for number, batch in enumerate(self.rows):
+            name = f"{number}.json"
+            (self.place / name).write_text("".join(json.dumps(row) + "\n" for row in batch))
+            (self.place / name).rename(self._incoming / name)
+            yield batch
+
+    def of_stillframe(self, make: Callable[[Any], Any]) -> list[dict[str, Any]]:
+        """What ours says; in the middle a slot dies, after a checkpoint of what came before."""
+        from stillframe.coordinator.history import CheckpointCompleted, Event
+        from stillframe.testing.sources import Gate
+
+        place = self.place / "ours"
+        place.mkdir()
+        gate, died = Gate(str(place / "gate")), Gate(str(place / "died"))
+        query = (
+            make(self._stream_that_dies(gate, died))
+            .writeStream.format("parquet")
+            .queryName("batches")
+            .option("path", str(place / "out"))
+            .option("checkpointLocation", str(place / "checkpoints"))
+            .option("checkpointInterval", "200 ms")
+            .option("restartDelay", "100 ms")
+            .option("parallelism", "2")
+            .start()
+        )
+
+        def listen(event: Event) -> None:
+            if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 3:
+                gate.open()
+
+        query.add_listener(listen)
+        assert query.awaitTermination(WAIT_SECONDS_MAX)
+        assert died.is_open
+        return pq.read_table(place / "out").to_pylist()
+
+    @property
+    def _incoming(self) -> Path:
+        return self.place / "spark" / "in"
+
+    def _stream_that_dies(self, gate: Gate, died: Gate) -> Stream:
+        from stillframe.graph.logical import Node, Read
+        from stillframe.spark.stream import Stream
+        from stillframe.testing.sources import Die, Item, ScriptedSource, Wait
+
+        items: list[Item] = [self._arrow_of(batch) for batch in self.rows]
+        half = len(items) // 2
+        script = (*items[:half], Wait(gate), Die(died), *items[half:])
+        # In one subtask: another one, which has nothing to read, would hold time back to its end.
+        read = Node(Read(ScriptedSource(self.schema, (script,))), self.schema, parallelism=1)
+        return Stream.reading(self.still, read)
+
+    def _arrow_of(self, batch: list[dict[str, Any]]) -> pa.RecordBatch:
+        def parsed(at: str | None) -> datetime.datetime | None:
+            return None if at is None else datetime.datetime.fromisoformat(at)
+
+        rows = [{**row, "at": parsed(row["at"])} for row in batch]
+        return pa.RecordBatch.from_pylist(rows, schema=self.schema)
+
+
+@pytest.fixture
+def batches_of(still: Still, tmp_path: Path) -> Callable[..., Batches]:
+    return lambda schema, rows: Batches(still, tmp_path, schema, rows)

@@ -18,7 +18,7 @@ from stillframe.spark import checks
 
 pytestmark = pytest.mark.spark
 
-WAIT_SECONDS_MAX = 60.0
+WAIT_SECONDS_MAX = 120.0
 
 
 @pytest.fixture

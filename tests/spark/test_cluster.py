@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from stillframe.spark.java import ensure_java
-from stillframe.wire import address_of, listen
 
 JOB = Path(__file__).parent / "jobs" / "page_views_to_table.py"
 START_SECONDS_MAX = 60.0
@@ -29,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 class Cluster:
     """A master and two workers of two cores each, from the installed pyspark."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, port: int) -> None:
         import pyspark
 
         self._home = Path(pyspark.__file__).parent
@@ -44,8 +42,6 @@ class Cluster:
             "SPARK_LOCAL_DIRS": str(directory / "local"),
         }
         ensure_java(self.environment)
-        with contextlib.closing(listen("127.0.0.1")) as free:
-            port = address_of(free).port
         self.master = f"spark://127.0.0.1:{port}"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._run(
@@ -62,6 +58,7 @@ class Cluster:
     def submit(self, *arguments: str) -> subprocess.Popen[str]:
         settings = {
             "spark.driver.host": "127.0.0.1",
+            "spark.executor.extraJavaOptions": os.environ["SPARK_DAEMON_JAVA_OPTS"],
             "spark.executor.memory": "600m",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -106,8 +103,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    running = Cluster(tmp_path)
+def cluster(tmp_path: Path, free_port: int) -> Iterator[Cluster]:
+    running = Cluster(tmp_path, free_port)
     yield running
     running.stop()
 

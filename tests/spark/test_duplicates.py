@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,22 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import AnalysisException, PySparkTypeError
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stillframe.coordinator.history import CheckpointCompleted, Event
 from stillframe.errors import BuildError
-from stillframe.graph.logical import DropDuplicates, Node, Read
+from stillframe.graph.logical import DropDuplicates
 from stillframe.spark.session import Still
 from stillframe.spark.stream import Stream
-from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait
 
 pytestmark = pytest.mark.spark
 
-WAIT_SECONDS_MAX = 120.0
 COLUMNS = "n long, k string, at timestamp"
 SCHEMA = pa.schema([("n", pa.int64()), ("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
 
@@ -135,67 +129,6 @@ def disordered(batches: int) -> list[list[dict[str, Any]]]:
     return made
 
 
-def of_spark(
-    spark: SparkSession, batches: list[list[dict[str, Any]]], make: Any, place: Path
-) -> list[int]:
-    """One micro-batch after the other."""
-    (place / "in").mkdir(parents=True)
-    stream = make(spark.readStream.schema(COLUMNS).json(str(place / "in")))
-    query = (
-        stream.writeStream.format("memory")
-        .queryName("of_spark")
-        .option("checkpointLocation", str(place / "chk"))
-        .start()
-    )
-    try:
-        for number, batch in enumerate(batches):
-            text = "".join(json.dumps(row) + "\n" for row in batch)
-            (place / f"{number}.json").write_text(text)
-            (place / f"{number}.json").rename(place / "in" / f"{number}.json")
-            query.processAllAvailable()
-        return sorted(row.n for row in spark.table("of_spark").collect())
-    finally:
-        query.stop()
-
-
-def of_stillframe(
-    still: Still, batches: list[list[dict[str, Any]]], make: Any, place: Path
-) -> list[int]:
-    """The same batches; in their middle a slot dies, after a checkpoint of what came before."""
-    place.mkdir()
-    gate, died = Gate(str(place / "gate")), Gate(str(place / "died"))
-    items: list[Item] = [arrow_of(batch) for batch in batches]
-    half = len(items) // 2
-    source = ScriptedSource(SCHEMA, ((*items[:half], Wait(gate), Die(died), *items[half:]),))
-    # In one subtask: another one, which has nothing to read, would hold time back until it ends.
-    stream = Stream.reading(still, Node(Read(source), SCHEMA, parallelism=1))
-    query = (
-        make(stream)
-        .writeStream.format("parquet")
-        .queryName("duplicates")
-        .option("path", str(place / "out"))
-        .option("checkpointLocation", str(place / "checkpoints"))
-        .option("checkpointInterval", "200 ms")
-        .option("restartDelay", "100 ms")
-        .option("parallelism", "2")
-        .start()
-    )
-
-    def listen(event: Event) -> None:
-        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 3:
-            gate.open()
-
-    query.add_listener(listen)
-    assert query.awaitTermination(WAIT_SECONDS_MAX)
-    assert died.is_open
-    return sorted(pq.read_table(place / "out").column("n").to_pylist())
-
-
-def arrow_of(batch: list[dict[str, Any]]) -> pa.RecordBatch:
-    rows = [{**row, "at": datetime.datetime.fromisoformat(row["at"])} for row in batch]
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
@@ -208,11 +141,11 @@ def arrow_of(batch: list[dict[str, Any]]) -> pa.RecordBatch:
     ids=["for ever", "for ever without late", "with the event time", "within the watermark"],
 )
 def test_the_rows_that_pass_are_those_of_sparks_own_streams_also_after_a_kill(
-    spark: SparkSession, still: Still, tmp_path: Path, make: Any
+    batches_of: Any, make: Any
 ) -> None:
-    batches = disordered(8)
-    expected = of_spark(spark, batches, make, tmp_path / "spark")
-    assert of_stillframe(still, batches, make, tmp_path / "ours") == expected
+    batches = batches_of(SCHEMA, disordered(8))
+    expected = sorted(row.n for row in batches.of_spark(make))
+    assert sorted(row["n"] for row in batches.of_stillframe(make)) == expected
     assert 0 < len(expected) < 8 * BATCH_ROWS
 
 

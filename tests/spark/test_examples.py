@@ -22,7 +22,7 @@ from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, 
 from stillframe.coordinator.query import Query
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WAIT_SECONDS_MAX = 60.0
+WAIT_SECONDS_MAX = 120.0
 
 pytestmark = pytest.mark.spark
 

@@ -259,6 +259,7 @@ def test_spark_runs_on_a_machine_without_java(
 
     environ["PATH"] = path_without_java(tmp_path / "commands")
     environ["PYSPARK_PYTHON"] = sys.executable
+    environ["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"]
     environ["PYTHONPATH"] = SOURCE
 
     done = subprocess.run(

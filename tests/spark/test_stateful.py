@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import random
 import signal
@@ -22,13 +21,11 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-import stillframe
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Node, Read, Transform
+from stillframe.graph.logical import Transform
 from stillframe.spark.session import Still
 from stillframe.spark.stream import Stream
-from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait
 
 pytestmark = pytest.mark.spark
 
@@ -246,23 +243,21 @@ def moment(second: int) -> str:
     return (FIRST + datetime.timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def of_spark(
-    spark: SparkSession, batches: list[list[dict[str, Any]]], make: Any, place: Path
-) -> Counter[Any]:
-    """One micro-batch after the other, and one without rows after each, for timers."""
-    query = spark_writer(spark, make, place).start()
-    try:
-        for number, batch in enumerate(batches):
-            write_rows(batch, place, number)
-            query.processAllAvailable()
-        return Counter(tuple(row) for row in spark.table("of_spark").collect())
-    finally:
-        query.stop()
+@pytest.fixture
+def states_of_spark(spark: SparkSession) -> Iterator[None]:
+    """Spark's transformWithState keeps its states in RocksDB only."""
+    pytest.importorskip("google.protobuf", reason="Spark's transformWithState needs protobuf")
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    yield
+    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
 
 
-def of_spark_without_rest(
-    spark: SparkSession, batches: list[list[dict[str, Any]]], make: Any, place: Path
-) -> Counter[Any]:
+def of_spark(batches: Any, make: Any) -> Counter[Any]:
+    return Counter(tuple(row) for row in batches.of_spark(make))
+
+
+def of_spark_without_rest(batches: Any, make: Any) -> Counter[Any]:
     """With timers of processing time Spark runs micro-batches all the time: a row for each key of
     a batch is waited for."""
     said: list[Any] = []
@@ -274,11 +269,10 @@ def of_spark_without_rest(
             said.extend(tuple(row) for row in rows)
             came.notify()
 
-    query = spark_writer(spark, make, place).foreachBatch(take).start()
+    query = batches.spark_writer(make).foreachBatch(take).start()
     expected = 0
     try:
-        for number, batch in enumerate(batches):
-            write_rows(batch, place, number)
+        for batch in batches.given_to_spark():
             expected += len({row["k"] for row in batch})
             with came:
                 assert came.wait_for(lambda: len(said) >= expected, WAIT_SECONDS_MAX)  # noqa: B023
@@ -287,65 +281,9 @@ def of_spark_without_rest(
         query.stop()
 
 
-def spark_writer(spark: SparkSession, make: Any, place: Path) -> Any:
-    pytest.importorskip("google.protobuf", reason="Spark's transformWithState needs protobuf")
-    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-    (place / "in").mkdir(parents=True)
-    rows = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1)
-    return (
-        make(rows.json(str(place / "in")))
-        .writeStream.format("memory")
-        .queryName("of_spark")
-        .option("checkpointLocation", str(place / "chk"))
-    )
-
-
-def write_rows(batch: list[dict[str, Any]], place: Path, number: int) -> Path:
-    (place / f"{number}.json").write_text("".join(json.dumps(row) + "\n" for row in batch))
-    return (place / f"{number}.json").rename(place / "in" / f"{number}.json")
-
-
-def of_stillframe(
-    still: Still, batches: list[list[dict[str, Any]]], make: Any, place: Path
-) -> Counter[Any]:
-    """The same batches; in their middle a slot dies, after a checkpoint of what came before."""
-    place.mkdir()
-    gate, died = Gate(str(place / "gate")), Gate(str(place / "died"))
-    items: list[Item] = [arrow_of(batch) for batch in batches]
-    half = len(items) // 2
-    source = ScriptedSource(SCHEMA, ((*items[:half], Wait(gate), Die(died), *items[half:]),))
-    # In one subtask: another one, which has nothing to read, would hold time back until it ends.
-    stream = Stream.reading(still, Node(Read(source), SCHEMA, parallelism=1))
-    query = (
-        make(stream)
-        .writeStream.format("parquet")
-        .queryName("stateful")
-        .option("path", str(place / "out"))
-        .option("checkpointLocation", str(place / "checkpoints"))
-        .option("checkpointInterval", "200 ms")
-        .option("restartDelay", "100 ms")
-        .option("parallelism", "2")
-        .start()
-    )
-
-    def listen(event: Event) -> None:
-        if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 3:
-            gate.open()
-
-    query.add_listener(listen)
-    assert query.awaitTermination(WAIT_SECONDS_MAX)
-    assert died.is_open
-    rows = pq.read_table(place / "out").to_pylist()
+def of_stillframe(batches: Any, make: Any) -> Counter[Any]:
+    rows = batches.of_stillframe(make)
     return Counter((row["k"], row["what"], row["n"]) for row in rows)
-
-
-def arrow_of(batch: list[dict[str, Any]]) -> pa.RecordBatch:
-    def parsed(at: str | None) -> datetime.datetime | None:
-        return None if at is None else datetime.datetime.fromisoformat(at)
-
-    rows = [{**row, "at": parsed(row["at"])} for row in batch]
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
 
 
 def rows_of(processor: StatefulProcessor, mode: str = "none", **more: Any) -> Any:
@@ -355,6 +293,7 @@ def rows_of(processor: StatefulProcessor, mode: str = "none", **more: Any) -> An
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("states_of_spark")
 @pytest.mark.parametrize(
     ("run", "make"),
     [
@@ -376,24 +315,26 @@ def rows_of(processor: StatefulProcessor, mode: str = "none", **more: Any) -> An
     ids=["value", "pandas", "list and map", "event timers", "processing timers and TTL", "expiry"],
 )
 def test_a_processor_says_what_it_says_in_spark_also_after_a_kill(
-    spark: SparkSession, still: Still, tmp_path: Path, run: Any, make: Any
+    batches_of: Any, run: Any, make: Any
 ) -> None:
-    batches = scripted(5)
-    expected = run(spark, batches, make, tmp_path / "spark")
-    assert of_stillframe(still, batches, make, tmp_path / "ours") == expected
+    batches = batches_of(SCHEMA, scripted(5))
+    expected = run(batches, make)
+    assert of_stillframe(batches, make) == expected
     assert len(expected) > 10
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("states_of_spark")
 def test_a_processor_begins_with_the_initial_state_once(
-    spark: SparkSession, still: Still, tmp_path: Path
+    spark: SparkSession, batches_of: Any
 ) -> None:
     begin = spark.createDataFrame(
         [("a", 1), ("a", 2), ("b", 3), (None, 4), ("nobody", 5)], "who string, start long"
     )
     make = rows_of(Begun(), initialState=begin.groupBy("who"))
-    expected = of_spark(spark, scripted(4), make, tmp_path / "spark")
-    assert of_stillframe(still, scripted(4), make, tmp_path / "ours") == expected
+    batches = batches_of(SCHEMA, scripted(4))
+    expected = of_spark(batches, make)
+    assert of_stillframe(batches, make) == expected
     firsts = {k: n for (k, _, n) in sorted(expected, key=lambda row: -row[2])}
     assert firsts["c"] < 10 < firsts["a"]
 
@@ -459,11 +400,6 @@ def test_every_row_is_counted_once_after_a_kill(
 
 
 # --- What is built, and refused -------------------------------------------------------------------
-
-
-@pytest.fixture
-def still(spark: SparkSession) -> Still:
-    return stillframe.on(spark)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _CHUNK_SEEDS = 10
 """Few, because what was begun is ended, whether anybody still asks for it or not."""
+_ALL_CORES = os.cpu_count() or 1
 _MUTANT_SEEDS_MAX = 800
 """How many seeds a mutant gets to be caught in."""
 
@@ -133,10 +134,13 @@ def _hunt_mutants(lines: Lines) -> int:
     return 1 if survivors else 0
 
 
-def hunted(mutants: Iterable[str]) -> Iterator[tuple[str, Verdict | None]]:
-    """The first run that catches each of them, in their order; every core hunts one at a time."""
+def hunted(
+    mutants: Iterable[str], cores: int | None = None
+) -> Iterator[tuple[str, Verdict | None]]:
+    """The first run that catches each of them, in their order; every core, or so many of them,
+    hunts one at a time."""
     names = list(mutants)
-    with _all_cores() as pool:
+    with _pool_of(cores or _ALL_CORES) as pool:
         yield from zip(names, pool.map(_hunt, names), strict=True)
 
 
@@ -147,14 +151,14 @@ def _hunt(mutant: str) -> Verdict | None:
 
 def _verdicts(seeds: Sequence[int], mutant: str | None) -> Iterator[Verdict]:
     """In the order of the seeds, from all cores; stops working when nobody asks for more."""
-    with _all_cores() as pool:
+    with _pool_of(_ALL_CORES) as pool:
         work = [(seed, mutant) for seed in seeds]
         yield from pool.map(run_one, work, chunksize=_CHUNK_SEEDS)
 
 
 @contextlib.contextmanager
-def _all_cores() -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(os.cpu_count() or 1, get_context("forkserver"))
+def _pool_of(cores: int) -> Iterator[ProcessPoolExecutor]:
+    pool = ProcessPoolExecutor(cores, get_context("forkserver"))
     try:
         yield pool
     finally:

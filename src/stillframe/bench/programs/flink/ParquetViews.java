@@ -27,7 +27,8 @@ final class ParquetViews {
         }
         tables.executeSql(
                 "CREATE TEMPORARY TABLE page_views (app_id STRING, user_id BIGINT, url STRING)"
-                        + " WITH ('connector' = 'filesystem', 'format' = 'parquet', 'path' = 'file://"
+                        + " WITH ('connector' = 'filesystem', 'format' = 'parquet',"
+                        + " 'path' = 'file://"
                         + path
                         + "')");
     }
