@@ -143,7 +143,7 @@ class Summing(StatefulOperator):
         self.finished += 1
         return self.last_words
 
-    def snapshot(self, checkpoint_id):
+    def snapshot(self, checkpoint_id, savepoint=None):
         frozen, broken = self.sum, self.broken
         self.on_snapshot()
 

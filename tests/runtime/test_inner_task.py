@@ -946,7 +946,7 @@ def test_the_two_inputs_of_a_function_are_not_taken_together(new_inner):
             self.second.append(batch["id"].to_pylist())
             return ()
 
-        def snapshot(self, checkpoint_id):
+        def snapshot(self, checkpoint_id, savepoint=None):
             raise AssertionError("no checkpoint is taken here")
 
         described = snapshot

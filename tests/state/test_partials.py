@@ -12,6 +12,7 @@ import pytest
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import DataError
+from stillframe.state import partials
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import PartialAggregates, is_partial
 
@@ -196,3 +197,44 @@ def test_large_values_of_one_batch_are_no_burden_to_the_next():
 
     for _ in range(3):
         assert partials.combine(batch).column("total").to_pylist() == [0]
+
+
+def short_strings(seed: int) -> list[str]:
+    """Strings that are one word with their length, some of them apart only by that."""
+    random = np.random.default_rng(seed)
+    letters = ["\0", "a", "b", "ä", "7"]
+    made = {"".join(random.choice(letters, random.integers(0, 6))) for _ in range(3_000)}
+    fitting = sorted(text for text in made if len(text.encode()) <= 7)
+    return fitting[: random.integers(1, len(fitting))]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("places", [1 << 14, 1 << 6])
+def test_short_strings_are_numbered_each_by_itself_wherever_they_meet(monkeypatch, seed, places):
+    monkeypatch.setattr(partials, "_PLACES", places)
+    monkeypatch.setattr(partials, "_PLACES_SHIFT", np.uint64(65 - places.bit_length()))
+    random = np.random.default_rng(seed)
+    known = pa.array(short_strings(seed))
+    column = known.take(pa.array(random.integers(0, len(known), 9_000))).slice(seed, 8_000)
+
+    numbered = partials.numbered_by([column], len(column))
+
+    assert numbered.values.take(pa.array(numbered.numbers)).equals(column)
+    assert len(set(numbered.values.to_pylist())) == numbered.count
+
+
+@pytest.mark.parametrize("odd", ["eightlet", None])
+def test_a_string_that_is_too_long_or_missing_is_numbered_as_well(odd):
+    column = pa.array(["a", "bc", odd, ""] * 1_000)
+
+    numbered = partials.numbered_by([column], len(column))
+
+    assert numbered.values.take(pa.array(numbered.numbers)).equals(column)
+    assert numbered.count == 4
+
+
+def test_strings_that_are_all_empty_are_one():
+    numbered = partials.numbered_by([pa.array([""] * 3_000)], 3_000)
+
+    assert numbered.count == 1
+    assert numbered.values.to_pylist() == [""]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -143,6 +143,10 @@ class States(Protocol):
 
 class KeyedProgram(ABC):
     """What a `Transform` calls. One object for each subtask and start, called by one thread."""
+
+    sees_batches: ClassVar[bool] = False
+    """Whether batches have to be left as they came, because it was written for those of another
+    engine: they are not taken together then."""
 
     @abstractmethod
     def open(self, states: States) -> None:

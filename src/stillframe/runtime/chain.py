@@ -62,6 +62,10 @@ class Chain:
         return [op for op in self._operators if isinstance(op, Watermarking)]
 
     @property
+    def sees_batches(self) -> bool:
+        return self._operators[0].sees_batches
+
+    @property
     def stateful(self) -> list[StatefulOperator]:
         return [op for op in self._operators if isinstance(op, StatefulOperator)]
 

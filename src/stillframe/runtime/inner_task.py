@@ -164,7 +164,7 @@ class InnerSubtask(Subtask):
         together_rows_max: int = TOGETHER_ROWS_MAX,
     ) -> None:
         super().__init__(ref, name, chain, clock, events, mode, channel_log)
-        self._together_rows_max = together_rows_max
+        self._together_rows_max = 0 if chain.sees_batches else together_rows_max
         self._inputs = Inputs(channels)
         self._places = places or [
             ChannelPlace(("", SubtaskIndex(index))) for index in range(len(channels))

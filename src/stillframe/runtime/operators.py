@@ -52,6 +52,9 @@ class RunningOperator(ABC):
     """Records that came too late for it in this attempt and were dropped."""
     keeps_late: bool = False
     """Whether somebody takes those that come too late; then they are not dropped."""
+    sees_batches: bool = False
+    """Whether it is called by the batch, so that which records come together can be seen in what it
+    answers; batches are then left as they came."""
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:

@@ -253,6 +253,7 @@ class Transforming(FiringOperator):
             None if watermark_us == BEGINNING_US else watermark_us
         )
         self._program: KeyedProgram = self._answer_of(operator.make)
+        self.sees_batches = self._program.sees_batches
         self._states.look_at_clock()
         self._answer_of(lambda: self._program.open(self._states))
         self._states.is_open = False

@@ -256,6 +256,8 @@ class ProcessorProgram:
 class _Program(KeyedProgram):
     """What both ways to see rows have in common."""
 
+    sees_batches = True
+
     def __init__(self, processor: StatefulProcessor, about: ProcessorProgram) -> None:
         self._processor = processor
         self._about = about

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from stillframe.api.aggregates import AggregateCall
-from stillframe.key_groups import Positions, fixed_width_values
+from stillframe.key_groups import Positions, Words, fixed_width_values
 from stillframe.state.accumulators import Touched, accumulators_of, key_fields_of
 from stillframe.state.aggregates import Layout, canonical, plain
 
@@ -33,6 +33,15 @@ _RECORDS_MIN = 2048
 _SAMPLE_ROWS = 256
 _SAMPLE_DISTINCT_MAX = 250
 """So many different keys in the sample are expected of some 5,000 in all."""
+_SHORT_BYTES_MAX = 7
+"""With its length, such a string is one word of 64 bits."""
+_BYTES_OF_LENGTH = np.array([(1 << 8 * n) - 1 for n in range(_SHORT_BYTES_MAX + 1)], np.uint64)
+_PLACES = 1 << 14
+"""Of short strings: room for many more than are worth to be combined, in the processor's cache."""
+_PLACES_SHIFT = np.uint64(64 - 14)
+_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
+_APART_SHARE_MAX = 4
+"""If more than one record of so many has met another on its place, there are too many keys."""
 _PLACES_PER_RECORD_MAX = 4
 """So many possible pairs of keys are numbered by a column with a place for each."""
 
@@ -177,5 +186,51 @@ def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> Numbered:
         if not column.null_count and len(column.dictionary) <= among_pairs_max:
             return Numbered(fixed_width_values(column.indices).astype(np.int64), column.dictionary)
         column = column.indices
+    elif pt.is_string(column.type) and len(column) >= _RECORDS_MIN and not column.null_count:
+        numbered = _short_strings_numbered(column)
+        if numbered is not None:
+            return numbered
     encoded = column.dictionary_encode(null_encoding="encode")
     return Numbered(fixed_width_values(encoded.indices).astype(np.int64), encoded.dictionary)
+
+
+def _short_strings_numbered(column: pa.Array) -> Numbered | None:
+    """Strings of a few bytes by these bytes as one word; None if one is longer, or many differ.
+
+    Each word has a place in a small table, where the last record with a word of that place is
+    noted: if its word is another one, the two have met, and such records are numbered apart.
+    """
+    words = _words_of(column)
+    if words is None:
+        return None
+    places = (words * _SPREAD >> _PLACES_SHIFT).astype(np.int64)
+    last = np.full(_PLACES, -1, dtype=np.int64)
+    last[places] = np.arange(len(words))
+    is_used = last >= 0
+    numbers = (np.cumsum(is_used) - 1).take(places)
+    known = last[is_used]
+    apart = np.flatnonzero(words.take(last.take(places)) != words)
+    if len(apart):
+        if len(apart) * _APART_SHARE_MAX > len(words):
+            return None
+        _, firsts, others = np.unique(words.take(apart), return_index=True, return_inverse=True)
+        numbers[apart] = len(known) + others
+        known = np.concatenate([known, apart.take(firsts)])
+    return Numbered(numbers, column.take(pa.array(known)))
+
+
+def _words_of(column: pa.Array) -> Words | None:
+    """The bytes of each string and how many they are, in one word; None: some have too many."""
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(column) + 1, 4 * column.offset)
+    lengths = np.diff(offsets)
+    if lengths.max() > _SHORT_BYTES_MAX:
+        return None
+    first, stop = int(offsets[0]), int(offsets[-1])
+    padded = np.zeros(stop - first + 8, dtype=np.uint8)
+    if stop > first:
+        padded[: stop - first] = np.frombuffer(data, np.uint8, stop - first, first)
+    # Eight bytes from each place on; those behind the string are cut off.
+    from_each = np.ndarray((stop - first + 1,), "<u8", padded, 0, (1,))
+    words: Words = from_each[offsets[:-1] - first] & _BYTES_OF_LENGTH.take(lengths)
+    return words | lengths.astype(np.uint64) << np.uint64(56)

@@ -308,15 +308,15 @@ def _nothing(original: Any) -> Any:
 def _in_order_of_arrival(original: Any) -> Any:
     def on_written(self: Any, checkpoint_id: Any, results: Any) -> None:
         self._unwritten.clear()
-        self._take_results(checkpoint_id, results)
+        self._take_results(checkpoint_id, None, results)
 
     return on_written
 
 
 def _drop_what_an_aborted_checkpoint_prepared(original: Any) -> Any:
-    def take_results(self: Any, checkpoint_id: Any, results: Any) -> None:
+    def take_results(self: Any, checkpoint_id: Any, savepoint: Any, results: Any) -> None:
         if checkpoint_id in self._open:
-            original(self, checkpoint_id, results)
+            original(self, checkpoint_id, savepoint, results)
 
     return take_results
 
