@@ -33,9 +33,21 @@ def test_collections_pass_over_what_was_there_when_the_slot_began():
     assert gc.get_freeze_count() == 0
 
 
+def test_collections_come_less_often_while_a_slot_runs_unless_they_are_off():
+    before = gc.get_threshold()
+    try:
+        for given, expected in ((700, 50_000), (200_000, 200_000), (0, 0)):
+            gc.set_threshold(given, 10, 10)
+            with spared_collections():
+                assert gc.get_threshold() == (expected, 10, 10)
+            assert gc.get_threshold() == (given, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
 @pytest.mark.parametrize("settings", [quick_threads, spared_collections])
 def test_settings_are_put_back_also_after_a_failure(settings):
-    before = sys.getswitchinterval(), gc.get_freeze_count()
+    before = sys.getswitchinterval(), gc.get_freeze_count(), gc.get_threshold()
 
     def fail():
         with settings():
@@ -43,7 +55,7 @@ def test_settings_are_put_back_also_after_a_failure(settings):
 
     with pytest.raises(KeyError):
         fail()
-    assert (sys.getswitchinterval(), gc.get_freeze_count()) == before
+    assert (sys.getswitchinterval(), gc.get_freeze_count(), gc.get_threshold()) == before
 
 
 def test_garbage_that_is_made_later_is_still_collected():

@@ -202,9 +202,11 @@ def test_large_values_of_one_batch_are_no_burden_to_the_next():
 def short_strings(seed: int) -> list[str]:
     """Strings that are one word with their length, some of them apart only by that."""
     random = np.random.default_rng(seed)
-    letters = ["\0", "a", "b", "ä", "7"]
-    made = {"".join(random.choice(letters, random.integers(0, 6))) for _ in range(3_000)}
-    fitting = sorted(text for text in made if len(text.encode()) <= 7)
+    letters = ["\0", "\7", "a", "b", "ä", "7"]
+    lengths = [range(6), range(9), [8], range(9)][seed % 4]
+    ends = ["", "x"][seed % 3 > 0]
+    made = {"".join(random.choice(letters, random.choice(lengths))) + ends for _ in range(3_000)}
+    fitting = sorted(text for text in made if len(text.encode()) <= 8)
     return fitting[: random.integers(1, len(fitting))]
 
 
@@ -223,7 +225,7 @@ def test_short_strings_are_numbered_each_by_itself_wherever_they_meet(monkeypatc
     assert len(set(numbered.values.to_pylist())) == numbered.count
 
 
-@pytest.mark.parametrize("odd", ["eightlet", None])
+@pytest.mark.parametrize("odd", ["nineletts", "eightle\7", "eightlet", None])
 def test_a_string_that_is_too_long_or_missing_is_numbered_as_well(odd):
     column = pa.array(["a", "bc", odd, ""] * 1_000)
 

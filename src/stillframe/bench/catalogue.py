@@ -136,6 +136,7 @@ def benchmarks() -> dict[str, Benchmark]:
         _users_on_rocksdb(),
         _views_from_parquet(),
         _rows(),
+        _rows_by_key(),
         _latency(),
         _slow_channel(),
         _checkpoint_cost(),
@@ -152,10 +153,12 @@ def chosen(
     peers: Iterable[str],
     *,
     quick: bool,
+    seconds: float | None = None,
 ) -> list[Benchmark]:
     """Those named (all if none is), with the trials of these peers and our own.
 
-    With `quick`, only the trials that are meant for it, and less of each.
+    With `quick`, only the trials that are meant for it, and less of each. Each is measured for so
+    many `seconds`, if they are given.
     """
     engines = {"stillframe", *peers}
     wanted = set(names) or set(everything)
@@ -164,6 +167,8 @@ def chosen(
         trials = [trial for trial in benchmark.trials if trial.engine in engines]
         if quick:
             trials = [_shortened(trial) for trial in trials if trial.is_quick]
+        if seconds is not None:
+            trials = [replace(each, params={**each.params, "seconds": seconds}) for each in trials]
         if name in wanted and trials:
             found.append(replace(benchmark, trials=tuple(trials)))
     return found
@@ -268,29 +273,33 @@ _PYFLINK = ("PyFlink process mode", "PyFlink thread mode")
 
 
 def _rows() -> Benchmark:
-    on_disk: _More = {"backend": "rocksdb", "is_quick": True}
     return Benchmark(
         "rows",
-        "A user's Python function for each row: map, then value state by key",
+        "A user's Python function for each row: map, then value state read and written by row",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "rows", is_quick=True),
+            _trial("Stillframe", "stillframe", "rows", "each-row", is_quick=True),
             _trial(_PYFLINK[0], "pyflink", "rows", "process", is_quick=True),
             _trial(_PYFLINK[1], "pyflink", "rows", "thread", is_quick=True),
-            _trial("Spark transformWithStateInPandas", "spark", "rows", "pandas", **on_disk),
+        ),
+        (_faster("PyFlink, the better of its modes", 20, *_PYFLINK),),
+    )
+
+
+def _rows_by_key() -> Benchmark:
+    on_disk: _More = {"backend": "rocksdb"}
+    pandas = "Spark transformWithStateInPandas"
+    return Benchmark(
+        "rows-by-key",
+        "The same with value state read and written once for the rows of a key in one call",
+        RATE,
+        (
+            _trial("Stillframe", "stillframe", "rows", "each-call", is_quick=True),
+            _trial(pandas, "spark", "rows", "pandas", is_quick=True, **on_disk),
             _trial("Spark transformWithState", "spark", "rows", "rows", **on_disk),
             _trial("Bytewax", "bytewax", "rows", is_quick=True),
         ),
-        (
-            _faster(
-                "PyFlink, the better of its modes",
-                20,
-                "PyFlink process mode",
-                "PyFlink thread mode",
-            ),
-            _faster("Spark transformWithStateInPandas", 10, "Spark transformWithStateInPandas"),
-            _faster("Bytewax in two processes", 2, "Bytewax"),
-        ),
+        (_faster(pandas, 10, pandas), _faster("Bytewax in two processes", 2, "Bytewax")),
     )
 
 
@@ -452,9 +461,8 @@ def _state_size() -> Benchmark:
 
 def _recovery() -> Benchmark:
     trials = [
-        _sized(name, engine, "recovery", kind, size, variant, **more)
+        _sized("Stillframe", "stillframe", "recovery", kind, size, "", **more)
         for size in _STATE_BYTES[:-1]
-        for name, engine, variant in _STATEFUL
         for kind, more in (("heap", {}), ("RocksDB", {"backend": "rocksdb"}))
     ]
     target = Target(

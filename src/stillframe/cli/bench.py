@@ -69,7 +69,9 @@ def asked_for(arguments: argparse.Namespace) -> list[Benchmark]:
     _refuse_unknown(arguments.names, list(everything), "benchmark")
     peers = [peer for peer in arguments.peers.split(",") if peer and peer != "none"]
     _refuse_unknown(peers, list(PEERS), "peer")
-    found = chosen(everything, arguments.names, peers, quick=arguments.quick)
+    found = chosen(
+        everything, arguments.names, peers, quick=arguments.quick, seconds=arguments.seconds
+    )
     if not found:
         raise BuildError(
             f"{', '.join(arguments.names)} has nothing in --quick: leave one of the two out"

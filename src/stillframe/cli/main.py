@@ -278,6 +278,9 @@ def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
         "--rounds", type=_count, metavar="N", help="how often each program is run (3; quick: 1)"
     )
     command.add_argument(
+        "--seconds", type=_count, metavar="S", help="how long each is measured (20; quick: 6)"
+    )
+    command.add_argument(
         "--output",
         default="bench-results",
         metavar="DIR",

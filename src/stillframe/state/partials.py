@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A batch of 32,768 clicks on 1,000 apps changes at most 1,000 running counts. So the sender groups
+A batch of 65,536 clicks on 1,000 apps changes at most 1,000 running counts. So the sender groups
 each batch on its own and sends one row per key: the key, and what the aggregates have accumulated
 over its records, in the form that snapshots have too. The receiver merges such rows as it would
 fold records in. Nothing is kept from one batch to the next, so there is nothing to checkpoint.
@@ -33,9 +33,10 @@ _RECORDS_MIN = 2048
 _SAMPLE_ROWS = 256
 _SAMPLE_DISTINCT_MAX = 250
 """So many different keys in the sample are expected of some 5,000 in all."""
-_SHORT_BYTES_MAX = 7
-"""With its length, such a string is one word of 64 bits."""
+_SHORT_BYTES_MAX = 8
+"""Such a string is one word of 64 bits: eight bytes, or fewer with their number as the last."""
 _BYTES_OF_LENGTH = np.array([(1 << 8 * n) - 1 for n in range(_SHORT_BYTES_MAX + 1)], np.uint64)
+_LAST_BYTE_SHIFT = np.uint64(56)
 _PLACES = 1 << 14
 """Of short strings: room for many more than are worth to be combined, in the processor's cache."""
 _PLACES_SHIFT = np.uint64(64 - 14)
@@ -203,13 +204,13 @@ def _short_strings_numbered(column: pa.Array) -> Numbered | None:
     words = _words_of(column)
     if words is None:
         return None
-    places = (words * _SPREAD >> _PLACES_SHIFT).astype(np.int64)
+    places = (words * _SPREAD >> _PLACES_SHIFT).view(np.int64)
     last = np.full(_PLACES, -1, dtype=np.int64)
     last[places] = np.arange(len(words))
     is_used = last >= 0
     numbers = (np.cumsum(is_used) - 1).take(places)
     known = last[is_used]
-    apart = np.flatnonzero(words.take(last.take(places)) != words)
+    apart = np.flatnonzero(words.take(last).take(places) != words)
     if len(apart):
         if len(apart) * _APART_SHARE_MAX > len(words):
             return None
@@ -224,8 +225,11 @@ def _words_of(column: pa.Array) -> Words | None:
     _, offsets_buffer, data = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(column) + 1, 4 * column.offset)
     lengths = np.diff(offsets)
-    if lengths.max() > _SHORT_BYTES_MAX:
+    longest = int(lengths.max())
+    if longest > _SHORT_BYTES_MAX:
         return None
+    if longest == int(lengths.min()) == _SHORT_BYTES_MAX:  # the words are there already
+        return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view("<u8")
     first, stop = int(offsets[0]), int(offsets[-1])
     padded = np.zeros(stop - first + 8, dtype=np.uint8)
     if stop > first:
@@ -233,4 +237,9 @@ def _words_of(column: pa.Array) -> Words | None:
     # Eight bytes from each place on; those behind the string are cut off.
     from_each = np.ndarray((stop - first + 1,), "<u8", padded, 0, (1,))
     words: Words = from_each[offsets[:-1] - first] & _BYTES_OF_LENGTH.take(lengths)
-    return words | lengths.astype(np.uint64) << np.uint64(56)
+    if longest < _SHORT_BYTES_MAX:
+        return words | lengths.astype(np.uint64) << _LAST_BYTE_SHIFT
+    full = lengths == _SHORT_BYTES_MAX
+    if (words[full] >> _LAST_BYTE_SHIFT < _SHORT_BYTES_MAX).any():
+        return None  # a control character at the end would be taken for a length
+    return np.where(full, words, words | lengths.astype(np.uint64) << _LAST_BYTE_SHIFT)

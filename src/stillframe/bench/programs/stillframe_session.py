@@ -4,6 +4,7 @@ It is imported from the directory of the programs (`python stillframe_state.py` 
 first on the path) and uses Stillframe as anybody would.
 """
 
+import glob
 import json
 import os
 import sys
@@ -18,6 +19,8 @@ import stillframe
 
 BACKENDS = {"heap": "fs", "rocksdb": "rocksdb"}
 CANNOT_DO = 3
+COLUMNS = "app_id string, user_id long, url string"
+WARMUP_RECORDS_MIN = 10_000
 _END_SECONDS_MAX = 30.0
 
 
@@ -116,6 +119,77 @@ def checkpoint_figures(completed, failed):
         "max_ms": round(durations[-1], 1),
         "bytes_p50": int(median(written)),
     }
+
+
+def run_twice(params, started_s, build, counted, output_mode):
+    """Run the job for warming up, then the one that is measured, and tell what it did.
+
+    `build` makes the stream of a job, of its name and how many records to generate; `counted` says
+    what the last checkpoint of a job holds.
+    """
+    spark = open_session(params["parallelism"])
+    still = stillframe.on(spark)
+
+    def run(name, records):
+        stream = build(still, params, name, max(WARMUP_RECORDS_MIN, int(records)))
+        return _ran(still, params, name, stream, counted, output_mode)
+
+    warm_up = run("warm-up", params["warmup_records"])
+    speed = warm_up["records"] / warm_up["watch"].seconds()
+    measured = run("measured", speed * params["seconds"])
+    _tell_speed(spark, params, started_s, warm_up, measured)
+
+
+def _ran(still, params, name, stream, counted, output_mode):
+    began = time.monotonic()
+    checkpoints_at = os.path.join(params["directory"], "checkpoints")
+    writer = stream.writeStream.outputMode(output_mode).format("noop").queryName(name)
+    watch = Watch()
+    query = writer.options(**job_options(params, checkpoints_at)).start()
+    query.add_listener(watch)
+    query.awaitTermination()
+    watch.seconds()
+    return {
+        "records": query.summary.records_in,
+        "watch": watch,
+        "began": began,
+        "failed": query.summary.checkpoints_failed,
+        "counted": counted(still, os.path.join(checkpoints_at, name)),
+    }
+
+
+def _tell_speed(spark, params, started_s, warm_up, measured):
+    for job in (warm_up, measured):
+        if job["counted"] != job["records"]:
+            raise SystemExit(f"{job['counted']} records were counted of {job['records']} read")
+    watch = measured["watch"]
+    seconds = watch.seconds()
+    is_checkpointed = params["checkpoint_interval_ms"] is not None
+    # The last comes when everything is read, whether asked for or not: it has nothing to hold up.
+    completed = watch.completed[:-1] if is_checkpointed else []
+    tell(
+        params,
+        startup_s=round(warm_up["watch"].running_at - started_s, 2),
+        restart_s=round(watch.running_at - measured["began"], 2),
+        records=measured["records"],
+        seconds=round(seconds, 3),
+        records_per_second=round(measured["records"] / seconds),
+        counted=measured["counted"],
+        cpu_seconds=round(watch.cpu_seconds, 2),
+        warm_up={
+            "records": warm_up["records"],
+            "seconds": round(warm_up["watch"].seconds(), 3),
+        },
+        checkpoints=checkpoint_figures(completed, measured["failed"]),
+        spark=spark.version,
+    )
+
+
+def page_view_files(still, params, name):
+    """The Parquet files; for warming up the first of them."""
+    directory = params["input"]
+    files = sorted(glob.glob(os.path.join(directory, "*.parquet")))
+    return still.readStream.schema(COLUMNS).parquet(files[0] if name == "warm-up" else directory)
 
 
 def tell(params, **figures):
