@@ -124,7 +124,7 @@ def measure_micro_batch(spark: SparkSession, params: ours.Params) -> dict[str, A
     seconds = WARM_UP_S + int(params["seconds"])
     done, start_us, checkpoint = run_micro_batches(spark, params, "measured", seconds)
     records = ours.rows_of(done)
-    counted = ours.counted_in_state(spark, checkpoint, done[-1]["batchId"], "value.count")
+    counted = ours.counted_in_state(spark, ours.Measured(done, checkpoint))
     if counted != records:
         raise RuntimeError(f"Spark counted {counted} of the {records} records that it read.")
     ages_ms = ages_of(done, start_us, params)
@@ -201,8 +201,8 @@ def main() -> None:
     if params["slow_channel"]:
         ours.refuse("Spark's channels are files or streams of its own: none can be slowed here.")
     real_time = params["variant"] == "realtime"
-    if not real_time and params["checkpoint_interval_ms"] is None:
-        ours.refuse("Spark Structured Streaming checkpoints every micro-batch; it cannot be off.")
+    if not real_time:
+        ours.refuse_without_checkpoints(params)
     params["backend"] = "rocksdb"
     tuned = {"spark.driver.extraClassPath": compiled(params["directory"])}
     # Real-time mode runs the readers and the counters side by side: it needs a slot for each.

@@ -12,15 +12,20 @@ import math
 import os
 import sys
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 from typing import Any, NoReturn
 
-from pyspark.sql import SparkSession
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 _STATE = "spark.sql.streaming.stateStore"
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state"
+
+WARM_UP_BATCHES_MIN = 2
+MEASURED_BATCHES_MIN = 3
 
 Params = dict[str, Any]
 Progress = dict[str, Any]
@@ -35,6 +40,11 @@ def refuse(sentence: str) -> NoReturn:
     """End as the harness expects of a combination that cannot be done."""
     print(sentence, file=sys.stderr)
     sys.exit(3)
+
+
+def refuse_without_checkpoints(params: Params) -> None:
+    if params["checkpoint_interval_ms"] is None:
+        refuse("Spark Structured Streaming checkpoints every micro-batch; it cannot be off.")
 
 
 def state_settings(backend: str) -> dict[str, str]:
@@ -117,10 +127,12 @@ def rows_of(done: list[Progress]) -> int:
     return sum(int(p["numInputRows"]) for p in done)
 
 
-def counted_in_state(spark: SparkSession, checkpoint: str, batch: int, column: str) -> int:
-    """The sum of all the counts in the state as it was committed by that batch."""
-    reader = spark.read.format("statestore").option("batchId", batch)
-    total = reader.load(checkpoint).selectExpr(f"sum({column})").first()
+def counted_in_state(spark: SparkSession, measured: Measured, state: str | None = None) -> int:
+    """The sum of all the counts in the state as it was committed by the last batch."""
+    reader = spark.read.format("statestore").option("batchId", measured.done[-1]["batchId"])
+    if state is not None:
+        reader = reader.option("stateVarName", state)
+    total = reader.load(measured.checkpoint).selectExpr("sum(value.count)").first()
     assert total is not None
     return int(total[0])
 
@@ -183,6 +195,86 @@ def cpu_seconds() -> float | None:
 def java_version(spark: SparkSession) -> str:
     jvm: Any = spark.sparkContext._jvm
     return str(jvm.java.lang.System.getProperty("java.version"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The batches of a job that was measured."""
+
+    done: list[Progress]
+    checkpoint: str
+    cpu_s: float | None = None
+    """None where it cannot be told."""
+
+
+def rate_batches(spark: SparkSession, params: Params, rows_per_batch: int) -> DataFrame:
+    """Batches of so many numbers, as fast as they are taken."""
+    source = spark.readStream.format("rate-micro-batch")
+    source = source.option("rowsPerBatch", rows_per_batch)
+    return source.option("numPartitions", params["parallelism"]).load()
+
+
+def start(counts: DataFrame, checkpoint: str, bounded: bool = False) -> StreamingQuery:
+    writer = counts.writeStream.format("noop").outputMode("update")
+    writer = writer.option("checkpointLocation", checkpoint)
+    if bounded:
+        writer = writer.trigger(availableNow=True)
+    return writer.start()
+
+
+def measure_generated(params: Params, rows: int, counts: DataFrame) -> Measured:
+    """The warm-up, and then as many batches as fill the time at the warm-up's last speed."""
+    directory = params["directory"]
+    batches = max(WARM_UP_BATCHES_MIN, math.ceil(params["warmup_records"] / rows))
+    warm = await_batches(start(counts, os.path.join(directory, "warm-up")), batches)
+    batches = max(MEASURED_BATCHES_MIN, math.ceil(params["seconds"] / seconds_of(warm[-1:])))
+    before_s = cpu_seconds()
+    checkpoint = os.path.join(directory, "measured")
+    done = await_batches(start(counts, checkpoint), batches)
+    return Measured(done, checkpoint, cpu_seconds_since(before_s))
+
+
+def cpu_seconds_since(before_s: float | None) -> float | None:
+    now_s = cpu_seconds()
+    return None if before_s is None or now_s is None else now_s - before_s
+
+
+def report_measured(
+    spark: SparkSession,
+    params: Params,
+    startup_s: float,
+    measured: Measured,
+    counted: int,
+    settings: dict[str, Any],
+) -> None:
+    """Everything must have been counted, or there is no result."""
+    done = measured.done
+    records, seconds = rows_of(done), seconds_of(done)
+    if counted != records:
+        raise RuntimeError(f"Spark counted {counted} of the {records} records that it read.")
+    result = {
+        "engine": "spark",
+        "version": pyspark.__version__,
+        "variant": params["variant"],
+        "workload": params["workload"],
+        "startup_s": startup_s,
+        "records": records,
+        "seconds": seconds,
+        "records_per_second": records / seconds,
+        "counted": counted,
+        "checkpoints": checkpoints_of(done, params["parallelism"]),
+        "batch_seconds_p50": batch_seconds_p50(done),
+        "latency_ms": None,
+        "java": java_version(spark),
+        "settings": {
+            "rows per batch": done[0]["numInputRows"],
+            "shuffle partitions": params["parallelism"],
+            **settings,
+        },
+    }
+    if measured.cpu_s is not None:
+        result["cpu_seconds"] = measured.cpu_s
+    report(result)
 
 
 def report(result: dict[str, Any]) -> None:

@@ -7,8 +7,7 @@ one, writes it and yields (site, count). Variant "each-row" reads and writes the
 single row, variant "each-call" once for all the rows of a key that a call gets. The sink is `noop`.
 
 Exactly once, through the public API on local Spark. Urls are made of the columns of the source
-`clicks` (its apps even) by an expression of the engine, or read from Parquet files by the source
-`parquet`.
+`clicks` (its apps even) by an expression of the engine.
 
 What was counted is read back from the last checkpoint and must be what the sources say was read.
 """
@@ -59,20 +58,20 @@ PROCESSORS = {"each-row": CountWithEachRow, "each-call": CountWithEachCall}
 
 def main():
     params = ours.params_given()
-    if params["workload"] != "rows" or params["variant"] not in PROCESSORS:
-        ours.refuse(f"stillframe_rows has no {params['workload']} {params['variant']!r}")
+    if params["workload"] != "rows" or params["source"] != "generator":
+        ours.refuse("stillframe_rows makes its rows itself, and does nothing else")
+    if params["variant"] not in PROCESSORS:
+        ours.refuse(f"stillframe_rows has no variant {params['variant']!r}")
     ours.run_twice(params, STARTED_S, counts, counted, "append")
 
 
 def counts(still, params, name, records):
-    sites = urls(still, params, name, records).map_rows(site_of, "site string")
+    sites = urls(still, params, records).map_rows(site_of, "site string")
     processor = PROCESSORS[params["variant"]]
     return sites.groupBy("site").process(processor, "site string, n long").uid("count")
 
 
-def urls(still, params, name, records):
-    if params["source"] == "parquet":
-        return ours.page_view_files(still, params, name).select("url")
+def urls(still, params, records):
     source = still.readStream.format("clicks").option("records", records).option("skew", 1)
     source = source.option("partitions", PARTITIONS_PER_SUBTASK * params["parallelism"])
     return source.option("apps", params["keys"]).load().selectExpr(URL)
