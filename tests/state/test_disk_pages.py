@@ -360,7 +360,7 @@ def test_a_page_that_is_read_whole_after_a_barrier_was_not_whole_at_the_barrier(
     filled.update(numbers(*range(6_000)))
     directory = place.linked(filled.freeze())
     # There is room for some 1,200 rows, which are fewer than the pages of the first batch have.
-    aggregates = place.aggregates(["i"], limit=450_000, disk=place.disk(directory))
+    aggregates = place.aggregates(["i"], limit=900_000, disk=place.disk(directory))
     aggregates.update(numbers(*range(0, 6_000, 8)))
     table.update(numbers(*range(0, 6_000, 8)))
     frozen, expected = aggregates.freeze(), comparable(table.results())

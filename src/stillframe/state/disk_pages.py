@@ -51,6 +51,9 @@ from stillframe.state.pages import Held, PageStore, RowOrder, hashes_of
 _DELTAS_MAX_IF_READ_SOON = 1
 """What does not fit is read again and again, and each delta is one more thing to read. Measured on
 random keys over four times the memory: with 8 deltas a third as fast."""
+_FRONT_SHARE = 2
+"""Of the memory for the front its rows get one part of so many. The rest is for rows that are kept
+twice while a snapshot of them is written, and for pages that are being read and made."""
 _SIEVE_LOG2 = 20
 _SIEVE_SHIFT = np.uint64(16)
 _SIEVE_MASK = np.uint64((1 << _SIEVE_LOG2) - 1)
@@ -81,7 +84,7 @@ class PagedAggregates:
         self._pages = PageStore(
             disk, self.TABLE, table.snapshot_schema, len(keys), max_parallelism, owned
         )
-        self._front_bytes_max = front_bytes_max
+        self._front_bytes_max = front_bytes_max // _FRONT_SHARE
         self._bytes_when_empty = table.state_bytes
         self._front = self._new_front(_ROW_BYTES_GUESSED)
         self._keys_before_front = self._pages.key_count
