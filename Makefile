@@ -23,11 +23,12 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format lock clean
+.PHONY: help demo test soak check lint format lock clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
 	@echo 'make test     every test'
+	@echo 'make soak     the long stories: twenty kills of the driver, two thousand simulated schedules'
 	@echo 'make check    lint, formatting, types and imports'
 	@echo 'make format   put the code into its format'
 	@echo 'make lock     write requirements.lock anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)'
@@ -40,6 +41,12 @@ demo: $(VENV)/project
 # in this process, as a debugger wants it. A worker that dies ends the run, and is not tried again.
 test: $(VENV)/project
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+# What `make test` does once or five times, done many times: kills of the driver, simulated
+# schedules.
+soak: $(VENV)/project
+	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
+	@$(BIN)/stillframe simulate --seeds 2000
 
 check: lint
 	@$(BIN)/mypy

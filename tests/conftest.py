@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -21,12 +23,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def pytest_configure() -> None:
+_REGISTRY = "STILLFRAME_REGISTRY"
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Every JVM of the tests, also of a process that a test starts, compiles quickly: with the
     second compiler, for which none lives long enough, it takes twice the processor time."""
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     os.environ.setdefault("SPARK_SUBMIT_OPTS", quick)
     os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", quick)
+    # The jobs of the tests are announced among themselves, not to whoever runs them.
+    if _REGISTRY not in os.environ:
+        os.environ[_REGISTRY] = registry = tempfile.mkdtemp(prefix="stillframe-registry-")
+        config.add_cleanup(lambda: shutil.rmtree(registry, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

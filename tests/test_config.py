@@ -424,3 +424,20 @@ def test_a_state_backend_that_does_not_exist_names_those_that_do():
 def test_a_size_is_a_number_and_a_unit(text: str):
     with pytest.raises(BuildError, match=r"memoryStateMax is a size such as '512k', '5m' or '1g'"):
         job_config({"memoryStateMax": text})
+
+
+def test_the_latest_checkpoint_is_what_a_job_starts_from_anyway() -> None:
+    assert job_config({"restoreFrom": "latest"}).restore_from is None
+    assert job_config({"restoreFrom": " Latest "}) == job_config({})
+
+
+def test_who_begins_anew_does_not_go_back() -> None:
+    with pytest.raises(BuildError, match=r"fresh begins .* restoreFrom is its checkpoint 7"):
+        job_config({"fresh": "true", "restoreFrom": "7", "checkpointLocation": "x"})
+
+
+def test_a_restore_mode_is_one_of_flinks() -> None:
+    assert job_config({"restoreMode": "CLAIM"}).restore_mode == "claim"
+    assert job_config({"restoreMode": "no-claim"}).restore_mode == "no_claim"
+    with pytest.raises(BuildError, match=r"restoreMode is one of no_claim, claim, not 'legacy'"):
+        job_config({"restoreMode": "legacy"})

@@ -23,6 +23,7 @@ WITHOUT_DEFAULT = {
     "parallelism": "by the cores",
     "restartStrategy": "by the checkpoints",
     "restoreFrom": "the newest",
+    "requireGuarantee": "none",
     "watermarkIdleTimeout": "never",
     "stateDirectory": "Spark's own",
 }

@@ -19,6 +19,9 @@ from stillframe.errors import BuildError, UnknownOption
 RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
 CheckpointMode = Literal["exactly-once", "at-least-once", "at-most-once", "stop-the-world"]
 StateBackend = Literal["memory", "fs", "rocksdb"]
+RequiredGuarantee = Literal["exactly-once", "at-least-once"]
+RestoreMode = Literal["no_claim", "claim"]
+LOOPBACK = "127.0.0.1"
 
 _UNIT_SECONDS = {
     "ms": 0.001, "millisecond": 0.001, "milliseconds": 0.001,
@@ -121,6 +124,16 @@ def _parse_share(option: str, text: str) -> float:
     return _number(text)
 
 
+def _parse_port(option: str, text: str) -> int | Literal["off"]:
+    if text.strip().lower() == "off":
+        return "off"
+    if not re.fullmatch(r"\s*[0-9]{1,5}\s*", text, re.ASCII) or int(text) > 65_535:
+        raise BuildError(
+            f"option {option} is a port up to 65535, 0 for any free one, or off, not {text!r}"
+        )
+    return int(text)
+
+
 def parse_flag(option: str, text: str) -> bool:
     flags = {"true": True, "false": False}
     if text.strip().lower() not in flags:
@@ -142,8 +155,10 @@ def _one_of(option: str, text: str, names: tuple[Name, ...]) -> Name:
     )
 
 
-def _parse_restore(option: str, text: str) -> int | str:
-    """A number is a checkpoint's, all else an address."""
+def _parse_restore(option: str, text: str) -> int | str | None:
+    """A number is a checkpoint's, all else an address; None: the newest, as without the option."""
+    if text.strip().lower() == "latest":
+        return None
     is_number = re.fullmatch(r"\s*[-+]?[0-9.]+\s*", text, re.ASCII)
     return parse_count(option, text) if is_number else _text(option, text)
 
@@ -162,9 +177,21 @@ def _parse_state_backend(option: str, text: str) -> StateBackend:
     return _one_of(option, given, names)
 
 
+def _parse_restore_mode(option: str, text: str) -> RestoreMode:
+    """Any case, and with `-` for `_`."""
+    names: tuple[RestoreMode, ...] = get_args(RestoreMode)
+    return _one_of(option, text.replace("-", "_"), names)
+
+
 def _parse_checkpoint_mode(option: str, text: str) -> CheckpointMode:
     """Any case, and with `_` as Flink writes it."""
     names: tuple[CheckpointMode, ...] = get_args(CheckpointMode)
+    return _one_of(option, text.replace("_", "-"), names)
+
+
+def _parse_guarantee(option: str, text: str) -> RequiredGuarantee:
+    """Any case, and with `_` as for the checkpoint mode."""
+    names: tuple[RequiredGuarantee, ...] = get_args(RequiredGuarantee)
     return _one_of(option, text.replace("_", "-"), names)
 
 
@@ -207,6 +234,8 @@ class JobConfig:
     tolerable_failed_checkpoints: float = math.inf
     """How many checkpoints in a row may fail before the attempt counts as failed."""
     checkpoints_retained: int = 2
+    lease_timeout_seconds: float = 15.0
+    """How long a driver that does not renew its lease is waited for; 0: it is not asked at all."""
     parallelism: int | None = None
     """None: the session decides (local masters: the number of cores)."""
     max_parallelism: int = 128
@@ -224,11 +253,23 @@ class JobConfig:
     """How long after a restart without a failure until delays begin with the first again."""
     restart_jitter_factor: float = 0.1
     restart_attempts_before_reset_backoff: float = math.inf
+    restart_same_crash_max: float = 20
+    """How many restarts in a row because the process of the same slot died without saying why, with
+    no new completed checkpoint in between, before the job gives up."""
     restore_from: int | str | None = None
     """A checkpoint's number, to begin with that one instead of the newest; or the address of a
-    savepoint, to begin with where there is no checkpoint yet."""
+    savepoint or of another job's checkpoint, to begin with where there is none yet."""
+    restore_mode: RestoreMode = "no_claim"
+    """Whether the job owns a snapshot from elsewhere that it begins with, and deletes it when it
+    has a checkpoint of its own."""
+    fresh: bool = False
+    """Whether the job begins anew, whatever it has: its checkpoints are swept."""
+    retain_on_cancel: bool = False
+    """Whether a job that is cancelled keeps its checkpoints."""
     allow_non_restored_state: bool = False
     """Whether state of operators that the job does not have is left out; otherwise refused."""
+    required_guarantee: RequiredGuarantee | None = None
+    """The job does not start if it would give less than this."""
     watermark_idle_timeout_seconds: float | None = None
     """After how long without a record event time no longer waits for a source; None: never."""
     watermark_ahead_seconds_max: float = 365 * 86_400.0
@@ -240,6 +281,9 @@ class JobConfig:
     incremental_checkpoints: bool = True
     rocksdb_memory_bytes: int = 256 << 20
     state_directory: str | None = None
+    rest_port: int | Literal["off"] = 0
+    """Where the driver serves its HTTP API; 0: on any free port."""
+    rest_bind_address: str = LOOPBACK
     storage_settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Hadoop's `fs.s3a.*` of options and session, keys and secrets among them: never shown."""
 
@@ -279,6 +323,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "maxConcurrentCheckpoints": ("max_concurrent_checkpoints", parse_count),
     "tolerableFailedCheckpoints": ("tolerable_failed_checkpoints", _parse_tolerable),
     "checkpointsRetained": ("checkpoints_retained", parse_count),
+    "leaseTimeout": ("lease_timeout_seconds", parse_duration_seconds),
     "parallelism": ("parallelism", parse_count),
     "maxParallelism": ("max_parallelism", parse_count),
     "restartStrategy": ("restart_strategy", _parse_restart_strategy),
@@ -298,8 +343,13 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
         "restart_attempts_before_reset_backoff",
         _parse_count_or_infinite,
     ),
+    "restartSameCrashMax": ("restart_same_crash_max", _parse_tolerable),
     "restoreFrom": ("restore_from", _parse_restore),
+    "restoreMode": ("restore_mode", _parse_restore_mode),
     "allowNonRestoredState": ("allow_non_restored_state", parse_flag),
+    "requireGuarantee": ("required_guarantee", _parse_guarantee),
+    "fresh": ("fresh", parse_flag),
+    "retainOnCancel": ("retain_on_cancel", parse_flag),
     "watermarkIdleTimeout": ("watermark_idle_timeout_seconds", _parse_time_span_seconds),
     "watermarkMaxAhead": ("watermark_ahead_seconds_max", _parse_duration_or_infinite),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
@@ -308,6 +358,8 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "incrementalCheckpoints": ("incremental_checkpoints", parse_flag),
     "rocksdbMemory": ("rocksdb_memory_bytes", _parse_bytes),
     "stateDirectory": ("state_directory", _text),
+    "restPort": ("rest_port", _parse_port),
+    "restBindAddress": ("rest_bind_address", _text),
 }
 # Which strategies have an option. Where none is named, the first that has all given ones is meant.
 _STRATEGIES_WITH: Mapping[str, tuple[RestartStrategyName, ...]] = {
@@ -329,6 +381,12 @@ _SESSION_STORAGE_PREFIX = f"spark.hadoop.{STORAGE_PREFIX}"
 
 def job_option_names() -> list[str]:
     return list(_OPTIONS)
+
+
+def settings_in_force(config: JobConfig) -> dict[str, str]:
+    """Every option that has a value, as people read it; nothing of how the storage is reached."""
+    values = {option: getattr(config, field) for option, (field, _) in _OPTIONS.items()}
+    return {option: str(value) for option, value in values.items() if value is not None}
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], of: str) -> None:
@@ -424,6 +482,11 @@ def _checked(config: JobConfig) -> JobConfig:
         raise BuildError(
             f"restoreFrom is the savepoint {config.restore_from!r}, but checkpointLocation is not"
             " set: say where the job's own checkpoints go"
+        )
+    if config.fresh and isinstance(config.restore_from, int):
+        raise BuildError(
+            f"fresh begins the job anew, but restoreFrom is its checkpoint {config.restore_from}:"
+            " leave one of the two out"
         )
     if config.parallelism is not None and config.parallelism > config.max_parallelism:
         raise BuildError(

@@ -8,12 +8,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from stillframe.cli.main import _parser, main
 from stillframe.cli.run import session_settings
+from stillframe.config import job_option_names
 
 JOB = """
     import sys
@@ -130,6 +135,155 @@ def test_an_interrupt_stops_the_queries_in_good_order(tmp_path):
     assert err.splitlines()[-1] == "stillframe: interrupted"
 
 
+CLICKS = 40_000
+ENDED_OFTEN = f"""
+    import sys
+
+    from pyspark.sql import SparkSession
+
+    import stillframe
+
+    home = sys.argv[1]
+    spark = SparkSession.builder.appName("clicks").getOrCreate()
+    still = stillframe.on(spark)
+    clicks = still.readStream.format("clicks").options(records={CLICKS}, recordsPerSecond=4000)
+    query = (
+        clicks.load().writeStream.queryName("clicks").format("parquet")
+        .option("checkpointLocation", home + "/chk").option("checkpointInterval", "300 ms")
+        .start(home + "/clicks")
+    )
+    try:
+        query.awaitTermination()
+        print("the job has come to its end")
+    finally:
+        spark.stop()
+"""
+
+
+class Command:
+    """`stillframe run` in a session of its own, and what it says in JSON."""
+
+    def __init__(self, home: Path, *options: str) -> None:
+        arguments = ["run", job_file(home, ENDED_OFTEN), "--json", "--parallelism", "1", *options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stillframe.cli.main", *arguments, "--", str(home)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.said: list[dict[str, Any]] = []
+        self.others: list[str] = []
+        self.left: list[str] = []
+        """The processes that were there when it had ended."""
+
+    def send_when_it_has_a_checkpoint(self, number: signal.Signals) -> None:
+        self.wait_for_a_checkpoint()
+        self.process.send_signal(number)
+
+    def wait_for_a_checkpoint(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._note(line)
+            if "checkpoint_completed" in self.kinds:
+                break
+
+    def end(self) -> int:
+        """Its exit code."""
+        out, err = self.process.communicate(timeout=120)
+        self.left = self.processes()
+        for line in out.splitlines():
+            self._note(line)
+        self.others += err.splitlines()
+        return self.process.returncode
+
+    def processes(self) -> list[str]:
+        """Those that belong to it, as commands."""
+        return processes_of_session(self.process.pid)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [said["kind"] for said in self.said if "kind" in said]
+
+    def _note(self, line: str) -> None:
+        if line.startswith("{"):
+            self.said.append(json.loads(line))
+        else:
+            self.others.append(line.strip())
+
+
+def processes_of_session(session: int) -> list[str]:
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _, _, of = (place / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append((place / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # four times a JVM
+def test_ended_by_signals_in_every_way_and_started_again_each_time_the_output_is_exact(
+    tmp_path, capsys
+):
+    """Detached, stopped with a savepoint, cancelled with its checkpoints retained, finished."""
+    detached = Command(tmp_path, "--on-signal", "detach")
+    detached.send_when_it_has_a_checkpoint(signal.SIGTERM)
+    assert detached.end() == 143, detached.others
+    assert "job_ended" not in detached.kinds
+    assert "attempt_failed" not in detached.kinds
+
+    places = tmp_path / "places"
+    stopped = Command(tmp_path, "--on-signal", "savepoint", "--savepoint-dir", str(places))
+    stopped.send_when_it_has_a_checkpoint(signal.SIGINT)
+    assert stopped.end() == 130, stopped.others
+    (savepoint,) = places.iterdir()
+    assert stopped.said[-1] == {
+        "kind": "savepoint", "text": str(savepoint), "path": str(savepoint)
+    }  # fmt: skip
+    assert (savepoint / "_metadata").is_file()
+    assert stopped.others[-1] == "stillframe: interrupted"
+
+    cancelled = Command(tmp_path, "--on-signal", "cancel", "--set", "retainOnCancel=true")
+    cancelled.wait_for_a_checkpoint()
+    capsys.readouterr()
+    assert main(["status", "clicks", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["state"], status["guarantee"]) == ("RUNNING", "exactly-once")
+    assert status["driver"]["pid"] == cancelled.process.pid
+    cancelled.process.send_signal(signal.SIGTERM)
+    assert cancelled.end() == 143, cancelled.others
+    (ended,) = (said for said in cancelled.said if said.get("kind") == "job_ended")
+    assert ended["outcome"] == "cancelled"
+    assert cancelled.others[-1] == "stillframe: terminated"
+
+    last = Command(tmp_path)
+    assert last.end() == 0, last.others
+    assert sorted(pq.read_table(tmp_path / "clicks")["id"].to_pylist()) == list(range(CLICKS))
+    for command in (detached, stopped, cancelled):
+        assert command.left == []
+        assert "the job has come to its end" not in command.others
+        assert not [line for line in command.others if "Traceback" in line or "java" in line]
+    assert not list(tmp_path.glob("stillframe-run-*"))
+
+
+@pytest.mark.spark
+def test_a_signal_while_spark_is_starting_leaves_no_jvm_behind(tmp_path):
+    command = Command(tmp_path)
+    for _ in range(6_000):
+        if any("spark-submit" in line or "SparkSubmit" in line for line in command.processes()):
+            break
+        assert command.process.poll() is None, command.process.communicate()
+        threading.Event().wait(0.01)
+    command.process.send_signal(signal.SIGTERM)
+
+    assert command.end() == 143, command.others
+    assert command.left == []
+    assert command.others == ["stillframe: terminated"]
+
+
 def test_where_to_start_from_and_what_to_leave_out_become_settings_of_the_session():
     given = ["run", "job.py", "--restore", "./savepoint", "--allow-non-restored-state"]
 
@@ -140,3 +294,17 @@ def test_where_to_start_from_and_what_to_leave_out_become_settings_of_the_sessio
         "spark.stillframe.allowNonRestoredState": "true",
     }
     assert session_settings(_parser().parse_args(["run", "job.py"])) == {}
+
+
+def test_which_start_is_wanted_becomes_settings_of_the_session():
+    given = ["run", "job.py", "--claim-mode", "claim", "--fresh", "--require", "at-least-once"]
+
+    conf = session_settings(_parser().parse_args(given))
+
+    assert conf == {
+        "spark.stillframe.restoreMode": "claim",
+        "spark.stillframe.fresh": "true",
+        "spark.stillframe.requireGuarantee": "at-least-once",
+    }
+    for option in conf:
+        assert option.removeprefix("spark.stillframe.") in job_option_names()

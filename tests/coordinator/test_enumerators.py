@@ -1,5 +1,6 @@
 """Enumerators seen from the driver: asked in the background, cut off from orders at the trigger."""
 
+import re
 import threading
 from dataclasses import dataclass, field
 
@@ -22,10 +23,11 @@ from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import AttemptBroke
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
 from stillframe.coordinator.sinks import DriverSinks
-from stillframe.coordinator.starting import Starter
-from stillframe.errors import DataError, StartRefused, StorageError
+from stillframe.coordinator.starting import job_shape
+from stillframe.errors import DataError, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.protocol.fit import mismatches
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import AssignSplits, Running
 from stillframe.protocol.restore import SubtaskState
@@ -216,11 +218,12 @@ def test_what_readers_were_restored_with_is_not_assigned_again():
 
 
 def test_a_job_that_no_longer_looks_for_splits_is_not_started_from_one_that_did():
-    parts = parts_of(plan_of(Listed(is_followed=False)))
+    plan = plan_of(Listed(is_followed=False))
     restored = manifest({"files": {"state": {"found": ["a"]}, "is_last": False}})
 
-    with pytest.raises(StartRefused, match=r"of source files.*followInterval"):
-        Starter(parts)._starting_state(restored)
+    [mismatch] = mismatches(job_shape(plan), restored)
+
+    assert re.search(r"of source files.*followInterval", str(mismatch))
 
 
 # --- the threads that ask ---

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stillframe.coordinator.ledger import Ledger
-from stillframe.coordinator.located import locate, locate_savepoint, write_savepoint
+from stillframe.coordinator.located import locate, own_checkpoint, write_savepoint
 from stillframe.errors import SnapshotDamaged, StorageError
-from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.manifests import FileHandle, KeyedState, Manifest, OperatorSnapshot
 from stillframe.storage.store import open_store
 from stillframe.testing.clock import ManualClock
 
@@ -89,13 +90,39 @@ def test_what_is_not_there_is_told(tmp_path):
 
 def test_a_savepoint_is_all_in_its_directory(tmp_path):
     store = open_store(str(tmp_path / "sp"))
-    write_savepoint(store, manifest(7, 6))
+    write_savepoint(store, replace(manifest(7, 6), kind="savepoint"))
 
-    for found in (locate(store.address), locate_savepoint(store.address)):
-        assert found.manifest.checkpoint_id == 7
-        assert found.store.address == store.address
+    found = locate(store.address)
+    assert found.manifest.checkpoint_id == 7
+    assert found.store.address == store.address
 
 
-def test_a_checkpoint_is_no_savepoint(job):
-    with pytest.raises(StorageError, match=r"is no savepoint.*Savepoint\.of"):
-        locate_savepoint(job)
+def test_a_job_knows_its_own_checkpoints_by_their_address(job, tmp_path):
+    (tmp_path / "link").symlink_to(job)
+
+    for own in (job, f"{job}/", f"file://{job}", str(tmp_path / "link")):
+        assert own_checkpoint(own, job) == "newest"
+    assert own_checkpoint(f"{job}/chk-2-1", job) == 2
+    assert own_checkpoint(f"{job}/savepoints/x", job) is None
+    assert own_checkpoint(f"{tmp_path}/other/chk-2-1", job) is None
+    assert own_checkpoint("s3://bucket/views/chk-2-1/", "s3a://bucket/views") == 2
+    assert own_checkpoint("s3://bucket/views/", job) is None
+
+
+def test_the_files_that_a_half_deleted_snapshot_misses_are_told(tmp_path):
+    store = open_store(str(tmp_path / "sp"))
+    states = [KeyedState(name, FileHandle(f"shared/1/{name}", 1, 1), (0,), 1, "") for name in "abc"]
+    snapshot = OperatorSnapshot("count", 0, keyed=tuple(states))
+    write_savepoint(store, replace(manifest(7, 6), kind="savepoint", snapshots=(snapshot,)))
+    store.write("shared/1/b", [b"b"])
+
+    assert locate(store.address).missing_files() == ["shared/1/a", "shared/1/c"]
+    assert locate(store.address).place == store.address
+
+
+def test_a_checkpoint_says_whose_it_is_and_where_its_own_directory_is(job):
+    found = locate(job)
+
+    assert found.job_outcome == "running"
+    assert found.place == f"{job}/chk-3-1"
+    assert found.store.read(found.metadata_path)

@@ -10,10 +10,13 @@ import pytest
 from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import (
+    Claim,
     CompletedCheckpoint,
     JobRecord,
     attempt_started,
+    cancelled,
     checkpoint_completed,
+    claim_settled,
     decode_record,
     encode_record,
     ended,
@@ -191,3 +194,61 @@ def test_ids_are_the_plain_numbers_they_were() -> None:
     assert record.newest == CompletedCheckpoint(CheckpointId(6), Epoch(0), Attempt(1), 0xABCD, 1234)
     assert record.checkpoint(CheckpointId(6)) == record.newest
     assert record.checkpoint(CheckpointId(5)) is None
+
+
+def test_a_cancelled_job_has_no_checkpoints_left_unless_it_keeps_them() -> None:
+    record = with_checkpoints(1, 2)
+
+    gone, keeping = (cancelled(record, keeps_checkpoints=keeps) for keeps in (False, True))
+
+    assert (gone.outcome, gone.event, gone.checkpoints) == ("cancelled", "ended", ())
+    assert (keeping.outcome, ids(keeping.checkpoints)) == ("cancelled", [1, 2])
+    assert gone.sequence == keeping.sequence == record.sequence + 1
+    assert gone.last_checkpoint_id == 2
+
+
+def test_a_job_that_begins_anew_uses_no_number_twice() -> None:
+    record = epoch_committed(with_checkpoints(1, 2), SINK, Epoch(1))
+    over = cancelled(record, keeps_checkpoints=False)
+
+    anew = attempt_started(over, None, is_anew=True)
+    again = attempt_started(anew, None)
+
+    for begun in (anew, again):
+        assert begun.outcome == "running"
+        assert begun.checkpoints == ()
+        assert begun.next_epoch == 2, "the epochs before are committed under their numbers"
+        assert begun.committed_epoch_by_sink == {SINK: 1}
+        assert begun.last_checkpoint_id == 2
+    assert (anew.attempt, again.attempt) == (2, 3)
+    with_one, _ = checkpoint_completed(again, completed(again, 3), 2)
+    assert attempt_started(with_one, CheckpointId(3)).next_epoch == 3
+
+
+def test_a_claim_is_remembered_until_it_is_settled() -> None:
+    claim = Claim("/savepoints/monday", 0xAB)
+    begun = attempt_started(None, None, claim=claim)
+    complete, _ = checkpoint_completed(begun, completed(begun, 1), 2)
+    restarted = attempt_started(complete, CheckpointId(1))
+
+    assert [each.claim for each in (begun, complete, restarted)] == [claim] * 3
+    assert decode_record(encode_record(restarted)) == restarted
+    settled = claim_settled(restarted)
+    assert settled.claim is None
+    assert attempt_started(settled, CheckpointId(1)).claim is None
+
+
+def test_who_begins_with_something_else_claims_nothing_any_more() -> None:
+    begun = attempt_started(None, None, claim=Claim("/savepoints/monday", 0xAB))
+
+    assert attempt_started(begun, None).claim is None
+    assert cancelled(begun, keeps_checkpoints=True).claim is None, "it was never made the job's own"
+
+
+def test_records_without_the_newer_fields_are_read() -> None:
+    record = with_checkpoints(1)
+    body = json.loads(encode_record(record))["body"]
+
+    assert not {"first_epoch", "claim"} & body.keys(), "as they were always written"
+    anew = attempt_started(record, None, is_anew=True)
+    assert decode_record(encode_record(anew)).first_epoch == 1

@@ -15,6 +15,7 @@ from stillframe.protocol.restarts import (
     NoRestart,
     Restart,
     RestartStrategy,
+    SameCrash,
     restart_strategy,
 )
 
@@ -304,3 +305,40 @@ def test_the_options_of_the_exponential_delay_reach_it():
     assert delays(restarts, 4) == [2.0, 6.0, 24.0, 30.0]
     decision = restarts.on_failure("lost", is_permanent=False, now_seconds=1062.0 + 10.0)
     assert decision == Restart(2.0)
+
+
+# --- processes that die ---------------------------------------------------------------------------
+
+
+def crashes(same_crash, *slots):
+    """Whether the job was given up at each of these."""
+    return [same_crash.on_failure("slot was lost", slot) is not None for slot in slots]
+
+
+def test_a_slot_that_dies_again_and_again_is_given_up():
+    assert crashes(SameCrash(2), 1, 1, 1) == [False, False, True]
+
+
+def test_another_slot_another_failure_or_a_checkpoint_starts_the_count_anew():
+    assert crashes(SameCrash(2), 1, 1, 0, 1, 1) == [False] * 5
+    assert crashes(SameCrash(2), 1, 1, None, 1, 1) == [False] * 5
+    same_crash = SameCrash(2)
+    assert crashes(same_crash, 1, 1) == [False, False]
+    same_crash.on_progress()
+    assert crashes(same_crash, 1, 1, 1) == [False, False, True]
+
+
+def test_what_is_no_crash_is_left_to_the_strategy_for_ever():
+    assert not any(crashes(SameCrash(0), *[None] * 1000))
+
+
+def test_the_sentence_says_how_often_where_and_what_to_do():
+    decision = SameCrash(0).on_failure("slot 3 was lost", 3)
+
+    assert decision.reason.startswith("slot 3 was lost (slot 3 has died 1 times in a row")
+    assert "restartSameCrashMax" in decision.reason
+
+
+@pytest.mark.parametrize(("text", "limit"), [("3", 3), ("0", 0), ("infinite", math.inf)])
+def test_the_limit_of_crashes_is_an_option(text, limit):
+    assert job_config({"restartSameCrashMax": text}).restart_same_crash_max == limit

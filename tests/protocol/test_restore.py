@@ -1,10 +1,10 @@
 """What an attempt begins with, and how state is cut for the plan that restores it."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from stillframe.errors import StartRefused
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
 from stillframe.protocol.manifests import (
@@ -36,8 +36,8 @@ def kept(checkpoint_id):
 RECORD = JobRecord(9, "checkpoint-completed", 1, checkpoints=(kept(3), kept(5), kept(6)))
 
 
-def choose(wanted=None, damaged=(), sinks_commit=True, record=RECORD):
-    return choose_restore(record, wanted, dict.fromkeys(damaged, "torn"), sinks_commit)
+def choose(wanted=None, damaged=(), sinks_commit=True, record=RECORD, **asked):
+    return choose_restore(record, wanted, dict.fromkeys(damaged, "torn"), sinks_commit, **asked)
 
 
 def test_a_job_that_never_ran_starts_from_the_beginning():
@@ -82,6 +82,39 @@ def test_the_way_out_is_never_a_checkpoint_known_to_be_damaged():
 
 def test_if_all_are_damaged_the_job_does_not_silently_begin_anew():
     assert isinstance(choose(damaged=[3, 5, 6], sinks_commit=False), Refuse)
+
+
+def test_a_cancelled_job_without_checkpoints_is_not_started_unasked():
+    gone = JobRecord(9, "ended", 1, outcome="cancelled")
+
+    refused = choose(record=gone)
+
+    assert isinstance(refused, Refuse)
+    assert "it was cancelled and its checkpoints deleted" in refused.reason
+    assert "fresh=true" in refused.reason
+    assert "restoreFrom" in refused.reason
+    assert isinstance(choose(wanted=6, record=gone), Refuse)
+
+
+def test_a_cancelled_job_goes_on_from_what_it_has_kept():
+    assert choose(record=replace(RECORD, outcome="cancelled")) == RestoreFrom(kept(6))
+
+
+def test_a_person_may_have_any_job_begin_anew():
+    for outcome in ("running", "finished", "failed", "cancelled"):
+        record = replace(RECORD, outcome=outcome)
+        assert choose(record=record, fresh=True) == StartFromBeginning(is_anew=True)
+    assert choose(record=None, fresh=True) == StartFromBeginning(), "there is nothing to leave"
+    assert choose(damaged=[3, 5, 6], fresh=True) == StartFromBeginning(is_anew=True)
+
+
+def test_a_snapshot_from_elsewhere_is_for_jobs_without_checkpoints_and_cancelled_ones():
+    assert choose(from_elsewhere=True) == RestoreFrom(kept(6))
+    assert choose(record=None, from_elsewhere=True) == StartFromBeginning()
+    cancelled = replace(RECORD, outcome="cancelled")
+    assert choose(record=cancelled, from_elsewhere=True) == StartFromBeginning(is_anew=True)
+    gone = replace(cancelled, checkpoints=())
+    assert choose(record=gone, from_elsewhere=True) == StartFromBeginning(is_anew=True)
 
 
 # --- cutting ---------------------------------------------------------------------------------
@@ -231,25 +264,6 @@ def test_a_new_source_begins_at_its_beginning_beside_restored_state():
     assert state["more", 0].items == (split("new"),)
 
 
-def test_state_that_no_operator_takes_is_refused_and_named():
-    old = [OperatorSnapshot("count", 0, keyed=(keyed("part", [0]),))]
-    described = manifest(old, operators=[operator("count", 1)])
-
-    with pytest.raises(StartRefused, match=r"it holds state of 'count' \(count\), which the job"):
-        starting_state([operator("other", 1)], 16, described, {})
-
-
-def test_an_operator_that_held_nothing_may_go():
-    old = [OperatorSnapshot("write", 0)]
-
-    assert starting_state([operator("other", 1)], 16, manifest(old), {})
-
-
-def test_another_number_of_key_groups_is_refused_with_both():
-    with pytest.raises(StartRefused, match="it has 16 key groups and the job 128"):
-        starting_state([operator("count", 1)], 128, manifest([]), {})
-
-
 def test_a_subtasks_state_survives_the_way_to_its_slot():
     state = SubtaskState((keyed("p", [1, 2]),), (split("a"),), (PendingCommit(6, {"f": 1}),))
 
@@ -355,13 +369,6 @@ def test_several_runs_of_one_channel_keep_their_order():
     runs = [run(0), run(10), run(5)]
 
     assert placed("rebalance", 1, 1, runs) == [runs]
-
-
-def test_an_edge_that_the_job_does_not_have_any_more_is_refused_and_named():
-    described = manifest([], channels=[under_way(0, 0), under_way(0, 0, edge="x>y")])
-
-    with pytest.raises(StartRefused, match=r"checkpoint 6 of job 'views' .* \(x>y\)"):
-        starting_channels([EdgeDescription("a>b", "hash", "b", 1)], described)
 
 
 def test_without_a_checkpoint_or_records_under_way_there_is_nothing_to_place():

@@ -110,6 +110,46 @@ def test_what_the_reader_raises_is_raised_where_it_is_polled(threaded):
         source.next()
 
 
+class Patient(BlockingReader):
+    """Waits for bytes that never come, until it is told not to."""
+
+    def __init__(self):
+        self.interrupted = threading.Event()
+        self.is_waiting = threading.Event()
+        self.is_closed = False
+
+    def read(self):
+        self.is_waiting.set()
+        self.interrupted.wait(LIMIT_SECONDS)
+        yield from ()
+
+    def interrupt(self):
+        self.interrupted.set()
+
+    def close(self):
+        assert self.interrupted.is_set()
+        self.is_closed = True
+
+
+def test_a_reader_that_waits_is_interrupted_and_then_closed():
+    patient = Patient()
+    reader = ThreadedReader([Split("bytes", {})], patient, lambda: None)
+    assert patient.is_waiting.wait(LIMIT_SECONDS)
+    reader.close()
+
+    assert patient.is_closed
+
+
+def test_of_splits_that_are_read_in_turn_the_reader_that_waits_is_interrupted():
+    patient = Patient()
+    reader = SplitAfterSplitReader(lambda split: patient, lambda: None)
+    reader.add_splits([Split("bytes", {})])
+    assert patient.is_waiting.wait(LIMIT_SECONDS)
+    reader.close()
+
+    assert patient.is_closed
+
+
 def test_closing_ends_the_thread_even_when_nobody_polls(threaded):
     source = threaded(*range(1000))
     source.next()

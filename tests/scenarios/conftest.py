@@ -33,6 +33,7 @@ from stillframe.coordinator.running import DriverAddress
 from stillframe.graph.launch import Deployment
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan
+from stillframe.runtime.unfit_states import unfit_states
 from stillframe.testing.processes import ProcessDeployment
 from stillframe.testing.sources import Gate, Item, ScriptedSource, Wait
 
@@ -170,7 +171,9 @@ class PageViews:
         write_counts = Node(Write(counts), COUNTS_SCHEMA, (counted,), given_uid="write-counts")
         return build_plan("page-views", [write, write_counts], parallelism)
 
-    def start(self, plan: Plan, **options: str | None) -> RunningQuery:
+    def start(
+        self, plan: Plan, replan: Callable[[int], Plan] | None = None, **options: str | None
+    ) -> RunningQuery:
         """Start the job with these options; None takes one of the usual ones away."""
         usual = {
             "checkpointLocation": self.location,
@@ -186,6 +189,8 @@ class PageViews:
             self.deployment,
             DriverAddress("127.0.0.1"),
             SystemClock(),
+            replan,
+            unfit_states=unfit_states,
         )
         running = RunningQuery(job)
         self.started.append(running)

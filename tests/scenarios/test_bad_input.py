@@ -2,6 +2,9 @@
 
 import contextlib
 import operator
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +17,7 @@ from stillframe.coordinator.history import (
     CheckpointDamaged,
     CheckpointFailed,
 )
-from stillframe.errors import BuildError, DataError, JobFailed
+from stillframe.errors import BuildError, DataError, JobFailed, StillframeError
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.testing.sinks import GatedSink
@@ -194,9 +197,13 @@ def test_a_checkpoint_of_another_job_shape_is_refused_and_names_what_is_missing(
     stopped_after_checkpoints(page_views, source)
 
     other = Node(Write(DiscardSink()), source.schema, (Node(Read(source), source.schema),))
-    sentence = failure_of(page_views.start(build_plan("page-views", [other], 2)))
+    running = page_views.start(build_plan("page-views", [other], 2))
+    with pytest.raises(JobFailed) as raised:
+        running.query.awaitTermination(90)
 
-    assert "(count), which the job does not have" in sentence
+    lines = str(raised.value).splitlines()
+    for uid in ("clicks", "count", "write-clicks", "write-counts"):
+        assert sum(f"({uid}), which the job does not have" in line for line in lines) == 1
 
 
 def fill(ballast):
@@ -236,3 +243,153 @@ def test_a_commit_that_fails_is_the_reason_the_attempt_gives(page_views):
 
     with pytest.raises(JobFailed, match="is closed while committing"):
         running.query.awaitTermination(90)
+
+
+# --- places that are not what they should be ---
+
+
+@pytest.fixture
+def savepoint(page_views):
+    """Of a job that has run elsewhere."""
+    running = page_views.start(page_views.plan(page_views.halves(page_views.gate("never"))))
+    running.wait_for_records(2_000)
+    address = running.query.savepoint(str(page_views.home / "savepoint"))
+    running.query.stop()
+    page_views.location = str(page_views.home / "another-chk")
+    return Path(address)
+
+
+def one_state_file(place):
+    return sorted(place.glob("shared/*/*"))[0]
+
+
+def is_of_a_newer_format(place):
+    metadata = place / "_metadata"
+    text = metadata.read_text()
+    metadata.write_text(text.replace('"format_version":3', '"format_version":99'))
+    assert metadata.read_text() != text
+
+
+BAD_PLACES = {
+    "not there": (shutil.rmtree, "savepoint is no directory: give a job"),
+    "empty": (
+        lambda place: [shutil.rmtree(place), place.mkdir()],
+        "holds neither a job log nor a savepoint",
+    ),
+    "a file": (
+        lambda place: [shutil.rmtree(place), place.write_text("x")],
+        "savepoint is no directory",
+    ),
+    "without metadata": (
+        lambda place: (place / "_metadata").unlink(),
+        "there is no _metadata in it",
+    ),
+    "with a state file gone": (
+        lambda place: one_state_file(place).unlink(),
+        "is half deleted: 1 of the files it needs are gone, among them shared/",
+    ),
+    "with a state file altered": (
+        lambda place: flip_a_byte(one_state_file(place)),
+        "savepoint is damaged",
+    ),
+    "with metadata cut off": (
+        lambda place: (place / "_metadata").write_bytes(b'{"format_version":3,'),
+        "_metadata is damaged",
+    ),
+    "of a newer format": (
+        is_of_a_newer_format,
+        "has format version 99, but this Stillframe reads versions up to 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PLACES)
+def test_a_place_that_is_no_snapshot_is_told_in_one_sentence_and_left_as_it_is(
+    page_views, savepoint, bad
+):
+    spoil, expected = BAD_PLACES[bad]
+    spoil(savepoint)
+    before = tree_of(savepoint)
+
+    running = page_views.start(
+        page_views.plan(page_views.halves(page_views.gate("never"))),
+        restoreFrom=str(savepoint),
+        restoreMode="claim",
+    )
+    sentence = failure_of(running)
+
+    assert expected in sentence
+    assert str(savepoint) in sentence
+    assert tree_of(savepoint) == before
+    assert not list(Path(page_views.location).glob("page-views/chk-*"))
+
+
+def tree_of(place):
+    if not place.is_dir():
+        return place.read_text() if place.exists() else None
+    return {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+
+
+def test_a_checkpoint_that_is_half_deleted_is_told(page_views):
+    source = first_half_twice(page_views, page_views.gate("second-half"))
+    _, newest = stopped_after_checkpoints(page_views, source)
+    [metadata] = newest_files(page_views, newest, "chk-{n}-*/_metadata")
+    place = metadata.parent
+    metadata.unlink()
+    page_views.location = str(page_views.home / "another-chk")
+
+    sentence = failure_of(page_views.start(page_views.plan(source), restoreFrom=str(place)))
+
+    assert f"{metadata} is missing" in sentence
+
+
+def test_a_number_means_a_checkpoint_of_the_job_itself(page_views, savepoint):
+    plan = page_views.plan(page_views.halves(page_views.gate("never")))
+
+    sentence = failure_of(page_views.start(plan, restoreFrom="1"))
+
+    assert "checkpoint 1 is not retained; there are: none" in sentence
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A directory into which nobody can write, not even root."""
+    place = tmp_path / "read-only"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0 and os.geteuid() == 0:
+        pytest.skip("a file system cannot be mounted here, and root may write everywhere")
+    place.chmod(0o555) if mounted.returncode != 0 else None
+    yield place
+    if mounted.returncode == 0:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_location_without_write_permission_is_said(page_views, read_only):
+    page_views.location = str(read_only / "chk")
+
+    running = page_views.start(page_views.plan(page_views.halves(page_views.gate("never"))))
+
+    assert str(read_only) in failure_of(running)
+
+
+def test_a_savepoint_into_a_place_that_cannot_take_it_fails_alone(page_views, read_only):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    running = page_views.start(page_views.plan(source))
+    running.wait_for_records(2_000)
+    full = page_views.home / "full"
+    full.mkdir()
+    (full / "notes").write_text("mine")
+
+    with pytest.raises(StillframeError, match="full is not empty: give a directory"):
+        running.query.savepoint(str(full))
+    with pytest.raises(StillframeError, match=f"cannot .*{read_only}"):
+        running.query.savepoint(str(read_only / "sp"))
+
+    assert [file.name for file in full.iterdir()] == ["notes"]
+    gate.open()
+    running.finish()
+    page_views.check_exactly_once(source)

@@ -99,3 +99,22 @@ def test_a_handler_that_raises_fails_the_job_at_once(page_views, epochs):
     with pytest.raises(JobFailed, match="no such table"):
         running.query.awaitTermination(90)
     assert len(running.attempts()) == 1
+
+
+def test_a_rescale_waits_for_the_epoch_that_is_handed_over_and_repeats_none(page_views, epochs):
+    source = ClickSource(records=12_000, records_per_second=6_000, partitions=3)
+    running = page_views.start(epochs.plan(source), lambda n: epochs.plan(source, n))
+    running.wait(CheckpointCompleted, number=2)
+    epochs.waiting.clear()
+    epochs.go_on.clear()
+    assert epochs.waiting.wait(90)
+    asking = threading.Thread(target=lambda: running.query.rescale(3))
+    asking.start()
+    epochs.go_on.set()
+    asking.join(90)
+    running.finish()
+
+    assert running.query.parallelism == 3
+    assert running.query.summary.records_in == 12_000
+    assert epochs.calls == sorted(set(epochs.calls)), "no epoch came twice"
+    epochs.check(12_000)

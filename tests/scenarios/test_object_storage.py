@@ -13,6 +13,7 @@ from stillframe.coordinator.history import (
     AttemptStarted,
     CheckpointCompleted,
     CheckpointFailed,
+    SlotsRunning,
 )
 
 pytestmark = pytest.mark.s3
@@ -155,7 +156,7 @@ def test_a_job_whose_storage_is_down_at_its_first_start_says_so_at_once(page_vie
     running.job.join(60)
 
     said = str(running.query.exception())
-    assert f"cannot list {page_views.location}/page-views/log: " in said
+    assert f"cannot list {page_views.location}/page-views/lease: " in said
     assert f"{gateway.url} cannot be reached" in said
     assert on_s3["fs.s3a.secret.key"] not in said
 
@@ -174,3 +175,32 @@ def test_a_storage_that_is_down_when_the_records_end_delays_the_end(page_views, 
     running.finish()
 
     page_views.check_exactly_once(source)
+
+
+@pytest.mark.parametrize("what", ["savepoint", "checkpoint"])
+def test_a_snapshot_on_s3_is_begun_with_and_claimed_and_a_cancelled_job_leaves_its_log(
+    page_views, on_s3, s3_port, s3_bucket, what
+):
+    options = {**on_s3, "checkpointInterval": "1 hour"}
+    plan = page_views.plan(page_views.halves(page_views.gate("never")))
+    first = page_views.start(plan, retainOnCancel="true", **options)
+    first.wait_for_records(2_000)
+    number = first.query.checkpoint()
+    place = f"{page_views.location}/page-views/chk-{number}-1"
+    if what == "savepoint":
+        place = first.query.savepoint(f"s3://{s3_bucket}/savepoint")
+    first.query.cancel()
+
+    page_views.location = f"s3a://{s3_bucket}/jobs/another"
+    second = page_views.start(plan, restoreFrom=place, restoreMode="claim", **options)
+    second.wait(SlotsRunning)
+    prefix = place.removeprefix(f"s3://{s3_bucket}/")
+    assert any(key.startswith(prefix) for key, _ in objects_of(s3_port, s3_bucket))
+    second.query.checkpoint()
+    second.query.cancel()
+
+    left = [key for key, _ in objects_of(s3_port, s3_bucket)]
+    assert not any(key.startswith(prefix) for key in left)
+    own = [key.removeprefix("jobs/another/page-views/") for key in left if "another" in key]
+    assert {key.partition("/")[0] for key in own} <= {"log", "history", "lease"}
+    assert any(key.startswith("log/") for key in own)

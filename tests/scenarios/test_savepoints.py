@@ -131,4 +131,4 @@ def test_a_place_without_a_savepoint_is_refused(page_views, half):
     running = page_views.start(page_views.plan(source), restoreFrom=savepoint)
     running.job.join(90)
 
-    assert "is no savepoint" in str(running.query.exception())
+    assert "holds neither a job log nor a savepoint" in str(running.query.exception())

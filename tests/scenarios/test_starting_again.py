@@ -81,13 +81,13 @@ def test_a_finished_job_started_again_sweeps_what_the_past_has_written_since(pag
     assert sorted(page_views.home.rglob("*")) == before
 
 
-def test_a_second_driver_on_the_same_directory_ends_the_first(page_views):
+def test_a_second_driver_that_asks_nobody_ends_the_first(page_views):
     gate = page_views.gate("second-half")
     source = page_views.halves(gate)
     first = page_views.start(page_views.plan(source))
     first.wait(CheckpointCompleted)
 
-    second = page_views.start(page_views.plan(source))
+    second = page_views.start(page_views.plan(source), leaseTimeout="0 s")
     second.wait(SlotsRunning)
     with pytest.raises(JobFailed, match=r"attempt 2 .* has written .*run only one driver per job"):
         first.query.awaitTermination(90)

@@ -8,6 +8,7 @@ from stillframe.coordinator.history import (
     AttemptStarted,
     CheckpointCompleted,
     CheckpointFailed,
+    DriverAwaited,
     SlotsRunning,
 )
 from stillframe.errors import JobFailed
@@ -23,6 +24,51 @@ def pass_through(source: ScriptedSource, sink: Sink) -> Plan:
     return build_plan("page-views", [write], 2)
 
 
+def test_a_second_driver_is_refused_while_the_first_lives(page_views):
+    half = page_views.gate("second-half")
+    source = page_views.halves(half)
+    first = page_views.start(page_views.plan(source), leaseTimeout="3 s")
+    first.wait(CheckpointCompleted)
+
+    second = page_views.start(page_views.plan(source))
+    with pytest.raises(JobFailed, match=r"another driver runs it, on .* \(pid \d+\): stop"):
+        second.query.awaitTermination(90)
+    half.open()
+    first.finish()
+
+    assert second.attempts() == []
+    assert len(first.attempts()) == 1
+    page_views.check_exactly_once(source)
+
+
+def test_a_driver_that_waits_for_another_one_can_be_stopped(page_views):
+    source = page_views.halves(page_views.gate("never"))
+    first = page_views.start(page_views.plan(source), leaseTimeout="1 hour")
+    first.wait(CheckpointCompleted)
+
+    second = page_views.start(page_views.plan(source))
+    second.wait(DriverAwaited)
+    second.query.stop()
+
+    assert second.query.summary.outcome == "stopped"
+    assert first.query.isActive
+
+
+def test_a_driver_that_waits_goes_on_when_the_first_has_stopped(page_views):
+    half = page_views.gate("second-half")
+    source = page_views.halves(half)
+    first = page_views.start(page_views.plan(source), leaseTimeout="10 s")
+    first.wait(CheckpointCompleted)
+
+    second = page_views.start(page_views.plan(source))
+    second.wait(DriverAwaited)
+    first.query.stop()
+    half.open()
+    second.finish()
+
+    page_views.check_exactly_once(source)
+
+
 def test_metadata_of_an_older_driver_does_not_replace_that_of_a_newer_one(page_views, until):
     prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
     source = page_views.halves(page_views.gate("never"))
@@ -31,7 +77,7 @@ def test_metadata_of_an_older_driver_does_not_replace_that_of_a_newer_one(page_v
     until(lambda: reached.is_open)
 
     plan = pass_through(source, DiscardSink())
-    second = page_views.start(plan, checkpointInterval="1 hour")
+    second = page_views.start(plan, checkpointInterval="1 hour", leaseTimeout="0 s")
     second.wait(SlotsRunning)
     completed = second.query.checkpoint(timeout=60)
     prepare.open()
@@ -51,7 +97,7 @@ def test_an_older_driver_that_aborts_a_checkpoint_deletes_nothing_of_a_newer_one
     until(lambda: reached.is_open)
 
     plan = pass_through(source, DiscardSink())
-    second = page_views.start(plan, checkpointInterval="1 hour")
+    second = page_views.start(plan, checkpointInterval="1 hour", leaseTimeout="0 s")
     second.wait(SlotsRunning)
     completed = second.query.checkpoint(timeout=60)
     assert not [event for event in first.told if isinstance(event, CheckpointFailed)]
@@ -69,7 +115,7 @@ def test_a_job_that_does_not_fit_the_checkpoint_leaves_the_running_one_alone(pag
     running = page_views.start(page_views.plan(source))
     running.wait(CheckpointCompleted)
 
-    misfit = page_views.start(pass_through(source, DiscardSink()))
+    misfit = page_views.start(pass_through(source, DiscardSink()), leaseTimeout="0 s")
     with pytest.raises(JobFailed, match="does not fit this job"):
         misfit.query.awaitTermination(90)
     half.open()

@@ -25,9 +25,11 @@ from stillframe.connectors.generate import ClickSource, clicks_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-RECORDS, PARTITIONS, APPS = 160_000, 4, 50
+KILLS = int(os.environ.get("STILLFRAME_DRIVER_KILLS", "5"))
+"""`make soak` asks for more."""
+RECORDS, PARTITIONS, APPS = 60_000 * KILLS, 4, 50
 RATE = 40_000
-KILLS, SEED = 3, 20
+SEED = 20
 WAIT_SECONDS_MAX = 90.0
 
 JOB = """
@@ -69,6 +71,7 @@ query = still.start(
     checkpointLocation=f"{directory}/checkpoints",
     checkpointInterval="200 ms",
     restartDelay="100 ms",
+    leaseTimeout="6 s",
     parallelism=2,
 )
 query.add_listener(lambda event: print(event, flush=True))
@@ -85,9 +88,9 @@ if then == "stop-spark":
 class Driver:
     """One run of the job file."""
 
-    def __init__(self, directory: Path, then: str = "wait") -> None:
+    def __init__(self, directory: Path, number: int, then: str = "wait") -> None:
         self._directory = directory
-        self._log = directory / "job-log.txt"
+        self._log = directory / f"said-{number}.txt"
         self._entries_before = _log_entries(directory)
         job = directory / "job.py"
         job.write_text(JOB)
@@ -115,12 +118,22 @@ class Driver:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def stall(self) -> None:
+        """All of it stands still: Python, Java, the daemon and the slots."""
+        for pid in _session(self.process.pid):
+            os.kill(pid, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        for pid in _session(self.process.pid):
+            os.kill(pid, signal.SIGCONT)
+
     def wait(self) -> int:
         return self.process.wait(WAIT_SECONDS_MAX)
 
     def end(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in _session(self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def _pids(self) -> list[int]:
@@ -134,7 +147,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     drivers: list[Driver] = []
 
     def begin(then: str = "wait") -> Driver:
-        drivers.append(Driver(tmp_path, then))
+        drivers.append(Driver(tmp_path, len(drivers), then))
         return drivers[-1]
 
     yield begin
@@ -142,6 +155,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
         driver.end()
 
 
+@pytest.mark.timeout(60 * (KILLS + 2))
 def test_a_driver_killed_again_and_again_leaves_exact_output_and_nothing_else(
     start: Callable[..., Driver], tmp_path: Path
 ) -> None:
@@ -155,6 +169,39 @@ def test_a_driver_killed_again_and_again_leaves_exact_output_and_nothing_else(
     last = start()
     assert last.wait() == 0, last.said
 
+    _compare_with_the_truth(tmp_path)
+    assert _left_over(tmp_path) == []
+
+
+def test_a_stalled_driver_that_wakes_after_its_successor_took_over_changes_nothing(
+    start: Callable[..., Driver], tmp_path: Path
+) -> None:
+    stalled = start()
+    stalled.wait_for_progress(entries=3)
+    stalled.stall()
+    successor = start()
+    successor.wait_for_progress(entries=2)
+    assert "waiting up to 6 s for the driver on" in successor.said
+    stalled.wake()
+
+    assert stalled.wait() == 1, stalled.said
+    assert "run only one driver per job" in stalled.said.splitlines()[-1]
+    assert successor.wait() == 0, successor.said
+    _compare_with_the_truth(tmp_path)
+    assert _left_over(tmp_path) == []
+
+
+def test_of_two_drivers_that_start_at_once_only_one_runs_the_job(
+    start: Callable[..., Driver], tmp_path: Path
+) -> None:
+    drivers = [start(), start()]
+    codes = sorted(driver.wait() for driver in drivers)
+
+    # The later one finds the job running, or finished.
+    said = [driver.said for driver in drivers]
+    assert codes in ([0, 1], [0, 0]), said
+    refused = [words for words in said if "Error" in words or "JobFailed" in words]
+    assert all("driver" in words.splitlines()[-1] for words in refused), refused
     _compare_with_the_truth(tmp_path)
     assert _left_over(tmp_path) == []
 
@@ -217,6 +264,16 @@ def _log_entries(directory: Path) -> int:
     """The number of the newest one: older ones are deleted in time."""
     names = [entry.name for entry in (directory / "checkpoints/page-views/log").glob("[0-9]*")]
     return max((int(name) for name in names), default=0)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session; one that has ended has none any more."""
+    found = []
+    for name in os.listdir("/proc"):
+        with suppress(ValueError, ProcessLookupError):
+            if os.getsid(int(name)) == leader:
+                found.append(int(name))
+    return found
 
 
 def _until(is_so: Callable[[], bool]) -> None:

@@ -66,6 +66,24 @@ def test_directories_and_entries_are_known_by_their_names() -> None:
     assert [paths.sequence_of(name) for name in ("12", ".tmp-1", "x" * 20)] == [None] * 3
 
 
+def test_the_names_of_a_history_are_in_the_order_of_what_they_tell() -> None:
+    told = [
+        [paths.checkpoint_history_path(CheckpointId(n), Attempt(1)) for n in (2, 9, 10, 110)],
+        [paths.failure_history_path(Attempt(a), n) for a, n in ((2, 9), (2, 10), (10, 1))],
+        [
+            paths.attempt_history_path(Attempt(9), "begun"),
+            paths.attempt_history_path(Attempt(9), "ended"),
+            paths.attempt_history_path(Attempt(10), "begun"),
+        ],
+    ]
+    assert told == [sorted(each) for each in told]
+    places = {path.rpartition("/")[0] for each in told for path in each}
+    assert places == set(paths.HISTORY_DIRECTORIES)
+    assert all(paths.is_history_file(path.rpartition("/")[2]) for each in told for path in each)
+    foreign = (".tmp-1", "notes.txt", f"{1:020d}.json", f"{1:020d}-x.json", f"{1:020d}-1.json.bak")
+    assert not any(map(paths.is_history_file, foreign))
+
+
 @given(names, st.integers(0, 20), names, st.integers(1, 10**9), st.integers(1, 10**9))
 def test_a_shared_file_tells_for_which_checkpoint_of_which_attempt_it_was_written(
     uid: str, subtask: int, state: str, checkpoint_id: int, attempt: int

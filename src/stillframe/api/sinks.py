@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
@@ -19,6 +19,8 @@ from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskInd
 from stillframe.json_values import JsonObject
 
 Committable = JsonObject
+
+SinkGuarantee = Literal["exactly-once", "at-least-once", "at-most-once", "nothing is kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,12 @@ class Sink(ABC):
     makes_visible: ClassVar[bool] = True
     """False only for a sink that keeps nothing: then an epoch may be repeated unseen."""
 
-    guarantee: ClassVar[str] = "exactly-once"
-    """What the outside sees of each record, in a word, when the sources can rewind."""
+    guarantee: SinkGuarantee = "exactly-once"
+    """What the outside sees of each record, whatever fails, when the sources can rewind."""
+
+    weakness: str | None = None
+    """Why that is not exactly-once, in words that follow those of `describe`; people read it when
+    the job starts."""
 
     is_whole: bool = False
     """Whether every epoch brings everything anew: one that failed is of no use to the next."""

@@ -152,6 +152,14 @@ class BlockingReader(ABC):
         the other: such a split must have an end, or those behind it are never read.
         """
 
+    def interrupt(self) -> None:  # noqa: B027 - whoever never waits for long needs none
+        """Have `read` end soon, wherever it waits; what it still gives is not used.
+
+        Called by the loop thread, perhaps while another iterates `read`, and before `close`. The
+        classic mistake is to wait for bytes without a limit: a reader that does not end in a few
+        seconds is left behind with all it holds, its connection too, until its process ends.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Give everything back. Called once, when `read` is no longer being iterated."""
@@ -196,7 +204,8 @@ class Source(ABC):
     """A frozen, picklable description of where records come from."""
 
     rewindable: ClassVar[bool] = True
-    """Whether a position given to `open` is honoured; without it exactly-once cannot be had."""
+    """Whether a position given to `open` is honoured. Without it a failure loses what was read
+    since the last completed checkpoint, and the job is told to be at-most-once when it starts."""
 
     @property
     @abstractmethod

@@ -20,8 +20,9 @@ from stillframe.cli.jobs import run_job_file
 from stillframe.cli.kills import WAIT_SECONDS_MAX, Killer, planned_kills
 from stillframe.cli.lines import Lines, in_one_sentence
 from stillframe.cli.run import default_master
+from stillframe.cli.signals import Ending
 from stillframe.clock import SystemClock
-from stillframe.coordinator.history import CheckpointCommitted, Event
+from stillframe.coordinator.history import CheckpointCommitted, Event, GuaranteeGiven
 
 if TYPE_CHECKING:
     from stillframe.cli.comparison import Comparison
@@ -35,6 +36,7 @@ _SECONDS_PER_KILL = 1.5 + WAIT_SECONDS_MAX
 """How much of the input an attempt may use up before it is killed: its first checkpoint comes after
 a second, or two on a busy machine."""
 _SECONDS_AT_THE_END = 4.0
+_SIGNAL_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def _introduce(chosen: Demo, lines: Lines) -> None:
 
 
 def _run(chosen: Demo, follow: Callable[[Query], None]) -> None:
-    from stillframe.spark.environment import keep_jvm_output, prepare_spark
+    from stillframe.spark.environment import jvm_pid, keep_jvm_output, prepare_spark
 
     conf = {
         "spark.ui.enabled": "false",
@@ -157,7 +159,9 @@ def _run(chosen: Demo, follow: Callable[[Query], None]) -> None:
     }
     prepare_spark(chosen.master, conf, chosen.directory, is_verbose=False)
     keep_jvm_output(chosen.directory, pass_on=False)
-    run_job_file(JOB_FILE, chosen.arguments, follow)
+    tidy_up = partial(shutil.rmtree, chosen.directory, ignore_errors=True)
+    ending = Ending("stop", _SIGNAL_SECONDS_MAX, None, jvm_pid, tidy_up)
+    run_job_file(JOB_FILE, chosen.arguments, follow, ending)
 
 
 def _compare(chosen: Demo) -> Comparison:
@@ -170,8 +174,9 @@ def _compare(chosen: Demo) -> Comparison:
 
 
 def _say_event(lines: Lines, event: Event) -> None:
-    # That a completed checkpoint is committed as well is for machines: it doubles the lines.
-    if lines.as_json or not isinstance(event, CheckpointCommitted):
+    # That a completed checkpoint is committed as well is for machines: it doubles the lines. And
+    # what the guarantee is, people are shown by the comparison at the end.
+    if lines.as_json or not isinstance(event, CheckpointCommitted | GuaranteeGiven):
         lines.say_event(event)
 
 

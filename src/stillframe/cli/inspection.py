@@ -50,7 +50,11 @@ _POSITIONS_SHOWN_MAX = 8
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    """1 if anything is damaged."""
+    """1 if anything is damaged; with a job file, if it does not fit."""
+    if arguments.against is not None:
+        from stillframe.cli.against import inspect_against
+
+        return inspect_against(arguments)
     place = _existing(arguments.path)
     if _is_savepoint(place):
         jobs = [_look_at_savepoint(place, arguments.rows)]

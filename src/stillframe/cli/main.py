@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from stillframe import __version__
+from stillframe.cli.control_arguments import add_control
 from stillframe.errors import StillframeError
 
 _ABOUT = """\
@@ -25,6 +26,7 @@ first steps:
   stillframe demo           watch a job lose its workers and keep its counts
   stillframe doctor         find out whether jobs can run here
   stillframe run JOB.py     run a job file; the same file runs under spark-submit
+  stillframe list           the jobs that run; status, savepoint, stop, rescale … ask one of them
   stillframe inspect PATH   look into the checkpoints a job has left
 """
 
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 2
-    if job_arguments and arguments.command != "run":
+    if job_arguments and not _runs_job_file(arguments):
         parser.error(f"{arguments.command} takes no arguments after --")
     arguments.job_arguments = job_arguments
     try:
@@ -51,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"stillframe: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("stillframe: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        print(f"stillframe: {str(error) or 'interrupted'}", file=sys.stderr)
+        return getattr(error, "exit_code", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output (head, less) has seen enough; say nothing while ending either.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - it stays open to the end
@@ -82,10 +84,18 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             from stillframe.cli.bench import bench
 
             return bench(arguments)
-        case _:
+        case "inspect":
             from stillframe.cli.inspection import inspect
 
             return inspect(arguments)
+        case _:
+            from stillframe.cli.control import control
+
+            return control(arguments)
+
+
+def _runs_job_file(arguments: argparse.Namespace) -> bool:
+    return arguments.command == "run" or bool(getattr(arguments, "against", None))
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -105,9 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"stillframe {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for add in (_add_demo, _add_doctor, _add_run, _add_inspect, _add_simulate, _add_bench):
-        command = add(commands)
-        command.add_argument("--json", action="store_true", help="JSON lines, for machines")
+    adding = (_add_demo, _add_doctor, _add_run, _add_inspect, _add_simulate, _add_bench)
+    for command in (
+        *(add(commands) for add in adding),
+        *add_control(commands, _count, _seconds),
+    ):
+        command.add_argument("--json", action="store_true", help="JSON, for machines")
         command.add_argument(
             "--debug", action="store_true", help="show where an error comes from, in full"
         )
@@ -167,7 +180,8 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         help="run a job file and show its progress",
         description="Run a job file, which is an ordinary PySpark script, and show the progress of"
         " the queries it starts (on stderr; with --json on stdout). The command ends when the"
-        " script and all its queries have; Ctrl-C stops them in good order.",
+        " script and all its queries have; Ctrl-C and SIGTERM end them as --on-signal says, and"
+        " give exit code 130 or 143, or 1 if something wished for could not be done.",
     )
     command.add_argument("job", metavar="JOB.py", help="the script; its arguments come after --")
     _add_master(command)
@@ -179,8 +193,27 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         type=_restore,
         default="latest",
         metavar="latest|NUMBER|PATH",
-        help="the checkpoint to start from (%(default)s), or a savepoint's directory for a job that"
-        " has none yet",
+        help="the checkpoint to start from (%(default)s), or a savepoint's or another job's"
+        " checkpoint's directory for a job that has none yet",
+    )
+    command.add_argument(
+        "--claim-mode",
+        "--restore-mode",
+        dest="restore_mode",
+        choices=["no_claim", "claim"],
+        help="whether the job owns that directory, and deletes it when it has a checkpoint of its"
+        " own (no_claim)",
+    )
+    command.add_argument(
+        "--fresh",
+        action="store_true",
+        help="begin anew: the job's checkpoints are deleted, what was committed stays",
+    )
+    command.add_argument(
+        "--require",
+        choices=["exactly-once", "at-least-once"],
+        metavar="GUARANTEE",
+        help="refuse to start a job that would give less than this: exactly-once or at-least-once",
     )
     command.add_argument(
         "--allow-non-restored-state",
@@ -196,7 +229,33 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         help="a job option where the job file does not say, such as checkpointInterval='5 seconds',"
         " or a Spark setting by its full name; may be repeated",
     )
+    _add_signals(command)
     return command
+
+
+def _add_signals(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--on-signal",
+        choices=["stop", "savepoint", "cancel", "detach"],
+        default="stop",
+        help="what Ctrl-C and SIGTERM do: stop the job, which goes on when it is started again"
+        " (stop, unless told otherwise); stop it with a savepoint, whose path is printed; cancel"
+        " it; or end the command and Spark at once, as a crash would, and leave the job to its next"
+        " start (detach). A second signal ends everything at once",
+    )
+    command.add_argument(
+        "--savepoint-dir",
+        metavar="DIR",
+        help="where --on-signal savepoint puts a directory named after job and time"
+        " (savepoints, in the checkpointLocation)",
+    )
+    command.add_argument(
+        "--signal-timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="after a signal, end by force what has not ended by itself by then (%(default)g)",
+    )
 
 
 def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
@@ -204,7 +263,8 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
         "inspect",
         help="what is in a checkpoint",
         description="Show what a checkpoint consists of, and verify every file of it. Exit code 1:"
-        " something is damaged.",
+        " something is damaged. With --against, say instead whether a job can begin with it,"
+        " without starting the job. Exit code 1: it cannot.",
     )
     command.add_argument(
         "path",
@@ -214,6 +274,17 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--rows", type=_count, default=0, metavar="N", help="show so many rows of each state"
     )
+    command.add_argument(
+        "--against",
+        metavar="JOB.py",
+        help="a job file, run until its job would start: list all that does not fit",
+    )
+    command.add_argument(
+        "--allow-non-restored-state",
+        action="store_true",
+        help="with --against: state of operators that the job no longer has is fine",
+    )
+    _add_master(command)
     return command
 
 
@@ -301,6 +372,16 @@ def _count(text: str) -> int:
 
 def _count_or_zero(text: str) -> int:
     return 0 if text == "0" else _count(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0 and 86400")
+    return seconds
 
 
 def _restore(text: str) -> str:

@@ -11,14 +11,16 @@ import traceback
 from pathlib import Path
 
 from stillframe.cli.jobs import run_job_file
-from stillframe.cli.lines import in_one_sentence
+from stillframe.cli.last_steps import end_launching_jvm
+from stillframe.cli.lines import Lines, in_one_sentence
+from stillframe.cli.signals import Ending
 from stillframe.clock import SystemClock
 from stillframe.config import SESSION_PREFIX, job_option_names, parse_count, refuse_unknown
 from stillframe.errors import BuildError, JobFailed, StillframeError
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 if the script and all its queries have ended well, 1 if not."""
+    """0 if the script and all its queries have ended well, 1 if not; for signals see `signals`."""
     job = Path(arguments.job)
     if not job.is_file():
         raise BuildError(f"there is no job file {job}: give the path of a PySpark script")
@@ -56,6 +58,12 @@ def session_settings(arguments: argparse.Namespace) -> dict[str, str]:
         conf[SESSION_PREFIX + "parallelism"] = str(arguments.parallelism)
     if arguments.restore != "latest":
         conf[SESSION_PREFIX + "restoreFrom"] = arguments.restore
+    if arguments.restore_mode is not None:
+        conf[SESSION_PREFIX + "restoreMode"] = arguments.restore_mode
+    if arguments.fresh:
+        conf[SESSION_PREFIX + "fresh"] = "true"
+    if arguments.require is not None:
+        conf[SESSION_PREFIX + "requireGuarantee"] = arguments.require
     if arguments.allow_non_restored_state:
         conf[SESSION_PREFIX + "allowNonRestoredState"] = "true"
     return conf
@@ -68,7 +76,7 @@ def default_master(parallelism: int = 1) -> str:
 
 def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namespace) -> int:
     from stillframe.cli.progress import Progress, form_for
-    from stillframe.spark.environment import keep_jvm_output, prepare_spark
+    from stillframe.spark.environment import end_spark, jvm_pid, keep_jvm_output, prepare_spark
 
     parallelism = parse_count("parallelism", conf.get(SESSION_PREFIX + "parallelism", "1"))
     master = arguments.master or default_master(parallelism)
@@ -76,20 +84,43 @@ def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namesp
     if not arguments.debug:
         keep_jvm_output(logs, pass_on=True)
     progress = Progress(form_for(sys.stderr, as_json=arguments.json), SystemClock())
+    ending = Ending(
+        arguments.on_signal,
+        arguments.signal_timeout,
+        arguments.savepoint_dir,
+        jvm_pid,
+        tidy_up=lambda: shutil.rmtree(logs, ignore_errors=True),
+    )
     try:
-        run_job_file(job, arguments.job_arguments, progress.follow)
+        run_job_file(job, arguments.job_arguments, progress.follow, ending)
         return 0
+    except KeyboardInterrupt:  # ours, or PySpark's while no query has begun
+        ending.await_done()
+        end_spark()
+        end_launching_jvm()
+        if not _tell_ending(ending, Lines(as_json=arguments.json)):
+            return 1
+        raise
     except StillframeError:
         raise
     except SystemExit as ended:
         return _exit_code(ended)
     except Exception as error:
-        _tell_where(error, job, is_debugging=arguments.debug)
+        tell_where(error, job, is_debugging=arguments.debug)
         if "JAVA_GATEWAY" in str(error):
             print(f"stillframe: what Java said is in {_kept(logs)}", file=sys.stderr)
         return 1
     finally:
         progress.close()
+
+
+def _tell_ending(ending: Ending, lines: Lines) -> bool:
+    """Whether everything wished for was done. Savepoints go to stdout, where scripts read them."""
+    for place in ending.savepoints_taken:
+        lines.say("savepoint", place, path=place)
+    for sentence in ending.undone:
+        print(f"stillframe: {sentence}", file=sys.stderr)
+    return not ending.undone
 
 
 def _exit_code(ended: SystemExit) -> int:
@@ -99,7 +130,7 @@ def _exit_code(ended: SystemExit) -> int:
     return 1
 
 
-def _tell_where(error: Exception, job: Path, *, is_debugging: bool) -> None:
+def tell_where(error: Exception, job: Path, *, is_debugging: bool) -> None:
     """An error of the job file itself: its own lines, without ours around and Java below them."""
     if is_debugging:
         traceback.print_exception(error)

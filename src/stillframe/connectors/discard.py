@@ -17,7 +17,7 @@ class DiscardSink(Sink):
     """Nothing becomes visible, so nothing can be seen twice."""
 
     makes_visible: ClassVar[bool] = False
-    guarantee: ClassVar[str] = "nothing is kept"
+    guarantee = "nothing is kept"
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return _DiscardingWriter()

@@ -16,12 +16,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    Sink,
+    SinkContext,
+    SinkGuarantee,
+    SinkWriter,
+)
 from stillframe.connectors.file_sink import StagingWriter, sweep_staging, sync_directories
 from stillframe.connectors.files import local_path
 from stillframe.errors import StorageError
@@ -36,13 +43,19 @@ class StagedSink(Sink):
     """Stages epochs for a handler on the driver. The handler does not travel to executors."""
 
     commits_at_coordinator: ClassVar[bool] = True
-    guarantee: ClassVar[str] = "at-least-once"
 
     directory: str
     handler: Handler | None = field(compare=False, repr=False)
     schema: pa.Schema
     description: str = "staged"
     is_whole: bool = False
+    guarantee: SinkGuarantee = "at-least-once"
+    weakness: str | None = "is given its last epoch again after a failure, with the same number"
+
+    def kept_by_driver(self) -> StagedSink:
+        """The same with a handler that ignores what it has seen, and forgets it with the driver."""
+        why = "is kept by the driver and begins anew with the next one"
+        return replace(self, guarantee="at-most-once", weakness=why)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "handler": None}

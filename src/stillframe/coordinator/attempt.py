@@ -16,11 +16,12 @@ and then reports the reason that explains the most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
+from stillframe.coordinator.claims import settle_claim
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.enumerators import DiscoveryFailed, Enumerators, SplitsDiscovered
 from stillframe.coordinator.history import (
@@ -35,14 +36,18 @@ from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
+    AttemptRested,
     AttemptStopped,
     CheckpointWanted,
+    FailedAt,
     Mail,
     Outcome,
     SlotsEnded,
     StopWanted,
 )
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.recorder import Recorder, shapes_of
+from stillframe.coordinator.rescaling import RescaleFailed, RescaleWanted
 from stillframe.coordinator.savepoints import OpenStore, Savepoints, SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.errors import StorageError, Unsettled
@@ -77,7 +82,11 @@ from stillframe.protocol.checkpoints import (
     Trigger,
     TriggerSavepoint,
 )
+from stillframe.protocol.checkpoints import Acknowledged as Answer
+from stillframe.protocol.figures import Moment, Triggered
+from stillframe.protocol.fit import Mismatch
 from stillframe.protocol.inline import in_pieces
+from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest, OperatorDescription, OperatorSnapshot
 from stillframe.protocol.messages import (
     AbortCheckpoint,
@@ -100,11 +109,21 @@ from stillframe.protocol.restore import (
     StartingState,
     starting_channels,
 )
-from stillframe.storage.store import open_store
+from stillframe.protocol.statistics import TriggeredType
+from stillframe.storage.paths import checkpoint_directory
+from stillframe.storage.store import Store, open_store
 
 _JOIN_SECONDS_MAX = 120.0
 _STILL_THERE_SECONDS = 5.0
 _BETTER_REASON_SECONDS = 0.5
+
+
+UnfitStates = Callable[[Plan, Manifest, Store], Sequence[Mismatch]]
+
+
+def no_unfit_states(plan: Plan, manifest: Manifest, store: Store) -> Sequence[Mismatch]:
+    """Where nobody knows how states are kept it is found out when they are restored."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +138,15 @@ class JobParts:
     ledger: Ledger
     open_store: OpenStore = open_store
     """Where savepoints go."""
+    on_running: Callable[[], None] = lambda: None
+    """Called when all slots of an attempt run, and everybody knows."""
+    unfit_states: UnfitStates = no_unfit_states
+    """Which states of a snapshot the plan cannot go on with, as far as that can be told here."""
+    recorder: Recorder = field(default_factory=Recorder)
+    """What became of checkpoints and attempts, for people."""
+
+    def now(self) -> Moment:
+        return Moment(self.clock.wall_ms(), self.clock.monotonic_seconds())
 
 
 class RunningAttempt:
@@ -137,6 +165,8 @@ class RunningAttempt:
         self._config = parts.config
         self._clock = parts.clock
         self._history = parts.history
+        self._recorder, self._moment = parts.recorder, parts.now
+        self._shapes = shapes_of(parts.plan)
         self._sinks = parts.sinks
         self._ledger = parts.ledger
         self._slots = slots
@@ -154,9 +184,14 @@ class RunningAttempt:
         self._checkpoint_of_epoch: dict[Epoch, CheckpointId] = {}
         """Of those that the sinks here are committing."""
         self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
+        self._open_store = parts.open_store
         self._savepoints = Savepoints(parts.open_store)
-        self._unbegun: list[SavepointWanted] = []
-        """Came when this attempt was over already."""
+        self._rescale: RescaleWanted | None = None
+        self._resting_with: CheckpointId | None = None
+        self._held_at = 0.0
+        self._unbegun: list[SavepointWanted | RescaleWanted] = []
+        """Came when this attempt was over already, or about to rest."""
+        self._on_running_all = parts.on_running
         self._complained: set[SlotIndex] = set()
         self._lost: set[SlotIndex] = set()
         self._broken: AttemptBroke | None = None
@@ -180,11 +215,15 @@ class RunningAttempt:
     def have_slots_ended(self) -> bool:
         return self._slots_ended
 
-    def unanswered_requests(self) -> list[CheckpointWanted | SavepointWanted]:
+    def unanswered_requests(self) -> list[CheckpointWanted | SavepointWanted | RescaleWanted]:
         """Those that no checkpoint has answered; the next attempt gets them.
 
-        A savepoint that had begun is given up, and whoever asked for it knows.
+        A savepoint that had begun is given up, and whoever asked for it knows; as is a rescale for
+        which the attempt has not come to rest.
         """
+        if not isinstance(self._outcome, AttemptRested):
+            why = f" ({self._outcome.reason})" if isinstance(self._outcome, AttemptBroke) else ""
+            self._give_up_rescale(f"attempt {self._attempt} of the job ended before{why}")
         self._savepoints.on_broken(f"attempt {self._attempt} of the job has ended")
         return [*(request for _, request in self._requests), *self._unbegun]
 
@@ -216,6 +255,7 @@ class RunningAttempt:
         if now >= self._still_there_at:
             self._slots.broadcast(StillThere())
             self._still_there_at = now + _STILL_THERE_SECONDS
+        self._take_up_waiting()
 
     def handle(self, mail: Mail) -> None:
         """Something happened."""
@@ -225,6 +265,7 @@ class RunningAttempt:
             self._look_for_better_reason(mail)
         else:
             self._handle_running(mail)
+            self._take_up_waiting()
 
     def _handle_running(self, mail: Mail) -> None:
         match mail:
@@ -234,7 +275,7 @@ class RunningAttempt:
                 self._on_report(slot, report)
             case SlotLost(slot, reason):
                 self._lost.add(slot)
-                self._break(self._loss(slot, reason), "bystander")
+                self._break(self._loss(slot, reason), "bystander", _crash(slot))
             case SlotsEnded(attempt, reason) if attempt == self._attempt:
                 self._slots_ended = True
                 self._break(reason or "the slots returned before the job was over", "other")
@@ -251,17 +292,21 @@ class RunningAttempt:
                 on_numbered(self._checkpoints.next_id)
                 self._keep_request(mail)
                 self._carry_out(self._checkpoints.request(self._now()))
+            case SavepointWanted() if self._rescale is not None:
+                self._unbegun.append(mail)
+            case RescaleWanted():
+                self._on_rescale_wanted(mail)
             case SavepointWanted():
                 if self._savepoints.begin(mail):
                     self._carry_out(self._checkpoints.request_savepoint(mail.then, self._now()))
-            case StopWanted():
-                self._outcome = AttemptStopped()
+            case StopWanted(cancels):
+                self._outcome = AttemptStopped(cancels)
 
-    def _break(self, reason: str, cause: FailureCause) -> None:
+    def _break(self, reason: str, cause: FailureCause, at: FailedAt | None = None) -> None:
         """Note the failure; a reason that explains little is given a moment to be bettered."""
         if self._outcome is not None or self._broken is not None:
             return
-        self._broken = AttemptBroke(reason, cause)
+        self._broken = AttemptBroke(reason, cause, at)
         patience = _BETTER_REASON_SECONDS if cause == "bystander" else 0.0
         self._broken_for_good_at = self._now() + patience
         if not patience:
@@ -269,19 +314,19 @@ class RunningAttempt:
 
     def _look_for_better_reason(self, mail: Mail) -> None:
         match mail:
-            case SlotReported(slot, Failed(said, why)):
+            case SlotReported(slot, Failed(said, why, task, subtask)):
                 self._complained.add(slot)
                 if why != "bystander":
-                    self._outcome = AttemptBroke(said, why)
+                    self._outcome = AttemptBroke(said, why, FailedAt(slot, task, subtask))
             case SlotLost(slot, said) if slot not in self._complained:
                 self._lost.add(slot)
-                self._broken = AttemptBroke(self._loss(slot, said), "bystander")
+                self._broken = AttemptBroke(self._loss(slot, said), "bystander", _crash(slot))
             case SlotsEnded(attempt, said) if attempt == self._attempt:
                 self._slots_ended = True
                 if said and not self.have_all_joined:
                     self._outcome = AttemptBroke(said, "other")  # of one that never came to speak
-            case StopWanted():
-                self._outcome = AttemptStopped()
+            case StopWanted(cancels):
+                self._outcome = AttemptStopped(cancels)
             case _:
                 self._handle_late(mail)
         if self.have_all_joined and len(self._complained | self._lost) == self._plan.slots:
@@ -294,12 +339,12 @@ class RunningAttempt:
                 self._slots_ended = True
             case EpochCommitted(epoch):
                 self._note_epoch(epoch)
-            case StopWanted():
-                if isinstance(self._outcome, AttemptBroke):
-                    self._outcome = AttemptStopped()
+            case StopWanted(cancels):
+                if isinstance(self._outcome, AttemptBroke | AttemptRested):
+                    self._outcome = AttemptStopped(cancels)
             case CheckpointWanted():
                 self._keep_request(mail)
-            case SavepointWanted():
+            case SavepointWanted() | RescaleWanted():
                 self._unbegun.append(mail)
             case SlotReported(slot, Progress() as progress):
                 self._history.report_progress(slot, progress)
@@ -345,14 +390,18 @@ class RunningAttempt:
                 self._on_running(slot)
             case Progress():
                 self._history.report_progress(slot, report)
-            case Failed(reason, cause):
+            case Failed(reason, cause, task_name, subtask):
                 self._complained.add(slot)
-                self._break(reason, cause)
+                self._break(reason, cause, FailedAt(slot, task_name, subtask))
             case Acknowledged(task, subtask, checkpoint_id):
                 if checkpoint_id not in self._savepoints:
                     self._ledger.note_acknowledged(checkpoint_id, report.files())
                 ref = SubtaskRef(task, subtask)
-                _, instructions = checkpoints.on_acknowledged(checkpoint_id, ref, report)
+                answer, instructions = checkpoints.on_acknowledged(checkpoint_id, ref, report)
+                if answer is Answer.COUNTED:
+                    self._recorder.on_acknowledged(
+                        checkpoint_id, self._plan.tasks[task], report.timings, self._moment()
+                    )
                 self._carry_out(instructions)
             case Declined(checkpoint_id, reason):
                 self._carry_out(checkpoints.on_declined(checkpoint_id, reason, self._now()))
@@ -371,6 +420,7 @@ class RunningAttempt:
             return
         pids = tuple(self._joined[SlotIndex(i)].pid for i in range(self._plan.slots))
         self._history.tell(SlotsRunning(self._attempt, pids))
+        self._on_running_all()
         self._enumerators.on_running()
         self._carry_out(self._checkpoints.on_running(self._now()))
 
@@ -379,8 +429,8 @@ class RunningAttempt:
     def _carry_out(self, instructions: Sequence[Instruction[SubtaskRef, Acknowledged]]) -> None:
         for instruction in instructions:
             match instruction:
-                case Trigger(checkpoint_id):
-                    self._trigger(checkpoint_id)
+                case Trigger(checkpoint_id, holds_sources):
+                    self._trigger(checkpoint_id, holds_sources)
                 case StoreCheckpoint(checkpoint_id, triggered_at, acknowledged):
                     self._store(checkpoint_id, triggered_at, acknowledged)
                 case AnnounceComplete(checkpoint_id):
@@ -403,29 +453,67 @@ class RunningAttempt:
                 case Finish():
                     self._savepoints.on_ended()
                     self._outcome = AttemptFinished()
+                case Stop() if self._rescale is not None:
+                    self._outcome = AttemptRested(self._rescale, self._held_at)
                 case Stop():
                     self._savepoints.on_ended()
                     self._outcome = AttemptStopped()
 
-    def _trigger(self, checkpoint_id: CheckpointId) -> None:
-        triggered_at_ms = self._note_triggered(checkpoint_id)
+    def _trigger(self, checkpoint_id: CheckpointId, holds_sources: bool) -> None:
+        triggered_at_ms = self._note_triggered(checkpoint_id, "CHECKPOINT")
+        timeout_ms = self._config.alignment_timeout_ms
+        if holds_sources:
+            # Without a timeout: nothing comes behind the barriers, so they are not waited for long,
+            # and what they would overtake would have to be sorted out among other channels.
+            timeout_ms, self._resting_with, self._held_at = None, checkpoint_id, self._now()
         self._slots.broadcast(
-            TriggerCheckpoint(checkpoint_id, triggered_at_ms, self._config.alignment_timeout_ms)
+            TriggerCheckpoint(
+                checkpoint_id, triggered_at_ms, timeout_ms, holds_sources=holds_sources
+            )
         )
+
+    def _on_rescale_wanted(self, wanted: RescaleWanted) -> None:
+        if wanted is self._rescale:
+            return  # the message came twice
+        if not self._checkpoints.can_rest:
+            wanted.on_outcome(RescaleFailed("the job is not rescaled: it is about to end"))
+            return
+        self._rescale = wanted
+        self._carry_out(self._checkpoints.request_rest(self._now()))
+
+    def _give_up_rescale(self, reason: str) -> None:
+        """The job goes on as it was, if it does."""
+        wanted, self._rescale, self._resting_with = self._rescale, None, None
+        if wanted is not None:
+            what = f"the job is not rescaled to parallelism {wanted.parallelism}"
+            wanted.on_outcome(RescaleFailed(f"{what}: {reason}"))
+
+    def _take_up_waiting(self) -> None:
+        """Savepoints that waited for a rescale of which nothing came."""
+        is_running = self._outcome is None and self._broken is None
+        if self._unbegun and self._rescale is None and is_running:
+            waiting, self._unbegun = self._unbegun, []
+            for mail in waiting:
+                self._handle_running(mail)
 
     def _trigger_savepoint(self, checkpoint_id: CheckpointId, holds_sources: bool) -> None:
         address = self._savepoints.on_triggered(checkpoint_id)
-        triggered_at_ms = self._note_triggered(checkpoint_id)
+        triggered_as: TriggeredType = "SYNC_SAVEPOINT" if self._savepoints.is_last else "SAVEPOINT"
+        triggered_at_ms = self._note_triggered(checkpoint_id, triggered_as)
         # Without a timeout: what is under way would have to fit the channels of another job.
         self._slots.broadcast(
             TriggerCheckpoint(checkpoint_id, triggered_at_ms, None, address, holds_sources)
         )
 
-    def _note_triggered(self, checkpoint_id: CheckpointId) -> int:
+    def _note_triggered(self, checkpoint_id: CheckpointId, triggered_as: TriggeredType) -> int:
         self._ledger.note_used(checkpoint_id)
         self._enumerators.on_triggered(checkpoint_id)
-        triggered_at_ms = self._triggered_at_ms[checkpoint_id] = self._clock.wall_ms()
-        return triggered_at_ms
+        now = self._moment()
+        self._triggered_at_ms[checkpoint_id] = now.wall_ms
+        self._recorder.on_triggered(
+            Triggered(checkpoint_id, self._attempt, triggered_as, self._shapes, now)
+        )
+        return now.wall_ms
 
     def _store_savepoint(
         self, checkpoint_id: CheckpointId, acknowledged: Mapping[SubtaskRef, Acknowledged]
@@ -439,6 +527,7 @@ class RunningAttempt:
             )
             return
         place, size_bytes = self._savepoints.address, manifest.state_bytes()
+        self._recorder.on_completed(checkpoint_id, place, 0, self._moment())
         self._history.tell(SavepointCompleted(checkpoint_id, place, size_bytes))
         del self._triggered_at_ms[checkpoint_id]
         self._enumerators.forget(checkpoint_id)
@@ -462,6 +551,12 @@ class RunningAttempt:
                 self._checkpoints.on_store_failed(checkpoint_id, str(error), self._now())
             )
             return
+        self._recorder.on_completed(
+            checkpoint_id,
+            self._path_of(completed),
+            completed.manifest_length_bytes,
+            self._moment(),
+        )
         records = self._history.records_of_attempt()
         self._history.tell(
             CheckpointCompleted(
@@ -485,8 +580,13 @@ class RunningAttempt:
             self._checkpoint_of_epoch[manifest.epoch] = checkpoint_id
             self._commits.submit(manifest)
         self._completed_before = checkpoint_id
+        settle_claim(self._ledger, self._open_store)
         self._sweep_once(manifest)
         self._carry_out(self._checkpoints.on_stored(checkpoint_id, commits_here, self._now()))
+
+    def _path_of(self, completed: CompletedCheckpoint) -> str:
+        directory = checkpoint_directory(completed.checkpoint_id, completed.attempt)
+        return f"{self._ledger.store_address}/{directory}"
 
     def _manifest(
         self, checkpoint_id: CheckpointId, acknowledged: Mapping[SubtaskRef, Acknowledged]
@@ -523,6 +623,7 @@ class RunningAttempt:
         return replace(part, commits=tuple(unseen))
 
     def _abort(self, checkpoint_id: CheckpointId, reason: str) -> None:
+        self._recorder.on_aborted(checkpoint_id, reason, self._moment())
         self._history.tell(CheckpointFailed(checkpoint_id, reason))
         self._slots.broadcast(AbortCheckpoint(checkpoint_id))
         self._enumerators.forget(checkpoint_id)
@@ -532,6 +633,10 @@ class RunningAttempt:
             self._ledger.discard(checkpoint_id)
         del self._triggered_at_ms[checkpoint_id]
         self._requests = [each for each in self._requests if each[0] != checkpoint_id]
+        if checkpoint_id == self._resting_with:
+            self._give_up_rescale(
+                f"checkpoint {checkpoint_id}, from which it would have gone on, failed: {reason}"
+            )
 
     def _sweep_once(self, manifest: Manifest) -> None:
         """A slot of the attempt before may have written on for seconds after its end."""
@@ -550,6 +655,10 @@ class RunningAttempt:
 
     def _now(self) -> float:
         return self._clock.monotonic_seconds()
+
+
+def _crash(slot: SlotIndex) -> FailedAt:
+    return FailedAt(slot, is_crash=True)
 
 
 def _checkpoints(parts: JobParts) -> Checkpoints[SubtaskRef, Acknowledged]:

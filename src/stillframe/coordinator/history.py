@@ -18,6 +18,35 @@ log = logging.getLogger("stillframe")
 
 
 @dataclass(frozen=True, slots=True)
+class DriverAwaited:
+    """Another driver has run the job and may still be there."""
+
+    host: str
+    pid: int
+    seconds: float
+    """After which it counts as gone, unless it is heard of."""
+
+    def __str__(self) -> str:
+        return (
+            f"waiting up to {self.seconds:.3g} s for the driver on {self.host} (pid {self.pid}),"
+            " which may still run this job"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GuaranteeGiven:
+    """What the job promises of every record, told when it starts."""
+
+    word: str
+    reasons: tuple[str, ...]
+    """Why it is not exactly-once."""
+
+    def __str__(self) -> str:
+        because = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"the guarantee is {self.word}{because}"
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptStarted:
     attempt: Attempt
     restored_from: CheckpointId | None
@@ -100,6 +129,24 @@ class SavepointCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescaled:
+    """The job runs on with another parallelism, exactly where it was."""
+
+    before: int
+    after: int
+    downtime_seconds: float
+    """From when its sources were held until all its new slots ran."""
+
+    def __str__(self) -> str:
+        if self.before == self.after:
+            return f"the parallelism is {self.after} already"
+        return (
+            f"rescaled from parallelism {self.before} to {self.after},"
+            f" down for {self.downtime_seconds:.3g} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointDamaged:
     checkpoint_id: CheckpointId
     reason: str
@@ -134,12 +181,15 @@ class JobEnded:
 
 
 Event = (
-    AttemptStarted
+    GuaranteeGiven
+    | DriverAwaited
+    | AttemptStarted
     | SlotsRunning
     | CheckpointCompleted
     | CheckpointCommitted
     | CheckpointFailed
     | SavepointCompleted
+    | Rescaled
     | CheckpointDamaged
     | AttemptFailed
     | JobEnded
@@ -162,10 +212,13 @@ class Summary:
     records_out: int
     records_late: int = 0
     """Came too late and were dropped, replayed ones included."""
+    guarantee: str | None = None
+    """Of the whole job, in a word; None: it has not been told yet."""
 
     def to_json(self) -> JsonObject:
         return {
             "outcome": self.outcome,
+            "guarantee": self.guarantee,
             "attempts": self.attempts,
             "restarts": self.restarts,
             "checkpoints_completed": self.checkpoints_completed,
@@ -186,6 +239,9 @@ class History:
         self._events: deque[Event] = deque(maxlen=_KEPT_MAX)
         self._completed: deque[CheckpointCompleted] = deque(maxlen=_KEPT_MAX)
         self._attempts = 0
+        self._rests = 0
+        self._has_rested = False
+        self._guarantee: str | None = None
         self._checkpoints_completed = 0
         self._checkpoints_failed = 0
         self._outcome = "running"
@@ -199,7 +255,10 @@ class History:
 
     def tell(self, event: Event) -> None:
         # A job may go on for long without a new checkpoint: whoever looks at the log should know.
-        level = logging.WARNING if isinstance(event, CheckpointFailed) else logging.INFO
+        is_warning = isinstance(event, CheckpointFailed) or (
+            isinstance(event, GuaranteeGiven) and event.word in ("at-most-once", "none")
+        )
+        level = logging.WARNING if is_warning else logging.INFO
         log.log(level, "%s", event)
         with self._lock:
             self._note(event)
@@ -213,6 +272,11 @@ class History:
     def report_progress(self, slot: SlotIndex, progress: Progress) -> None:
         with self._lock:
             self._this_attempt[slot] = progress
+
+    def note_rest(self) -> None:
+        """An attempt has come to rest: the next one is no restart."""
+        with self._lock:
+            self._has_rested = True
 
     def events(self) -> list[Event]:
         with self._lock:
@@ -233,13 +297,14 @@ class History:
             return Summary(
                 outcome=self._outcome,
                 attempts=self._attempts,
-                restarts=max(0, self._attempts - 1),
+                restarts=max(0, self._attempts - 1 - self._rests),
                 checkpoints_completed=self._checkpoints_completed,
                 checkpoints_failed=self._checkpoints_failed,
                 last_checkpoint=self._completed[-1].checkpoint_id if self._completed else None,
                 records_in=records.records_in,
                 records_out=records.records_out,
                 records_late=records.records_late,
+                guarantee=self._guarantee,
             )
 
     def _records_of_all(self) -> Progress:
@@ -251,6 +316,8 @@ class History:
         match event:
             case AttemptStarted():
                 self._attempts += 1
+                self._rests += self._has_rested
+                self._has_rested = False
                 self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
             case CheckpointCompleted():
@@ -258,6 +325,8 @@ class History:
                 self._completed.append(event)
             case CheckpointFailed():
                 self._checkpoints_failed += 1
+            case GuaranteeGiven(word):
+                self._guarantee = word
             case JobEnded(outcome):
                 self._outcome = outcome
 

@@ -8,40 +8,58 @@ import random
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
-from stillframe.coordinator.attempt import JobParts
-from stillframe.coordinator.history import AttemptFailed, History, JobEnded
+from stillframe.coordinator.attempt import JobParts, UnfitStates, no_unfit_states
+from stillframe.coordinator.history import (
+    AttemptFailed,
+    DriverAwaited,
+    GuaranteeGiven,
+    History,
+    JobEnded,
+)
+from stillframe.coordinator.kept_history import HistoryThread
+from stillframe.coordinator.lease import DriverLease
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
+    AttemptRested,
     AttemptStopped,
     CheckpointWanted,
     Mail,
     Outcome,
     StopWanted,
 )
+from stillframe.coordinator.recorder import Recorder
+from stillframe.coordinator.rescaling import Replan, RescaleOutcome, RescaleWanted, Scale
 from stillframe.coordinator.running import DriverAddress, Stage, run_attempt
 from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointWanted
 from stillframe.coordinator.sinks import DriverSinks
-from stillframe.coordinator.starting import Starter
+from stillframe.coordinator.starting import Start, Starter
 from stillframe.errors import (
+    Fenced,
     JobFailed,
     SnapshotDamaged,
+    StartRefused,
     StillframeError,
     StorageError,
     Unsettled,
 )
+from stillframe.graph.guarantees import guarantee_of, refuse_weaker
 from stillframe.graph.launch import Deployment
 from stillframe.graph.plan import Plan
-from stillframe.ids import CheckpointId
+from stillframe.ids import Attempt, CheckpointId
 from stillframe.protocol.checkpoints import Then
+from stillframe.protocol.failures import EndOutcome, Failure
 from stillframe.protocol.joblog import CompletedCheckpoint
+from stillframe.protocol.kept import KeptHistory
+from stillframe.protocol.lease import Alive, TakeOver
 from stillframe.protocol.messages import FailureCause
-from stillframe.protocol.restarts import GiveUp, restart_strategy
+from stillframe.protocol.restarts import GiveUp, SameCrash, restart_strategy
 from stillframe.storage.paths import job_directory
 from stillframe.storage.store import open_store
 
@@ -56,20 +74,36 @@ class Job(threading.Thread):
         deployment: Deployment,
         driver: DriverAddress,
         clock: Clock,
+        replan: Replan | None = None,
+        parallelism: int | None = None,
+        unfit_states: UnfitStates = no_unfit_states,
     ) -> None:
+        """`parallelism`: what the plan was made for, which not all its operators need to have.
+        `replan` makes one for another; without it the job cannot be rescaled while it runs.
+        `unfit_states` tells before the start which states of a snapshot do not fit."""
         super().__init__(name=f"stillframe-job-{plan.job}", daemon=True)
+        self.guarantee = guarantee_of((each.operator for _, each in plan.operators()), config)
+        refuse_weaker(self.guarantee, config)
         self.plan = plan
         self.config = config
         self.history = History()
         self.failure: JobFailed | None = None
+        self._cancels_between = False
+        """Whether a person who ended the job between two attempts has cancelled it."""
         self._clock = clock
         self._mailbox: queue.Queue[Mail] = queue.Queue()
         self._restarts = restart_strategy(config, jitter=random.random)
+        self._same_crash = SameCrash(config.restart_same_crash_max)
+        self._scale = Scale(parallelism or plan.slots, replan, config, clock, self.history)
         store = None
         if config.checkpoint_location is not None:
             location = open_store(config.checkpoint_location, config.storage_settings)
             store = location.below(job_directory(plan.job))
+        self._lease: DriverLease | None = None
+        if store is not None and config.lease_timeout_seconds > 0:
+            self._lease = DriverLease(store, config.lease_timeout_seconds)
         self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
+        self._recorder = Recorder(HistoryThread(store) if store is not None else None)
         self._sinks = DriverSinks(plan)
         self._parts = JobParts(
             plan,
@@ -79,13 +113,29 @@ class Job(threading.Thread):
             self._sinks,
             self._ledger,
             partial(open_store, settings=config.storage_settings),
+            self._scale.on_running,
+            unfit_states=unfit_states,
+            recorder=self._recorder,
         )
         self._stage = Stage(deployment, driver, secrets.token_bytes(32), self._mailbox)
         self._starter = Starter(self._parts)
 
+    def kept_history(self) -> KeptHistory:
+        """What became of checkpoints and attempts, in earlier drivers too."""
+        kept = self._recorder.history(self._parts.now())
+        record = self._ledger.record
+        if record is None:
+            return kept
+        retained = frozenset(each.checkpoint_id for each in record.checkpoints)
+        return replace(kept, retained=retained)
+
     def request_stop(self) -> None:
         """End the job in good order; it can be started again from its last checkpoint."""
         self._mailbox.put(StopWanted())
+
+    def request_cancel(self) -> None:
+        """End the job for good; its checkpoints are deleted, unless retainOnCancel says no."""
+        self._mailbox.put(StopWanted(cancels=True))
 
     def request_checkpoint(self, on_numbered: Callable[[CheckpointId], None]) -> None:
         """Take a checkpoint as soon as none is under way; tells the number it will have."""
@@ -97,20 +147,43 @@ class Job(threading.Thread):
         """Take a savepoint as soon as possible; tells, on the job's thread, what became of it."""
         self._mailbox.put(SavepointWanted(address, then, on_outcome))
 
+    @property
+    def parallelism(self) -> int:
+        """Of all operators that have none of their own."""
+        return self._scale.parallelism
+
+    def request_rescale(
+        self, parallelism: int, on_outcome: Callable[[RescaleOutcome], None]
+    ) -> None:
+        """Go on with another parallelism; raises if that cannot be, and nothing has changed then.
+
+        Otherwise tells what became of it, mostly on the job's thread.
+        """
+        wanted = self._scale.ask(parallelism, on_outcome)
+        if wanted is not None:
+            self._mailbox.put(wanted)
+
     def run(self) -> None:
-        outcome = "failed"
+        outcome: EndOutcome = "failed"
+        self._recorder.start()
         try:
+            self.history.tell(GuaranteeGiven(self.guarantee.word, self.guarantee.reasons))
             outcome = self._run_attempts()
         except StillframeError as error:
+            self._note_end(error)
             self.failure = JobFailed(f"job {self.plan.job!r} failed: {error}")
             self.failure.__cause__ = error
         except Exception as error:
+            self._note_end(error)
             self.failure = JobFailed(
                 f"job {self.plan.job!r} failed: {type(error).__name__}: {error}"
             )
             self.failure.__cause__ = error
         finally:
             self._sinks.close()
+            self._recorder.close(outcome, self._parts.now())
+            if self._lease is not None:
+                self._lease.release()
             self._turn_away(outcome)
             self.history.tell(JobEnded(outcome))
 
@@ -121,23 +194,80 @@ class Job(threading.Thread):
                 mail = self._mailbox.get_nowait()
                 if isinstance(mail, SavepointWanted):
                     mail.on_outcome(SavepointFailed(f"job {self.plan.job!r} has {outcome}"))
+        self._scale.on_ended(f"job {self.plan.job!r} has {outcome}")
+
+    def _note_end(self, error: Exception) -> None:
+        """Remember why the job failed, unless that is done; written down only if the history is
+        not somebody else's by now."""
+        if isinstance(error, Fenced) and not isinstance(error, Unsettled):
+            self._recorder.abandon()
+        if not isinstance(error, JobFailed):
+            reason = str(error) if isinstance(error, StillframeError) else repr(error)
+            self._note_failure(AttemptBroke(reason, "permanent"), None)
+
+    def _note_failure(self, broke: AttemptBroke, delay_seconds: float | None) -> None:
+        now = self._parts.now()
+        self._recorder.on_attempt_over(f"the attempt failed: {broke.reason}", now)
+        self._recorder.on_failed(
+            Failure(
+                attempt=self._ledger.record.attempt if self._ledger.record else Attempt(0),
+                number=1,
+                at_ms=now.wall_ms,
+                reason=broke.reason,
+                kind=broke.cause,
+                restart_delay_seconds=delay_seconds,
+                task=broke.at.task if broke.at else None,
+                subtask=broke.at.subtask if broke.at else None,
+                slot=broke.at.slot if broke.at else None,
+            )
+        )
 
     # --- attempts ---
 
-    def _run_attempts(self) -> str:
+    def _run_attempts(self) -> EndOutcome:
+        if self._lease is not None and not self._take(self._lease):
+            return "stopped"
         if self._starter.is_finished():
             return "finished"
         while True:
             match self._run_attempt_if_storage_lets():
                 case AttemptFinished():
                     return "finished"
-                case AttemptStopped():
-                    return "stopped"
-                case AttemptBroke(reason, cause):
+                case AttemptStopped(is_cancelled):
+                    return self._end_as_asked(cancels=is_cancelled)
+                case AttemptRested(wanted, held_at_seconds):
+                    self._scale.change(self.plan, held_at_seconds)
+                    self._use(wanted.plan)
+                case AttemptBroke(reason, cause) as broke:
                     self._note_damage(reason, cause)
-                    delay_seconds = self._delay_or_raise(reason, is_permanent=cause == "permanent")
+                    delay_seconds = self._delay_or_raise(broke)
                     if not self._wait_before_restart(delay_seconds):
-                        return "stopped"
+                        return self._end_as_asked(cancels=self._cancels_between)
+
+    def _end_as_asked(self, *, cancels: bool) -> EndOutcome:
+        if not cancels:
+            return "stopped"
+        self._starter.cancel()
+        return "cancelled"
+
+    def _take(self, lease: DriverLease) -> bool:
+        """Wait until no other driver runs this job; False if somebody stops it meanwhile."""
+        awaited: str | None = None
+        while not isinstance(found := lease.look(self._clock.monotonic_seconds()), TakeOver):
+            other = found.lease
+            if isinstance(found, Alive):
+                raise StartRefused(
+                    f"another driver runs it, on {other.host} (pid {other.pid}): stop that one"
+                    " first, or give this job another queryName or checkpointLocation"
+                )
+            if other.driver != awaited:
+                awaited = other.driver
+                told = DriverAwaited(other.host, other.pid, other.timeout_seconds)
+                self.history.tell(told)
+            if not self._wait_before_restart(found.seconds):
+                return False
+        lease.take()
+        return True
 
     def _run_attempt_if_storage_lets(self) -> Outcome:
         """A storage that fails between two attempts is a failure like any other; at the first
@@ -152,24 +282,46 @@ class Job(threading.Thread):
             return AttemptBroke(str(error), "other")
 
     def _run_attempt(self) -> Outcome:
-        start = self._starter.begin()
+        start = self._begin()
         before = self._newest()
         outcome = run_attempt(
             self._parts, self._stage, start.restored, start.state, start.savepoint
         )
         if self._newest() != before:
             self._restarts.on_progress()
+            self._same_crash.on_progress()
+        if not isinstance(outcome, AttemptBroke):
+            self._recorder.on_attempt_over("the attempt was over before it", self._parts.now())
         if isinstance(outcome, AttemptFinished):
             self._starter.finish()  # a storage that is down now costs a restart, not the job
         return outcome
 
+    def _begin(self) -> Start:
+        try:
+            return self._starter.begin()
+        except StartRefused as error:
+            before = self._scale.take_back(str(error))
+            if before is None:
+                raise
+        self._use(before)
+        return self._starter.begin()
+
+    def _use(self, plan: Plan) -> None:
+        """From the next attempt on. The sinks are the same, and so are their committers."""
+        self.plan = plan
+        self._parts = replace(self._parts, plan=plan)
+        self._starter.use(self._parts)
+
     def _newest(self) -> CompletedCheckpoint | None:
         return self._ledger.record.newest if self._ledger.record else None
 
-    def _delay_or_raise(self, reason: str, is_permanent: bool) -> float:
+    def _delay_or_raise(self, broke: AttemptBroke) -> float:
         """How long to wait before the next attempt, if there is to be one."""
-        now_seconds = self._clock.monotonic_seconds()
-        decision = self._restarts.on_failure(reason, is_permanent, now_seconds)
+        reason, now_seconds = broke.reason, self._clock.monotonic_seconds()
+        decision = self._same_crash.on_failure(reason, broke.crashed) or self._restarts.on_failure(
+            reason, broke.cause == "permanent", now_seconds
+        )
+        self._note_failure(broke, None if isinstance(decision, GiveUp) else decision.delay_seconds)
         if isinstance(decision, GiveUp):
             self.history.tell(AttemptFailed(self._ledger.attempt, reason, None))
             raise JobFailed(decision.reason)
@@ -186,8 +338,9 @@ class Job(threading.Thread):
             except queue.Empty:
                 break
             if isinstance(mail, StopWanted):
+                self._cancels_between = mail.cancels
                 return False
-            if isinstance(mail, CheckpointWanted | SavepointWanted):
+            if isinstance(mail, CheckpointWanted | SavepointWanted | RescaleWanted):
                 postponed.append(mail)
         for mail in postponed:
             self._mailbox.put(mail)

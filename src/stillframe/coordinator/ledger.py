@@ -16,10 +16,13 @@ from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import StorageError
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import (
+    Claim,
     CompletedCheckpoint,
     JobRecord,
     attempt_started,
+    cancelled,
     checkpoint_completed,
+    claim_settled,
     ended,
     epoch_committed,
 )
@@ -96,10 +99,16 @@ class Ledger:
             self._log.check_newest()
             self._record = self._log.last  # an entry of unknown outcome may be found kept
 
-    def begin_attempt(self, restored: Manifest | None) -> None:
+    def begin_attempt(
+        self, restored: Manifest | None, *, is_anew: bool = False, claim: Claim | None = None
+    ) -> None:
         """The fence: from this entry on, whatever an older driver or attempt does is void."""
         restored_from = restored.checkpoint_id if restored is not None else None
-        self._append(attempt_started(self._record, restored_from, self._highest_id))
+        self._append(
+            attempt_started(
+                self._record, restored_from, self._highest_id, is_anew=is_anew, claim=claim
+            )
+        )
         self.take_stock()
 
     def take_stock(self) -> None:
@@ -160,6 +169,19 @@ class Ledger:
         """Every record is processed and committed; starting the job again changes nothing."""
         assert self._record is not None
         self._append(ended(self._record, "finished"))
+
+    def cancel(self, *, keeps_checkpoints: bool) -> None:
+        """Say that the job is over; only then delete what it does not keep."""
+        assert self._record is not None
+        self._append(cancelled(self._record, keeps_checkpoints=keeps_checkpoints))
+        self.take_stock()
+        self.sweep(self.attempt)
+        self.settle()
+
+    def note_claim_settled(self) -> None:
+        """What the job had claimed is deleted; the next entry says so."""
+        assert self._record is not None
+        self._record = claim_settled(self._record)
 
     def sweep(self, up_to: Attempt) -> None:
         """Delete what attempts up to this one left behind and no retained checkpoint needs."""

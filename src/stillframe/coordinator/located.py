@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId
-from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
+from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord, Outcome
 from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
 from stillframe.storage.paths import (
     LOG_DIRECTORY,
     SAVEPOINT_METADATA,
+    checkpoint_directory,
     checkpoint_of,
     metadata_path,
 )
@@ -32,10 +34,38 @@ class LocatedSnapshot:
 
     store: Store
     manifest: Manifest
+    job_outcome: Outcome | None = None
+    """Of a checkpoint: what the log of its job says of the job; None where there is no log."""
 
     @property
     def address(self) -> str:
         return self.store.address
+
+    @property
+    def metadata_path(self) -> str:
+        """In the store."""
+        if self.manifest.kind == "savepoint":
+            return SAVEPOINT_METADATA
+        return metadata_path(self.manifest.checkpoint_id, self.manifest.attempt)
+
+    @property
+    def place(self) -> str:
+        """The directory that is the savepoint's, or the checkpoint's, own."""
+        if self.manifest.kind == "savepoint":
+            return self.address
+        own = checkpoint_directory(self.manifest.checkpoint_id, self.manifest.attempt)
+        return f"{self.address}/{own}"
+
+    def missing_files(self) -> list[str]:
+        """Files that it needs and that are not there: those of one that is half deleted."""
+        wanted = [file.path for file in self.manifest.files()]
+        directories = {path.rpartition("/")[0] for path in wanted}
+        there = {
+            f"{directory}/{name}" if directory else name
+            for directory in directories
+            for name in self.store.list(directory)
+        }
+        return sorted(set(wanted) - there)
 
 
 def locate(
@@ -58,20 +88,28 @@ def locate(
     jobs = [child for child in children if LOG_DIRECTORY in _children(place, child)]
     hint = f"; there are the jobs {', '.join(jobs)} below it" if jobs else ""
     raise StorageError(
-        f"{place.address} holds neither a job log nor a savepoint: give a job's directory, a"
-        f" checkpoint (chk-7-1) or a savepoint{hint}"
+        f"{place.address} holds neither a job log nor a savepoint, since there is no"
+        f" {SAVEPOINT_METADATA} in it: give a job's directory, a checkpoint (chk-7-1) or a"
+        f" savepoint{hint}"
     )
 
 
-def locate_savepoint(address: str, settings: Mapping[str, str] | None = None) -> LocatedSnapshot:
-    """The savepoint in this directory."""
-    place = _existing(address, settings)
-    if SAVEPOINT_METADATA not in place.list(""):
-        raise StorageError(
-            f"{place.address} is no savepoint, since there is no {SAVEPOINT_METADATA} in it: give"
-            " the directory of one; stillframe.Savepoint.of(spark, path) makes one of a checkpoint"
-        )
-    return LocatedSnapshot(place, _savepoint(place))
+def own_checkpoint(address: str, own: str) -> CheckpointId | Literal["newest"] | None:
+    """What an address means for the job whose directory `own` is; None: it is from elsewhere."""
+    address, own = _resolved(address), _resolved(own)
+    above, _, name = address.rpartition("/")
+    which = checkpoint_of(name)
+    if address == own:
+        return "newest"
+    return which[0] if which is not None and above == own else None
+
+
+def _resolved(address: str) -> str:
+    """One name for one place, however it is written."""
+    if is_local_address(address):
+        return str(Path(open_store(address).address).resolve())
+    scheme, colon, rest = address.partition(":")
+    return f"{'s3' if scheme.lower() == 's3a' else scheme.lower()}{colon}{rest.rstrip('/')}"
 
 
 def write_savepoint(store: Store, manifest: Manifest) -> None:
@@ -108,6 +146,7 @@ def _record(job: Store) -> JobRecord | None:
 
 def _of_job(job: Store, wanted: int | None) -> LocatedSnapshot:
     record = _record(job)
+    outcome = record.outcome if record is not None else None
     retained = record.checkpoints if record is not None else ()
     chosen = [kept for kept in retained if wanted in (None, kept.checkpoint_id)]
     if not chosen:
@@ -117,7 +156,7 @@ def _of_job(job: Store, wanted: int | None) -> LocatedSnapshot:
             f"the job in {job.address} has {which} that is complete and retained; there are:"
             f" {there}"
         )
-    return _completed(job, chosen[-1])
+    return _completed(job, chosen[-1], outcome)
 
 
 def _one_checkpoint(job: Store, checkpoint_id: CheckpointId, attempt: Attempt) -> LocatedSnapshot:
@@ -132,8 +171,10 @@ def _one_checkpoint(job: Store, checkpoint_id: CheckpointId, attempt: Attempt) -
             f"the log of the job in {job.address} does not say that"
             f" chk-{checkpoint_id}-{attempt} is complete and retained; there are: {there or 'none'}"
         )
-    return _completed(job, completed)
+    return _completed(job, completed, record.outcome)
 
 
-def _completed(job: Store, completed: CompletedCheckpoint) -> LocatedSnapshot:
-    return LocatedSnapshot(job, Snapshots(job).read_manifest(completed))
+def _completed(
+    job: Store, completed: CompletedCheckpoint, outcome: Outcome | None
+) -> LocatedSnapshot:
+    return LocatedSnapshot(job, Snapshots(job).read_manifest(completed), outcome)

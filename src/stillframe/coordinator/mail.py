@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stillframe.coordinator.control import ControlEvent
 from stillframe.coordinator.enumerators import DiscoveryEvent
+from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitEvent
-from stillframe.ids import Attempt, CheckpointId
+from stillframe.ids import Attempt, CheckpointId, SlotIndex, SubtaskIndex
 from stillframe.protocol.messages import FailureCause
 
 
@@ -32,6 +33,9 @@ class CheckpointWanted:
 class StopWanted:
     """A person asks the job to stop; it can be started again from its last checkpoint."""
 
+    cancels: bool = False
+    """Whether the job is not meant to go on: option retainOnCancel says what becomes of it."""
+
 
 Mail = (
     ControlEvent
@@ -40,6 +44,7 @@ Mail = (
     | SlotsEnded
     | CheckpointWanted
     | SavepointWanted
+    | RescaleWanted
     | StopWanted
 )
 
@@ -53,6 +58,27 @@ class AttemptFinished:
 class AttemptStopped:
     """Somebody asked for it."""
 
+    is_cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRested:
+    """All that was read is committed; an attempt with another parallelism goes on from there."""
+
+    rescale: RescaleWanted
+    held_at_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAt:
+    """The slot in which an attempt failed, and the subtask that was at work there, if one was."""
+
+    slot: SlotIndex
+    task: str | None = None
+    subtask: SubtaskIndex | None = None
+    is_crash: bool = False
+    """Whether its process was gone before it could say why."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptBroke:
@@ -60,6 +86,13 @@ class AttemptBroke:
 
     reason: str
     cause: FailureCause
+    at: FailedAt | None = field(default=None, compare=False)
+    """Where, if that is known; not compared, because the reason says it too."""
+
+    @property
+    def crashed(self) -> SlotIndex | None:
+        """The slot whose process died without saying why, if that was it."""
+        return self.at.slot if self.at is not None and self.at.is_crash else None
 
 
-Outcome = AttemptFinished | AttemptStopped | AttemptBroke
+Outcome = AttemptFinished | AttemptStopped | AttemptRested | AttemptBroke

@@ -7,22 +7,30 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stillframe.config import JobConfig
 from stillframe.coordinator.history import (
     AttemptFailed,
+    AttemptStarted,
     CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     Event,
     JobEnded,
     Listener,
+    Rescaled,
     SlotsRunning,
     Summary,
 )
 from stillframe.coordinator.job import Job
+from stillframe.coordinator.rescaling import RescaleFailed, RescaleOutcome
 from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointTaken
 from stillframe.errors import JobFailed, StillframeError
+from stillframe.graph.guarantees import Guarantee
+from stillframe.graph.plan import Plan
 from stillframe.ids import NO_CHECKPOINT, CheckpointId
 from stillframe.protocol.checkpoints import Then
+from stillframe.protocol.failures import Failure
+from stillframe.protocol.statistics import CheckpointingStatistics
 
 _STOP_SECONDS_MAX = 120.0
 _COMMIT_SECONDS_MAX = 600.0
@@ -71,6 +79,7 @@ class Query:
             "message": message if summary.outcome == "running" else summary.outcome,
             "isDataAvailable": self.isActive,
             "isTriggerActive": self.isActive,
+            "guarantee": self.guarantee().word,
         }
 
     @property
@@ -135,16 +144,69 @@ class Query:
                 " Spark job it runs in"
             )
 
+    def cancel(self, timeout: float = _STOP_SECONDS_MAX) -> None:
+        """End the job now, for good: it is not meant to go on.
+
+        Its checkpoints are deleted, and it can only be started anew (option `fresh`) or from a
+        savepoint (`restoreFrom`); with option `retainOnCancel` they are kept, and started again it
+        goes on from the newest. Savepoints and what sinks have committed stay in any case. Raises
+        if the job has ended otherwise, or did not end within `timeout` seconds.
+        """
+        self._job.request_cancel()
+        if not self._wait_for_end(timeout):
+            raise StillframeError(
+                f"job {self.name!r} did not end within {timeout:g} s: look at the Spark job it runs"
+                " in"
+            )
+        if self._job.failure is not None:
+            raise self._job.failure
+        if self.summary.outcome != "cancelled":
+            raise StillframeError(
+                f"job {self.name!r} has {self.summary.outcome} before it could be cancelled, and"
+                " what it has kept is still there: start it with option fresh=true to begin anew"
+            )
+
     def explain(self, extended: bool = False) -> None:
-        """Print the physical plan."""
+        """Print the physical plan, and which guarantee it gives."""
+        guarantee = self.guarantee()
         print(self._job.plan.explain())
+        print("\n    ".join([f"guarantee: {guarantee.word}", *guarantee.reasons]))
 
     # --- ours ---
+
+    def guarantee(self) -> Guarantee:
+        """What holds for every record of the job whatever fails, and why it is not more.
+
+        By its sources, its sinks and its checkpoints; it does not change while the job runs.
+        """
+        return self._job.guarantee
+
+    @property
+    def plan(self) -> Plan:
+        """The tasks of the job, and the channels between them."""
+        return self._job.plan
+
+    @property
+    def config(self) -> JobConfig:
+        """The settings it was started with."""
+        return self._job.config
 
     @property
     def checkpoints(self) -> list[CheckpointCompleted]:
         """The last completed checkpoints, oldest first, with all their timings."""
         return self._job.history.completed()
+
+    @property
+    def checkpoint_statistics(self) -> CheckpointingStatistics:
+        """What became of the last hundred checkpoints and savepoints, those that failed included,
+        and figures over them; also of those that earlier drivers of the job have taken."""
+        return self._job.kept_history().statistics()
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The last hundred, oldest first, with their causes and what the job recovered from; also
+        those of earlier drivers of the job."""
+        return self._job.kept_history().failures
 
     @property
     def events(self) -> list[Event]:
@@ -198,6 +260,38 @@ class Query:
         """
         return self._take_savepoint(directory, "go on", timeout)
 
+    @property
+    def parallelism(self) -> int:
+        """In how many slots the job runs, apart from operators with a parallelism of their own."""
+        return self._job.parallelism
+
+    def rescale(self, parallelism: int, timeout: float = 600.0) -> Rescaled:
+        """Go on with another parallelism, in the same driver and from where the job is.
+
+        The sources are held while the job takes its last checkpoint and its sinks commit it; then
+        its slots end and the others start from that checkpoint. Nothing is lost or doubled by it.
+        Answers how long that took. Raises, and the job runs on as it was, if it cannot be or that
+        checkpoint fails. Raises too after `timeout` seconds, but the job may be rescaled still.
+        """
+        outcomes: list[RescaleOutcome] = []
+
+        def note(outcome: RescaleOutcome) -> None:
+            with self._changed:
+                outcomes.append(outcome)
+                self._changed.notify_all()
+
+        if not self.isActive:
+            raise StillframeError(f"job {self.name!r} does not run: start it with the parallelism")
+        self._job.request_rescale(parallelism, note)
+        self._await(lambda: bool(outcomes), timeout)
+        match outcomes:
+            case [Rescaled() as rescaled]:
+                return rescaled
+            case [RescaleFailed(reason)]:
+                raise StillframeError(reason)
+            case _:
+                raise StillframeError(f"job {self.name!r} ended before it was rescaled")
+
     def _take_savepoint(self, directory: str, then: Then, timeout: float) -> str:
         outcomes: list[SavepointOutcome] = []
 
@@ -244,7 +338,7 @@ class Query:
             match event:
                 case SlotsRunning(pids=pids):
                     self._pids = pids
-                case AttemptFailed():
+                case AttemptFailed() | AttemptStarted():
                     self._pids = ()
                 case CheckpointCompleted(checkpoint_id):
                     self._completed = checkpoint_id

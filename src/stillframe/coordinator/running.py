@@ -10,6 +10,7 @@ from stillframe.coordinator.control import ControlServer
 from stillframe.coordinator.enumerators import DiscoveryThreads
 from stillframe.coordinator.mail import (
     AttemptFinished,
+    AttemptRested,
     AttemptStopped,
     Mail,
     Outcome,
@@ -74,7 +75,8 @@ def run_attempt(
         coordinator=Address(stage.driver.host, server.port),
         secret=stage.secret,
         store_address=parts.ledger.store_address,
-        store_settings=parts.ledger.store_settings,
+        # Savepoints may go to another storage than checkpoints, which are in a directory.
+        store_settings=parts.ledger.store_settings or parts.config.storage_settings,
         savepoint_address=savepoint.address if savepoint is not None else None,
         savepoint_settings=savepoint.settings if savepoint is not None else {},
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
@@ -122,7 +124,7 @@ def _end(
     slots: RunningSlots | None,
 ) -> None:
     """Leave nothing running: slots are told, then cut off, then ended by force."""
-    is_good_end = isinstance(running.outcome, AttemptFinished | AttemptStopped)
+    is_good_end = isinstance(running.outcome, AttemptFinished | AttemptRested | AttemptStopped)
     if is_good_end and running.have_all_joined:
         server.broadcast(EndSlot())
         _await_slots_ended(parts, stage, running, _END_SECONDS_MAX)

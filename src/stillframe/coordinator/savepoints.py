@@ -113,6 +113,11 @@ class Savepoints:
         self._tell(SavepointFailed(f"{what}: {reason}"))
 
     @property
+    def is_last(self) -> bool:
+        """Whether the job is to end with it."""
+        return self._wanted is not None and self._wanted.then != "go on"
+
+    @property
     def address(self) -> str:
         assert self._store is not None
         return self._store.address

@@ -1,30 +1,45 @@
-"""What an attempt starts from: chosen, fenced off from the past, and the past made good."""
+"""What an attempt starts from: chosen, found to fit, fenced off from the past, the past made good.
+
+A job begins with its own newest checkpoint, or with the one a person asks for. If it has none it
+begins with the snapshot from elsewhere that a person has named, or from the beginning. A person may
+also have it begin anew, whatever it has.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stillframe.coordinator.attempt import JobParts, describe_edges, describe_operators
+from stillframe.coordinator.attempt import (
+    JobParts,
+    UnfitStates,
+    describe_edges,
+    describe_operators,
+)
+from stillframe.coordinator.claims import claim_on, settle_claim
 from stillframe.coordinator.enumerators import enumerated_sources
 from stillframe.coordinator.history import AttemptStarted, CheckpointDamaged
-from stillframe.coordinator.located import LocatedSnapshot, locate_savepoint
+from stillframe.coordinator.located import LocatedSnapshot, locate, own_checkpoint
 from stillframe.errors import SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.logical import Read, Write
+from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId, OperatorUid
 from stillframe.json_values import JsonObject
+from stillframe.protocol.failures import AttemptBegun, Restored
+from stillframe.protocol.fit import JobShape, Mismatch, in_words, mismatches
+from stillframe.protocol.joblog import JobRecord
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.restore import (
     Refuse,
     RestoreFrom,
     StartingState,
     choose_restore,
-    starting_channels,
     starting_state,
 )
 from stillframe.protocol.savepoints import as_beginning, operators_gone, without_operators
-from stillframe.storage.savepoint import path_in_savepoint
+from stillframe.storage.paths import checkpoint_directory
+from stillframe.storage.savepoint import StoreWithSavepoint, path_in_savepoint
 from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
@@ -52,43 +67,97 @@ class Starter:
         self._savepoint_damage: str | None = None
         wanted = parts.config.restore_from
         self._wanted = CheckpointId(wanted) if isinstance(wanted, int) else None
-        self._savepoint_address = wanted if isinstance(wanted, str) else None
+        self._elsewhere = wanted if isinstance(wanted, str) else None
+        """A snapshot that is not the job's own, to begin with."""
+        self._fresh = parts.config.fresh
+        self._have_states_fit = False
+        self._is_understood = False
 
-    @property
-    def goes_back(self) -> bool:
-        """Whether a person asked for a certain checkpoint."""
-        return self._wanted is not None
+    def use(self, parts: JobParts) -> None:
+        """Begin attempts of another plan of the same job from now on."""
+        self._parts = parts
+        self._plan = parts.plan
+
+    def _understand(self) -> None:
+        """What a person has named may be the job's own: then it is a checkpoint like any other."""
+        own = self._ledger.store_address
+        if self._is_understood or self._elsewhere is None or own is None:
+            return
+        self._is_understood = True
+        meant = own_checkpoint(self._elsewhere, own)
+        if meant is not None:
+            self._elsewhere = None
+            self._wanted = None if meant == "newest" else meant
 
     def is_finished(self) -> bool:
-        """Whether the log says that the job is over, and nobody asked to go back all the same."""
+        """Whether the log says that the job is over, and nobody asked to go on all the same."""
+        self._understand()
         record = self._ledger.read()
-        if record is None or record.outcome != "finished" or self.goes_back:
+        if record is None or self._fresh or not _is_over(record):
+            return False
+        if record.outcome == "finished" and self._wanted is not None:
             return False
         try:
             self._sweep_after_the_end()
         except StillframeError as error:
             log.warning("what was left behind could not be swept: %s", error)
-        return True
+        return record.outcome == "finished"
 
     def begin(self) -> Start:
         """Choose a checkpoint, fence off older attempts, commit and sweep what they left."""
+        self._understand()
         self._ledger.check_newest()
-        own = self._choose_manifest()
-        savepoint = self._read_savepoint() if own is None else None
-        manifest = savepoint.manifest if savepoint is not None else own
+        own, is_anew = self._choose_manifest()
+        found = self._read_elsewhere() if own is None else None
+        self._tell_if_unused(own)
+        manifest = _as_beginning(found) if found is not None else own
         # Before the fence: a job that does not fit must not end one that runs.
         manifest = self._without_what_is_gone(manifest)
+        self._refuse_misfits(manifest, found)
         state = self._starting_state(manifest)
-        self._ledger.begin_attempt(own)
+        is_claimed = self._parts.config.restore_mode == "claim"
+        claim = claim_on(found) if found is not None and is_claimed else None
+        before = self._ledger.record
+        self._ledger.begin_attempt(own, is_anew=is_anew, claim=claim)
+        self._note_begun(before, own, found)
+        self._fresh = False  # it was asked for now, not for every restart
         if own is not None:
+            settle_claim(self._ledger, self._parts.open_store)
             self._commit_again(own)
         attempt = self._ledger.attempt
         self._ledger.sweep(Attempt(attempt - 1))
         self._sinks.sweep(attempt, own)
         restored_from = own.checkpoint_id if own else None
-        place = savepoint.address if savepoint is not None else None
+        place = found.place if found is not None else None
         self._parts.history.tell(AttemptStarted(attempt, restored_from, _positions(state), place))
-        return Start(manifest, state, savepoint.store if savepoint is not None else None)
+        return Start(manifest, state, found.store if found is not None else None)
+
+    def _tell_if_unused(self, own: Manifest | None) -> None:
+        """Not a mistake: the command with which a job was begun may be given again."""
+        if own is not None and self._elsewhere is not None:
+            log.info(
+                "%s is not begun with: the job has checkpoint %d of its own (fresh=true leaves"
+                " that behind)",
+                self._elsewhere,
+                own.checkpoint_id,
+            )
+
+    def _note_begun(
+        self, before: JobRecord | None, own: Manifest | None, found: LocatedSnapshot | None
+    ) -> None:
+        """For people: an attempt that fails in what it does first has begun too."""
+        now = self._parts.now()
+        restored = None
+        if own is not None:
+            directory = checkpoint_directory(own.checkpoint_id, own.attempt)
+            path = f"{self._ledger.store_address}/{directory}"
+            restored = Restored(own.checkpoint_id, now.wall_ms, False, path)
+        elif found is not None:
+            taken = found.manifest
+            is_savepoint = taken.kind == "savepoint"
+            restored = Restored(taken.checkpoint_id, now.wall_ms, is_savepoint, found.place)
+        begun = AttemptBegun(self._ledger.attempt, now.wall_ms, restored)
+        self._parts.recorder.on_begun(begun, before, now)
 
     def finish(self) -> None:
         """The job is over: say so in the log, and leave nothing behind that nobody needs."""
@@ -97,6 +166,14 @@ class Starter:
         self._ledger.settle()
         self._ledger.finish()
         self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
+
+    def cancel(self) -> None:
+        """The job is over because somebody said so; what sinks have committed stays."""
+        self._ledger.check_newest()
+        keeps = self._parts.config.retain_on_cancel
+        self._ledger.cancel(keeps_checkpoints=keeps)
+        if not keeps:  # otherwise the newest may have something to commit
+            self._sinks.sweep(Attempt(self._ledger.attempt + 1), None)
 
     def _sweep_after_the_end(self) -> None:
         """What a driver or a slot of the past has written since, or the last sweep did not get."""
@@ -114,20 +191,45 @@ class Starter:
         """The savepoint the job was started from cannot be restored; the next `begin` knows."""
         self._savepoint_damage = reason
 
-    def _read_savepoint(self) -> LocatedSnapshot | None:
-        """What a job begins with that has no checkpoint of its own yet, if a person said so."""
-        if self._savepoint_address is None:
+    def _read_elsewhere(self) -> LocatedSnapshot | None:
+        """What a job begins with that has no checkpoint of its own, if a person said so."""
+        if self._elsewhere is None:
             return None
         if self._savepoint_damage is not None:
             raise StartRefused(
-                f"the savepoint {self._savepoint_address} is damaged ({self._savepoint_damage}):"
+                f"the savepoint {self._elsewhere} is damaged ({self._savepoint_damage}):"
                 " bring the file back, or start from another one (restoreFrom)"
             )
-        found = locate_savepoint(self._savepoint_address, self._parts.config.storage_settings)
-        begun = as_beginning(
-            found.manifest, lambda file: replace(file, path=path_in_savepoint(file.path))
-        )
-        return LocatedSnapshot(found.store, begun)
+        found = locate(self._elsewhere, self._parts.config.storage_settings)
+        missing = found.missing_files()
+        if missing:
+            raise StartRefused(
+                f"{found.place} is half deleted: {len(missing)} of the files it needs are gone,"
+                f" among them {missing[0]}: bring them back, or start from another snapshot"
+                " (restoreFrom)"
+            )
+        return found
+
+    def _refuse_misfits(self, manifest: Manifest | None, found: LocatedSnapshot | None) -> None:
+        """All reasons why the job cannot begin with this, at once."""
+        if manifest is None:
+            return
+        wrong = mismatches(job_shape(self._plan), manifest, self._unfit_states(manifest, found))
+        if wrong:
+            raise StartRefused(in_words(manifest, wrong))
+        self._have_states_fit = True
+
+    def _unfit_states(
+        self, manifest: Manifest, found: LocatedSnapshot | None
+    ) -> Sequence[Mismatch]:
+        """Looked for once: a checkpoint of the job's own that follows has the states it has."""
+        address = self._ledger.store_address
+        if self._have_states_fit or address is None:
+            return ()
+        store = self._parts.open_store(address)
+        if found is not None:
+            store = StoreWithSavepoint(store, found.store)
+        return self._parts.unfit_states(self._plan, manifest, store)
 
     def _without_what_is_gone(self, manifest: Manifest | None) -> Manifest | None:
         """Without the state of operators that the job does not have, if that is allowed."""
@@ -141,10 +243,10 @@ class Starter:
                 operator.name,
                 operator.uid,
             )
-        there = {snapshot.uid for snapshot in manifest.snapshots}
-        return without_operators(manifest, (there | manifest.enumerators.keys()) - present)
+        return _cut_to(present, manifest)
 
-    def _choose_manifest(self) -> Manifest | None:
+    def _choose_manifest(self) -> tuple[Manifest | None, bool]:
+        """The job's own checkpoint to begin with, and whether all it was is left behind."""
         wanted, self._wanted = self._wanted, None  # it was asked for now, not for every restart
         while True:
             choice = choose_restore(
@@ -154,13 +256,15 @@ class Starter:
                 # At most once: what an older one had not reserved may have been emitted since.
                 sinks_commit=self._makes_anything_visible()
                 or self._parts.config.checkpoint_mode == "at-most-once",
+                fresh=self._fresh,
+                from_elsewhere=self._elsewhere is not None,
             )
             if isinstance(choice, Refuse):
                 raise StartRefused(choice.reason)
             if not isinstance(choice, RestoreFrom):
-                return None
+                return None, choice.is_anew
             try:
-                return self._ledger.read_manifest(choice.checkpoint)
+                return self._ledger.read_manifest(choice.checkpoint), False
             except SnapshotDamaged as error:
                 self.mark_damaged(choice.checkpoint.checkpoint_id, str(error))
 
@@ -178,9 +282,6 @@ class Starter:
                 self._ledger.note_committed([uid], manifest.epoch)
 
     def _starting_state(self, manifest: Manifest | None) -> StartingState:
-        if manifest is not None:
-            self._refuse_lost_enumerators(manifest)
-        starting_channels(describe_edges(self._plan), manifest)  # refuses what cannot be placed
         known = {snapshot.uid for snapshot in manifest.snapshots} if manifest else set()
         return starting_state(
             describe_operators(self._plan),
@@ -188,16 +289,6 @@ class Starter:
             manifest,
             self._first_splits(known),
         )
-
-    def _refuse_lost_enumerators(self, manifest: Manifest) -> None:
-        """Without its enumerator a source would end with the splits that were found until then."""
-        lost = sorted(manifest.enumerators.keys() - enumerated_sources(self._plan).keys())
-        if lost:
-            raise StartRefused(
-                f"checkpoint {manifest.checkpoint_id} of job {manifest.job!r} was looking for more"
-                f" splits of source {', '.join(lost)}, which now has none to look for: let it"
-                " follow its path (followInterval) as before, or start under another name"
-            )
 
     def _first_splits(self, known: set[OperatorUid]) -> Mapping[OperatorUid, list[JsonObject]]:
         """The beginning of every source that no checkpoint knows yet."""
@@ -211,6 +302,47 @@ class Starter:
             for task, planned in self._plan.operators()
             if isinstance(planned.operator, Read) and planned.uid not in known
         }
+
+
+def _is_over(record: JobRecord) -> bool:
+    """Whether nothing of the job will go on: it has finished, or was cancelled and kept nothing."""
+    is_gone = record.outcome == "cancelled" and not record.checkpoints
+    return is_gone or record.outcome == "finished"
+
+
+def mismatches_with(
+    plan: Plan,
+    manifest: Manifest,
+    store: Store,
+    unfit_states: UnfitStates,
+    *,
+    allows_gone: bool,
+) -> tuple[Mismatch, ...]:
+    """Why a job of this plan cannot begin with this snapshot, whose files are in the store."""
+    if allows_gone:
+        manifest = _cut_to({operator.uid for operator in describe_operators(plan)}, manifest)
+    return mismatches(job_shape(plan), manifest, unfit_states(plan, manifest, store))
+
+
+def _cut_to(present: set[OperatorUid], manifest: Manifest) -> Manifest:
+    there = {snapshot.uid for snapshot in manifest.snapshots}
+    return without_operators(manifest, (there | manifest.enumerators.keys()) - present)
+
+
+def job_shape(plan: Plan) -> JobShape:
+    """The plan, as far as a snapshot must fit it."""
+    return JobShape(
+        describe_operators(plan),
+        describe_edges(plan),
+        plan.max_parallelism,
+        enumerated_sources(plan).keys(),
+    )
+
+
+def _as_beginning(found: LocatedSnapshot) -> Manifest:
+    return as_beginning(
+        found.manifest, lambda file: replace(file, path=path_in_savepoint(file.path))
+    )
 
 
 def _positions(state: StartingState) -> tuple[str, ...]:

@@ -19,6 +19,10 @@ stop with it, the sources send nothing behind its barrier; if it is to drain fir
 all records have been processed. In both cases one last checkpoint follows, as at any end: it holds
 what the savepoint holds, and with it the sinks commit.
 
+A job can also be asked to rest, so that another attempt goes on exactly where this one stopped: a
+checkpoint is taken behind whose barrier the sources send nothing, and when it is committed
+everywhere the attempt stops. If that checkpoint fails, the sources go on as if nobody had asked.
+
 Rules of this file
 ------------------
 1. No threads, no clock, no I/O: the caller says what happened and what time it is, and carries out
@@ -78,9 +82,10 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Tell the sources to begin this checkpoint."""
+    """Tell the sources to begin this checkpoint, and whether to send anything behind it."""
 
     checkpoint_id: CheckpointId
+    holds_sources: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Everything up to the savepoint is committed, and nothing came after it: stop the job."""
+    """All that was read is committed, and nothing came after it: stop the attempt."""
 
 
 Instruction = (
@@ -227,6 +232,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._savepoint_wanted: Then | None = None
         self._is_held = False
         """Whether the sources send nothing any more, because the job stops with a savepoint."""
+        self._rest_wanted = False
+        self._resting_with: CheckpointId | None = None
+        """The checkpoint behind which the sources send nothing, because the job is to rest."""
         self._is_running = False
         self._due_at_seconds: float | None = None
         self._pause_over_at_seconds = 0.0
@@ -309,6 +317,30 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._savepoint_wanted = then
         ending: list[Instruction[Subtask, Snapshot]] = [EndSources()] if then == "drain" else []
         return [*ending, *self._go_on(now_seconds)]
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether the attempt can be asked to: not if it is about to end, or to rest, anyway."""
+        savepoints = [self._savepoint_wanted, *(each.savepoint for each in self._pending.values())]
+        is_stopping = "stop" in savepoints or "drain" in savepoints
+        is_resting = self._rest_wanted or self._resting_with is not None
+        return self._settings.enabled and not (self._is_ending or is_stopping or is_resting)
+
+    def request_rest(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
+        """A person asks the attempt to stop, so that the next one goes on where it stopped.
+
+        As soon as nothing else is in flight that it would have to wait for. Ends with `Stop`, or
+        with the `Abort` of the checkpoint that `resting_with` names, or with neither if the job
+        comes to its end first.
+        """
+        assert self.can_rest
+        self._rest_wanted = True
+        return self._go_on(now_seconds)
+
+    @property
+    def resting_with(self) -> CheckpointId | None:
+        """The checkpoint with which the attempt stops, once it is triggered and until it fails."""
+        return self._resting_with
 
     def on_savepoint_stored(
         self, checkpoint_id: CheckpointId, now_seconds: float
@@ -440,7 +472,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return instructions
 
     def _end(self) -> Finish | Stop:
-        return Stop() if self._undrained else Finish()
+        # Who rests never finishes: what ended behind the barrier of its checkpoint is not in it.
+        return Stop() if self._undrained or self._resting_with is not None else Finish()
 
     def _store_next(self) -> list[Instruction[Subtask, Snapshot]]:
         """The oldest that everybody has acknowledged, if nothing stands in its way."""
@@ -465,6 +498,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
     def _trigger_if_due(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         if self._savepoint_wanted is not None and self._may_take_savepoint():
             return [self._trigger_savepoint(self._savepoint_wanted, now_seconds)]
+        if self._rest_wanted and self._may_rest():
+            return [self._trigger_rest(now_seconds)]
         is_due = (
             self._due_at_seconds is not None
             and now_seconds >= self._due_at_seconds
@@ -481,6 +516,12 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._savepoint_wanted = None
         checkpoint_id = self._begin(now_seconds, False, then)
         return TriggerSavepoint(checkpoint_id, holds_sources=then == "stop")
+
+    def _trigger_rest(self, now_seconds: float) -> Trigger:
+        self._rest_wanted = self._requested = False  # it holds all that was read before
+        self._resting_with = self._begin(now_seconds, True, None)
+        self._due_at_seconds = self._next_due_at_seconds(now_seconds)
+        return Trigger(self._resting_with, holds_sources=True)
 
     def _begin(self, now_seconds: float, is_final: bool, savepoint: Then | None) -> CheckpointId:
         checkpoint_id = self._next_id
@@ -501,6 +542,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
 
     def _may_take_savepoint(self) -> bool:
         return self._has_room() and not (self._savepoint_wanted == "drain" and self._undrained)
+
+    def _may_rest(self) -> bool:
+        return self._has_room() and not self._has_savepoint() and not self._is_ending
 
     def _may_trigger(self) -> bool:
         is_before_the_end = self._is_ending and self._has_savepoint()
@@ -529,6 +573,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
     def _fail(self, pending: _Pending[Subtask, Snapshot], reason: str, now_seconds: float) -> Abort:
         """Unlike being subsumed, this counts, except of a savepoint."""
         self._close(pending, now_seconds)
+        if pending.checkpoint_id == self._resting_with:
+            self._resting_with = None
         failure = Abort(pending.checkpoint_id, reason)
         if pending.savepoint is None:
             self._failures_in_a_row += 1

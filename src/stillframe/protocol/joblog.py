@@ -12,7 +12,9 @@ Rules of this file
 1. Pure: record and event in, next record out. `coordinator/job_log.py` writes them.
 2. A checkpoint is complete when an entry says so, not when its metadata file is there.
 3. Checkpoint ids are never used twice, not even those of checkpoints that failed; epochs are dense
-   and rewind when an older checkpoint is restored.
+   and rewind when an older checkpoint is restored, but never to before the job last began anew:
+   what was committed under their numbers stays.
+4. A job that was cancelled and has no checkpoint left is not started again unasked.
 """
 
 from __future__ import annotations
@@ -69,6 +71,24 @@ class CompletedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """A snapshot from elsewhere that the job owns, to be deleted when it has one of its own."""
+
+    address: str
+    """Of the savepoint, or of the checkpoint's own directory."""
+    manifest_crc32: int
+    """Of its metadata file: another snapshot may lie there by the time it is deleted."""
+
+    def to_json(self) -> JsonObject:
+        return {"address": self.address, "manifest_crc32": self.manifest_crc32}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Claim:
+        fields = JsonFields(value)
+        return cls(fields.text("address"), fields.integer("manifest_crc32"))
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """Where a job stands after one entry of its log."""
 
@@ -85,6 +105,10 @@ class JobRecord:
     outcome: Outcome = "running"
     restored_from: CheckpointId | None = None
     """What this attempt started from; None: from the beginning."""
+    first_epoch: Epoch = Epoch(0)  # noqa: RUF009
+    """That of the first checkpoint since the job last began anew."""
+    claim: Claim | None = None
+    """What the job began with and has to delete once it has a checkpoint of its own."""
     written_at_ms: int = 0
     written_by: str = ""
     """The driver, for people and for telling two drivers apart; filled in when it is written."""
@@ -104,17 +128,25 @@ def attempt_started(
     record: JobRecord | None,
     restored_from: CheckpointId | None,
     last_checkpoint_id: CheckpointId = NO_CHECKPOINT,
+    *,
+    is_anew: bool = False,
+    claim: Claim | None = None,
 ) -> JobRecord:
     """A new attempt begins, from a retained checkpoint or (None) from the beginning.
 
     Checkpoints newer than the one restored leave the record: they are not part of this attempt's
-    past. `last_checkpoint_id` is the highest id the caller ever triggered or saw on disk.
+    past. `last_checkpoint_id` is the highest id the caller ever triggered or saw on disk. `is_anew`
+    says that the job leaves behind all it was, `claim` that it begins with a snapshot it owns.
     """
     if record is None:
         assert restored_from is None, "a job without a log has no checkpoint"
-        return JobRecord(1, "attempt-started", Attempt(1), last_checkpoint_id=last_checkpoint_id)
+        return JobRecord(
+            1, "attempt-started", Attempt(1), last_checkpoint_id=last_checkpoint_id, claim=claim
+        )
+    assert restored_from is None or not is_anew, "who begins anew restores nothing of the job's own"
     kept = _up_to(record, restored_from)
-    next_epoch = Epoch(kept[-1].epoch + 1 if kept else 0)
+    first_epoch = record.next_epoch if is_anew else record.first_epoch
+    next_epoch = Epoch(kept[-1].epoch + 1 if kept else first_epoch)
     return replace(
         record,
         sequence=record.sequence + 1,
@@ -126,6 +158,8 @@ def attempt_started(
         committed_epoch_by_sink=_rewound(record.committed_epoch_by_sink, next_epoch),
         outcome="running",
         restored_from=restored_from,
+        first_epoch=first_epoch,
+        claim=claim if restored_from is None else record.claim,
     )
 
 
@@ -179,6 +213,22 @@ def ended(record: JobRecord, outcome: FinalOutcome) -> JobRecord:
     return replace(record, sequence=record.sequence + 1, event="ended", outcome=outcome)
 
 
+def cancelled(record: JobRecord, *, keeps_checkpoints: bool) -> JobRecord:
+    """The job is over because somebody said so; what it may keep is all that is left of it.
+
+    Delete the others only when the new record has been written. What was claimed and never
+    followed by a checkpoint of the job's own stays where it is.
+    """
+    over = ended(record, "cancelled")
+    claim = over.claim if over.checkpoints else None
+    return replace(over, checkpoints=over.checkpoints if keeps_checkpoints else (), claim=claim)
+
+
+def claim_settled(record: JobRecord) -> JobRecord:
+    """What was claimed has been deleted. Not an entry of its own: the next one says it."""
+    return replace(record, claim=None)
+
+
 def _up_to(
     record: JobRecord, restored_from: CheckpointId | None
 ) -> tuple[CompletedCheckpoint, ...]:
@@ -213,6 +263,9 @@ def encode_record(record: JobRecord) -> bytes:
         "restored_from": record.restored_from,
         "written_at_ms": record.written_at_ms,
         "written_by": record.written_by,
+        # Not said of most.
+        **({"first_epoch": record.first_epoch} if record.first_epoch else {}),
+        **({"claim": record.claim.to_json()} if record.claim is not None else {}),
     }
     return encode_document(body, RECORD_VERSION, f"entry {record.sequence} of the job log")
 
@@ -240,6 +293,8 @@ def _record(fields: JsonFields) -> JobRecord:
         committed_epoch_by_sink={OperatorUid(uid): Epoch(committed.integer(uid)) for uid in uids},
         outcome=cast(Outcome, outcome),
         restored_from=None if restored_from is None else CheckpointId(restored_from),
+        first_epoch=Epoch(fields.integer_if_any("first_epoch") or 0),
+        claim=fields.part_if_any("claim", Claim.from_json),
         written_at_ms=fields.integer("written_at_ms"),
         written_by=fields.text("written_by"),
     )

@@ -96,10 +96,13 @@ class KeyedState:
     """For people; the file knows its own."""
     redistribution: Redistribution = "copied"
     """Of a state without keys."""
+    kind: str = ""
+    """What a state of a program is (value, list or map); nothing is said of others."""
 
     def to_json(self) -> JsonObject:
         # Not said of most, which have keys.
         how: JsonObject = {} if self.redistribution == "copied" else {"how": self.redistribution}
+        kind: JsonObject = {"kind": self.kind} if self.kind else {}
         return {
             "name": self.name,
             "file": self.file.to_json(),
@@ -107,6 +110,7 @@ class KeyedState:
             "rows": self.rows,
             "schema": self.schema,
             **how,
+            **kind,
         }
 
     @classmethod
@@ -119,6 +123,7 @@ class KeyedState:
             rows=fields.integer("rows"),
             schema=fields.text("schema"),
             redistribution=_redistribution(fields),
+            kind=fields.text_if_any("kind") or "",
         )
 
 
@@ -146,6 +151,24 @@ class DiskFile:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskTable:
+    """A state in a database: its columns and its kind, as of a `KeyedState`."""
+
+    name: str
+    schema: str
+    kind: str = ""
+
+    def to_json(self) -> JsonObject:
+        kind: JsonObject = {"kind": self.kind} if self.kind else {}
+        return {"name": self.name, "schema": self.schema, **kind}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> DiskTable:
+        fields = JsonFields(value)
+        return cls(fields.text("name"), fields.text("schema"), fields.text_if_any("kind") or "")
+
+
+@dataclass(frozen=True, slots=True)
 class DiskState:
     """The keyed states of one operator in one subtask, as the files of its database.
 
@@ -156,12 +179,18 @@ class DiskState:
     stop_key_group: int
     """The first key group after its own."""
     files: tuple[DiskFile, ...]
+    tables: tuple[DiskTable, ...] = ()
+    """What is in it, to be told without opening it; older snapshots do not say."""
 
     def to_json(self) -> JsonObject:
+        tables: JsonObject = (
+            {"tables": [table.to_json() for table in self.tables]} if self.tables else {}
+        )
         return {
             "first_key_group": self.first_key_group,
             "stop_key_group": self.stop_key_group,
             "files": [file.to_json() for file in self.files],
+            **tables,
         }
 
     @classmethod
@@ -171,6 +200,7 @@ class DiskState:
             fields.integer("first_key_group"),
             fields.integer("stop_key_group"),
             fields.parts("files", DiskFile.from_json),
+            fields.parts_if_any("tables", DiskTable.from_json),
         )
 
 
@@ -531,6 +561,12 @@ class JsonFields:
         value = self._get(name)
         _expect(name, value, isinstance(value, str))
         return cast(str, value)
+
+    def one_of(self, name: str, allowed: Sequence[str]) -> str:
+        value = self.text(name)
+        if value not in allowed:
+            raise ValueError(f"{name} {value!r}")
+        return value
 
     def text_if_any(self, name: str) -> str | None:
         return self.text(name) if name in self._value else None

@@ -181,6 +181,9 @@ class Failed:
 
     reason: str
     cause: FailureCause
+    task: str | None = None
+    """The name of the task that was at work, if one was."""
+    subtask: SubtaskIndex | None = None
 
 
 Report = Running | Acknowledged | Declined | Committed | Drained | Progress | Failed
@@ -253,8 +256,9 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 "records_out": records_out,
                 "records_late": records_late,
             }
-        case Failed(reason, cause):
-            return {"reason": reason, "cause": cause}
+        case Failed(reason, cause, task_name, failed_subtask):
+            at: JsonObject = {"task": task_name, "subtask": failed_subtask}
+            return {"reason": reason, "cause": cause, **at}
         case AssignSplits(uid, subtask, splits, is_last):
             return {"uid": uid, "subtask": subtask, "splits": list(splits), "is_last": is_last}
         case EndSources() | EndSlot() | StillThere() | Running():
@@ -317,6 +321,11 @@ def _subtask(fields: JsonFields) -> SubtaskIndex:
     return SubtaskIndex(fields.integer("subtask"))
 
 
+def _subtask_or_none(fields: JsonFields) -> SubtaskIndex | None:
+    index = fields.integer_or_none("subtask")
+    return None if index is None else SubtaskIndex(index)
+
+
 def _cause(fields: JsonFields) -> FailureCause:
     cause = fields.text("cause")
     if cause not in get_args(FailureCause):
@@ -360,5 +369,7 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
     "Progress": lambda f: Progress(
         f.integer("records_in"), f.integer("records_out"), f.integer("records_late")
     ),
-    "Failed": lambda f: Failed(f.text("reason"), _cause(f)),
+    "Failed": lambda f: Failed(
+        f.text("reason"), _cause(f), f.text_or_none("task"), _subtask_or_none(f)
+    ),
 }

@@ -3,7 +3,10 @@
 Rules of this file
 - The strategies are Flink's, with Flink's meanings; their defaults are those of `JobConfig`.
 - Time comes with each failure and chance is passed in: the same failures get the same answers.
-- What would fail again is never tried again, whatever the strategy.
+- What would fail again is never tried again, whatever the strategy. Where an error says so, it is
+  known at once. A process that dies without a word (killed for its memory, a crash in a library)
+  says nothing; but if the one of the same slot dies again and again before a checkpoint completes,
+  it dies of the records it gets, and they come again (`SameCrash`). Flink goes on for ever.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from stillframe.config import JobConfig
+from stillframe.ids import SlotIndex
 
 # Reached by a job that fails for days; beyond it the number would overflow, and the longest delay
 # has been in force since long before.
@@ -177,6 +181,37 @@ class ExponentialDelay(RestartStrategy):
         self._backoff_seconds = self._backoff.grown(self._backoff_seconds)
         self._restart_at_seconds = now_seconds + delay_seconds
         return Restart(delay_seconds)
+
+
+class SameCrash:
+    """Counts the deaths of one slot's process in a row; decides before the strategy does.
+
+    What fails outside, such as a storage that is away, is no crash however long it lasts.
+    """
+
+    def __init__(self, restarts_max: float) -> None:
+        self._restarts_max = restarts_max
+        self._slot: SlotIndex | None = None
+        self._crashes_in_a_row = 0
+
+    def on_progress(self) -> None:
+        """A checkpoint was completed since the last failure."""
+        self._slot, self._crashes_in_a_row = None, 0
+
+    def on_failure(self, reason: str, crashed: SlotIndex | None) -> GiveUp | None:
+        """An attempt failed; `crashed` is the slot whose process has died, if that was why."""
+        if crashed is None or crashed != self._slot:
+            self._slot, self._crashes_in_a_row = crashed, 0
+        if crashed is None:
+            return None
+        self._crashes_in_a_row += 1
+        if self._crashes_in_a_row <= self._restarts_max:
+            return None
+        return GiveUp(
+            f"{reason} (slot {crashed} has died {self._crashes_in_a_row} times in a row without a"
+            " completed checkpoint in between: look for a record that its function does not"
+            " survive, or give it more memory; raise restartSameCrashMax to try longer)"
+        )
 
 
 def restart_strategy(config: JobConfig, jitter: Callable[[], float]) -> RestartStrategy:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stillframe.errors import StartRefused
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject
 from stillframe.key_groups import key_group_range
@@ -106,7 +105,10 @@ class RestoreFrom:
 
 @dataclass(frozen=True, slots=True)
 class StartFromBeginning:
-    """There is no completed checkpoint to begin with."""
+    """There is no completed checkpoint of the job's own to begin with."""
+
+    is_anew: bool = False
+    """Whether the job leaves behind all it was: what it has retained is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +123,29 @@ def choose_restore(
     wanted: CheckpointId | None,
     damaged: Mapping[CheckpointId, str],
     sinks_commit: bool,
+    *,
+    fresh: bool = False,
+    from_elsewhere: bool = False,
 ) -> RestoreFrom | StartFromBeginning | Refuse:
     """What the next attempt begins with.
 
     The newest completed checkpoint, or the one a person asked for. If it is damaged, the one
     before it may stand in only if no sink may have committed the damaged one: otherwise records
     that are visible already would be written again.
+
+    `fresh`: a person wants the job to begin anew. `from_elsewhere`: a person has named a snapshot
+    that is not the job's own; a job that was cancelled begins with it, any other one only if it has
+    none of its own.
     """
+    was_cancelled = record is not None and record.outcome == "cancelled"
+    if fresh or (was_cancelled and from_elsewhere):
+        return StartFromBeginning(is_anew=record is not None)
     retained = record.checkpoints if record is not None else ()
+    if was_cancelled and not retained:
+        return Refuse(
+            "it was cancelled and its checkpoints deleted: start it with option fresh=true"
+            " (stillframe run --fresh) to begin anew, or from a savepoint (restoreFrom)"
+        )
     if wanted is not None:
         chosen = [kept for kept in retained if kept.checkpoint_id == wanted]
         if not chosen:
@@ -145,7 +162,7 @@ def choose_restore(
     if retained:
         return Refuse(
             f"all retained checkpoints are damaged ({damaged[retained[-1].checkpoint_id]}):"
-            " start the job under another name to begin anew"
+            " start the job with option fresh=true to begin anew"
         )
     return StartFromBeginning()
 
@@ -164,7 +181,7 @@ def _damage_sentence(
         f"to accept duplicates, start with option restoreFrom={older[-1]}"
         f" (stillframe run --restore {older[-1]})"
         if older
-        else "no older checkpoint is retained; start the job under another name to begin anew"
+        else "no older checkpoint is retained; start the job with option fresh=true to begin anew"
     )
     return (
         f"checkpoint {broken.checkpoint_id} is damaged ({damaged[broken.checkpoint_id]}) and its"
@@ -183,11 +200,10 @@ def starting_state(
 ) -> StartingState:
     """The state of every subtask: from the checkpoint, or from the beginning where it has none.
 
-    `first_splits` are the sources' splits at their beginning, asked for only where the checkpoint
-    does not know the source.
+    Whether the checkpoint fits is for `protocol/fit` to say, before this. `first_splits` are the
+    sources' splits at their beginning, asked for only where the checkpoint does not know the
+    source.
     """
-    if manifest is not None:
-        _refuse_what_does_not_fit(operators, max_parallelism, manifest)
     return {
         (operator.uid, SubtaskIndex(index)): _state_of(
             operator, SubtaskIndex(index), max_parallelism, manifest, first_splits
@@ -328,13 +344,6 @@ def starting_channels(
     if manifest is None or not manifest.channels:
         return {}
     by_name = {edge.name: edge for edge in edges}
-    lost = sorted({state.edge for state in manifest.channels} - by_name.keys())
-    if lost:
-        raise StartRefused(
-            f"{manifest.title} holds records under way"
-            f" from one operator to another ({', '.join(lost)}) that the job does not connect: give"
-            " operators the uids they had, or restore a checkpoint that was not unaligned"
-        )
     # Input before output: what had reached the receiver was sent before what had not.
     ordered = sorted(manifest.channels, key=lambda state: (state.source, state.side))
     starting: dict[tuple[str, SubtaskIndex], list[ChannelState]] = {}
@@ -365,31 +374,3 @@ def _dealt(
     items: Sequence[JsonObject], subtask: SubtaskIndex, parallelism: int
 ) -> tuple[JsonObject, ...]:
     return tuple(items[subtask::parallelism])
-
-
-def _refuse_what_does_not_fit(
-    operators: Sequence[OperatorDescription], max_parallelism: int, manifest: Manifest
-) -> None:
-    wrong: list[str] = []
-    if manifest.max_parallelism != max_parallelism:
-        wrong.append(
-            f"it has {manifest.max_parallelism} key groups and the job {max_parallelism}"
-            " (maxParallelism cannot change)"
-        )
-    present = {operator.uid for operator in operators}
-    named = {operator.uid: operator.name for operator in manifest.operators}
-    holding = {
-        snapshot.uid
-        for snapshot in manifest.snapshots
-        if snapshot.items or snapshot.commits or any(snapshot.files())
-    }
-    wrong += [
-        f"it holds state of {named.get(uid, '?')!r} ({uid}), which the job does not have"
-        for uid in sorted(holding - present)
-    ]
-    if wrong:
-        raise StartRefused(
-            f"{manifest.title} does not fit this job: {'; '.join(wrong)}; give operators the uids"
-            " they had, start under another name, or set allowNonRestoredState to leave out the"
-            " state of operators that are gone"
-        )

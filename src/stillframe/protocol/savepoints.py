@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from stillframe.ids import NO_CHECKPOINT, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import (
+    DiskState,
     FileHandle,
     KeyedState,
     Manifest,
@@ -60,10 +61,20 @@ def as_savepoint(manifest: Manifest) -> Manifest:
 
 
 def as_beginning(savepoint: Manifest, moved: Moved) -> Manifest:
-    """A savepoint as a job sees it that starts from it: before all its own checkpoints."""
-    assert all(each.disk is None for each in savepoint.snapshots), "a savepoint has rows"
+    """A snapshot from elsewhere as a job sees it that starts from it: before all its own.
+
+    A checkpoint of another job may have databases: their files are seen in their place, too.
+    """
     begun = as_savepoint(with_files_moved(savepoint, moved))
-    return replace(begun, checkpoint_id=NO_CHECKPOINT, epoch=Epoch(0))
+    snapshots = tuple(replace(each, disk=_moved_disk(each.disk, moved)) for each in begun.snapshots)
+    return replace(begun, snapshots=snapshots, checkpoint_id=NO_CHECKPOINT, epoch=Epoch(0))
+
+
+def _moved_disk(disk: DiskState | None, moved: Moved) -> DiskState | None:
+    if disk is None:
+        return None
+    files = tuple(replace(each, file=moved(each.file)) for each in disk.files)
+    return replace(disk, files=files)
 
 
 def with_state(

@@ -38,6 +38,7 @@ from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, Subtas
 from stillframe.protocol.manifests import (
     DiskFile,
     DiskState,
+    DiskTable,
     FileHandle,
     KeyedState,
     OperatorSnapshot,
@@ -53,8 +54,9 @@ from stillframe.runtime.state_files import described_file
 from stillframe.state.disk import Disk, DiskMemory
 from stillframe.state.disk_pages import PagedAggregates
 from stillframe.state.disk_reading import tables_in
-from stillframe.state.snapshots import write_keyed_snapshot
+from stillframe.state.snapshots import kind_of, schema_text, write_keyed_snapshot
 from stillframe.storage.paths import database_path, quoted_name, state_path
+from stillframe.storage.savepoint import is_in_savepoint
 from stillframe.storage.store import Store
 
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -197,6 +199,7 @@ class DatabaseSnapshots:
         self._scratch = scratch
         self._is_incremental = is_incremental
         self._shared: SharedFiles[FileHandle] = SharedFiles(restored)
+        self._tables: tuple[DiskTable, ...] | None = None
 
     def snapshot(
         self, checkpoint_id: CheckpointId, frozen: FrozenDatabase, savepoint: Store | None = None
@@ -250,7 +253,20 @@ class DatabaseSnapshots:
                     copied.append(path)
                     handle = FileHandle(path, written.length_bytes, written.crc32)
                 files.append(DiskFile(local.name, handle))
-        return WrittenDatabase(DiskState(self._owned.start, self._owned.stop, tuple(files)))
+            tables = self._described_tables(directory)
+        owned = (self._owned.start, self._owned.stop)
+        return WrittenDatabase(DiskState(*owned, tuple(files), tables))
+
+    def _described_tables(self, directory: Path) -> tuple[DiskTable, ...]:
+        """Looked at once: all are declared before the first row."""
+        if self._tables is None:
+            self._tables = tuple(
+                DiskTable(
+                    table.name, schema_text(table.snapshot_schema), kind_of(table.snapshot_schema)
+                )
+                for table in tables_in(directory)
+            )
+        return self._tables
 
     def _as_rows(
         self, store: Store, checkpoint_id: CheckpointId, directory: Path
@@ -337,7 +353,12 @@ def restore_database(
     """Make the database in this directory; which files of the store it goes on with."""
     if len(disks) == 1 and range(disks[0].first_key_group, disks[0].stop_key_group) == owned:
         _fetch(store, disks[0], directory)
-        return {each.name: each.file for each in disks[0].files if _never_changes(each.name)}
+        return {
+            each.name: each.file
+            for each in disks[0].files
+            # The snapshot of another job may be deleted once this one has a checkpoint.
+            if _never_changes(each.name) and not is_in_savepoint(each.file.path)
+        }
     if not disks:
         return {}
     disk = Disk.open(directory, memory)

@@ -150,6 +150,7 @@ class ThreadedReader(_AheadReader):
 
     def close(self) -> None:
         self._closing.set()
+        self._reader.interrupt()
         self._thread.join(_CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._reader.close()
@@ -176,6 +177,8 @@ class SplitAfterSplitReader(_AheadReader):
     ) -> None:
         super().__init__((), wake)
         self._open_split = open_split
+        self._reader: BlockingReader | None = None
+        """The one that reads now; set by the thread."""
         self._groups: deque[frozenset[str]] = deque()
         """The splits that have not ended, by when they came."""
         # No bound of its own: what waits here is what the coordinator has assigned.
@@ -213,13 +216,16 @@ class SplitAfterSplitReader(_AheadReader):
     def close(self) -> None:
         self._closing.set()
         self._waiting.put(None)
+        if (reader := self._reader) is not None:
+            reader.interrupt()
         self._thread.join(_CLOSE_SECONDS)
 
     def _read(self) -> Iterator[_Read]:
         while (split := self._waiting.get()) is not None:
-            reader = self._open_split(split)
+            self._reader = reader = self._open_split(split)
             try:
                 yield from reader.read()
             finally:
+                self._reader = None
                 reader.close()
             yield _SplitEnded(split.id)

@@ -146,6 +146,8 @@ class _Slot(TaskEvents):
         self._taken: dict[FileHandle, FileHandle] = {}
         """What the start refers to, and is not on the store."""
         self._subtasks: dict[SubtaskRef, Subtask] = {}
+        self._failing: Subtask | None = None
+        """In whose turn the slot failed."""
         self._warned_of: set[SubtaskRef] = set()
         """Subtasks for which records came too late, which is said once of each."""
         self._store = _opened(launch)
@@ -241,7 +243,9 @@ class _Slot(TaskEvents):
         is_ours = isinstance(error, StillframeError)
         reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
         with contextlib.suppress(ConnectionLost):  # it may have ended the attempt without us
-            self._control.send(Failed(reason, _cause_of(error)))
+            task = self._failing.name if self._failing is not None else None
+            subtask = self._failing.ref.subtask if self._failing is not None else None
+            self._control.send(Failed(reason, _cause_of(error), task, subtask))
 
     def close(self) -> None:
         """Give everything back; no thread of ours outlives this, because workers are reused."""
@@ -281,8 +285,11 @@ class _Slot(TaskEvents):
             if self._ended:
                 self._control.send(self._progress())
                 return
-            if not take_turn(subtasks):
+            if not take_turn(subtasks, self._note_failing):
                 self._awake.wait(min(subtask.idle_seconds_max() for subtask in subtasks))
+
+    def _note_failing(self, subtask: Subtask) -> None:
+        self._failing = subtask
 
     def _read_mail(self) -> None:
         while self._mailbox:

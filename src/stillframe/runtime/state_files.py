@@ -37,7 +37,9 @@ Write = Callable[[], Named]
 
 def described_file(state: str, written: WrittenSnapshot) -> KeyedState:
     handle = FileHandle(written.path, written.length_bytes, written.crc32, written.data)
-    return KeyedState(state, handle, written.key_groups, written.rows, written.schema_text)
+    return KeyedState(
+        state, handle, written.key_groups, written.rows, written.schema_text, kind=written.kind
+    )
 
 
 class StateFiles:

@@ -505,16 +505,25 @@ def _place_of(run: WrittenRun, log: WrittenLog) -> tuple[FileHandle, int]:
     return FileHandle(log.path, len(data), zlib.crc32(data), data), 0
 
 
-def take_turn(subtasks: Sequence[Subtask]) -> bool:
-    """Step each subtask, downstream ones first, as often as it may; whether any did something."""
+def take_turn(
+    subtasks: Sequence[Subtask], on_failure: Callable[[Subtask], None] = lambda subtask: None
+) -> bool:
+    """Step each subtask, downstream ones first, as often as it may; whether any did something.
+
+    What one of them raises is raised, when `on_failure` has been told which one it was.
+    """
     progressed = False
     for subtask in subtasks:
-        for _ in range(subtask.steps_per_turn):
-            if not subtask.step():
-                break
-            progressed = True
-            if subtask.is_firing:  # a barrier, also of a source here, waits for one batch only
-                break
+        try:
+            for _ in range(subtask.steps_per_turn):
+                if not subtask.step():
+                    break
+                progressed = True
+                if subtask.is_firing:  # a barrier, also of a source here, waits for one batch only
+                    break
+        except Exception:
+            on_failure(subtask)
+            raise
     return progressed
 
 

@@ -94,7 +94,7 @@ def window_tables(
     rows: Iterable[pa.RecordBatch],
 ) -> KeptWindows:
     """The state of this aggregate, which has a window, as it was: `rows` are those of `state`."""
-    tables = _no_windows(input_schema, aggregate, max_parallelism)
+    tables = empty_windows(input_schema, aggregate, max_parallelism)
     for batch in rows:
         tables.restore(batch)
     if aggregate.emits_all:
@@ -104,9 +104,10 @@ def window_tables(
     return tables
 
 
-def _no_windows(
+def empty_windows(
     input_schema: pa.Schema, aggregate: Aggregate, max_parallelism: int
 ) -> WindowTables | SessionTable:
+    """The state of this aggregate, which has a window, before its first row."""
     window = aggregate.window
     assert window is not None
     grouping = (input_schema, aggregate.keys, aggregate.calls)

@@ -19,9 +19,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.core import context as pyspark_context
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -44,6 +47,8 @@ _DEFAULTS = {
     # Spark looks for free cores only this often, 15 s unless told, and a restart waits for it.
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }
+
+_JVM_SECONDS_MAX = 15.0
 
 _NOISE = re.compile(
     r"WARNING: (Using incubator modules|package sun\.|A restricted method|A terminally deprecated"
@@ -129,3 +134,36 @@ def _sifted(logs: Path) -> IO[bytes]:
 def open_session(name: str) -> SparkSession:
     """The session of this process, started if there is none."""
     return SparkSession.builder.appName(name).getOrCreate()
+
+
+def jvm_pid() -> int | None:
+    """The process of this process's JVM; None if it has not started one."""
+    process = _jvm()
+    return process.pid if process is not None and process.poll() is None else None
+
+
+def end_spark() -> None:
+    """Stop the session of this process, and with it the JVM; when this returns it has gone.
+
+    A JVM does that by itself when its driver has, but a little later.
+    """
+    with suppress(Py4JError, OSError):
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+    process = _jvm()
+    if process is None:
+        return
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(_JVM_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _jvm() -> subprocess.Popen[bytes] | None:
+    """None as well where somebody else has started it, as `spark-submit` does."""
+    found: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    return found

@@ -25,6 +25,7 @@ from stillframe.connectors.generate import (
     clicks_from_options,
     rate_from_options,
 )
+from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.errors import BuildError
 
 Options = Mapping[str, str]
@@ -72,6 +73,7 @@ _SOURCE_FORMATS: Mapping[str, _FileFormat | _GeneratorFormat] = {
     "json": _FileFormat("json", JsonLinesSource),
     "clicks": _GeneratorFormat("clicks", clicks_from_options),
     "rate": _GeneratorFormat("rate", rate_from_options),
+    "socket": _GeneratorFormat("socket", socket_from_options),
 }
 
 SINK_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -121,6 +123,8 @@ def is_unbounded(source: Source) -> bool:
     """Whether this source never ends."""
     match source:
         case ClickSource(records=None) | RateSource(rows=None) | FileSource(following=Following()):
+            return True
+        case SocketSource():
             return True
         case _:
             return False

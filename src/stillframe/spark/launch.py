@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
@@ -17,9 +19,12 @@ from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
 from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import StartRefused
-from stillframe.graph.logical import Node, Write
-from stillframe.graph.plan import build_plan
+from stillframe.graph.guarantees import guarantee_of, refuse_weaker
+from stillframe.graph.logical import Node, Write, walk
+from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
+from stillframe.rest.serving import serve
+from stillframe.runtime.unfit_states import unfit_states
 from stillframe.spark import checks
 from stillframe.spark.deploy import SparkDeployment
 from stillframe.spark.frames import resolve_frames
@@ -39,16 +44,40 @@ def observe_starts(observer: Callable[[Query], None]) -> None:
     _observers.append(observer)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rehearsal:
+    look: Callable[[Plan, JobConfig], Query]
+    scratch: str
+
+
+_rehearsals: list[_Rehearsal] = []
+
+
+@contextlib.contextmanager
+def rehearse(look: Callable[[Plan, JobConfig], Query], scratch: str) -> Iterator[None]:
+    """Start no job meanwhile, but hand each plan to `look`; files go to `scratch`, if there are
+    any."""
+    _rehearsals.append(_Rehearsal(look, scratch))
+    try:
+        yield
+    finally:
+        _rehearsals.pop()
+
+
 def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
     """Start the job and return at once; what cannot work is refused here."""
     checks.refuse_without_spark(spark)
     _refuse_without_checkpoints(sinks, config)
     _use_this_python(spark)
     checks.refuse_unfit_settings(spark.sparkContext.getConf())
+    # Before DataFrames are copied into files: of what runs nothing is left behind.
+    refuse_weaker(guarantee_of((node.operator for node in walk(sinks)), config), config)
     available = checks.slots_max(spark)
     beside = 1 if _runs_spark_jobs(sinks) else 0
 
     def spool(uid: OperatorUid) -> str:
+        if _rehearsals:
+            return f"{_rehearsals[-1].scratch}/{quoted_name(uid, 'operator uid')}"
         if config.checkpoint_location is None:
             raise StartRefused(
                 f"a DataFrame of job {name!r} has to be written to files first, because Spark does"
@@ -66,14 +95,38 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
 
     resolved = resolve_frames(spark, sinks, config.parallelism, spool, max(1, available - beside))
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
-    plan = build_plan(name, with_tables_read(resolved.sinks), slots, config.max_parallelism)
+    readable = with_tables_read(resolved.sinks)
+    plan = build_plan(name, readable, slots, config.max_parallelism)
+    if _rehearsals:
+        return _rehearsals[-1].look(plan, config)
     checks.refuse_unsendable(plan)
     checks.refuse_too_few_slots(plan.slots, beside, available)
     checks.refuse_unfit_executors(spark, plan.slots)
     deployment = SparkDeployment(
         spark, resolved.feed, slot_host=_LOOPBACK if checks.is_local(spark) else None
     )
-    job = Job(plan, config, deployment, driver_address(spark), SystemClock())
+
+    def replan(parallelism: int) -> Plan:
+        if resolved.feed is not None:
+            raise StartRefused(
+                f"a DataFrame feeds job {name!r}, each of its {slots} partitions into one slot, so"
+                " their number cannot change while it runs: write the DataFrame to files and read"
+                " those, then the job can be rescaled"
+            )
+        other = build_plan(name, readable, parallelism, config.max_parallelism)
+        checks.refuse_too_few_slots(other.slots, beside, checks.slots_max(spark))
+        return other
+
+    job = Job(
+        plan,
+        config,
+        deployment,
+        driver_address(spark),
+        SystemClock(),
+        replan,
+        slots,
+        unfit_states,
+    )
     return _start_once(job)
 
 
@@ -88,6 +141,7 @@ def _start_once(job: Job) -> Query:
                 " one another queryName"
             )
         query = Query(job)
+        serve(query)
         for observer in _observers:
             observer(query)
         job.start()

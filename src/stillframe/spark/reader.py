@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
+from stillframe.connectors.socket import SocketSource
 from stillframe.graph.logical import Node, Read
 from stillframe.spark import formats
 from stillframe.spark.types import parse_schema, to_arrow_schema
@@ -63,7 +64,10 @@ class StreamReader:
             self.option("path", path)
         declared = None if self._schema is None else to_arrow_schema(self._schema)
         source = formats.make_source(self._format, self._options, declared)
-        return Stream.reading(self._still, Node(Read(source), source.schema))
+        node = Node(Read(source), source.schema)
+        if isinstance(source, SocketSource):
+            node = node.with_parallelism(1)  # one reads; what follows is spread over all slots
+        return Stream.reading(self._still, node)
 
     def parquet(self, path: str) -> Stream:
         return self.load(path, "parquet")

@@ -283,7 +283,7 @@ class StreamWriter:
             rows_max,
             is_whole=self._is_whole,
         )
-        return self._staged(table, f"memory {self._name}", job, config)
+        return self._staged(table, f"memory {self._name}", job, config).kept_by_driver()
 
     def _staged(
         self, handler: Handler, description: str, job: str, config: JobConfig

@@ -41,6 +41,8 @@ class WrittenSnapshot:
     """The columns, for people."""
     data: bytes | None = field(default=None, repr=False)
     """As the store answered it: the snapshot itself, if there is no file."""
+    kind: str = ""
+    """What a state of a program is: a value, a list or a map; of others nothing is said."""
 
 
 def write_keyed_snapshot(store: Store, path: str, frozen: FrozenRows) -> WrittenSnapshot:
@@ -58,6 +60,7 @@ def write_keyed_snapshot(store: Store, path: str, frozen: FrozenRows) -> Written
         rows=file.rows,
         schema_text=schema_text(frozen.snapshot_schema),
         data=written.data,
+        kind=kind_of(frozen.snapshot_schema),
     )
 
 
@@ -127,6 +130,11 @@ class _Pieces:
 
     def close(self) -> None:
         self.closed = True
+
+
+def kind_of(schema: pa.Schema) -> str:
+    """What a state of a program is, as its snapshots say; nothing of other states."""
+    return str((schema.metadata or {}).get(b"kind", b"").decode())
 
 
 def schema_text(schema: pa.Schema) -> str:

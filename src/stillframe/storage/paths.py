@@ -6,6 +6,13 @@
     shared/<attempt>/<uid>-<subtask>-<file>-<n>.db     one file of the database of one operator in
                                                        one subtask, likewise
     log/<20 digits>                                    the job log
+    history/checkpoints/<20 digits>-<attempt>.json     what became of a checkpoint; see
+                                                       `coordinator/kept_history.py`
+    history/attempts/<20 digits>-begun.json            what an attempt started from, …
+    history/attempts/<20 digits>-ended.json            … and how it ended
+    history/failures/<20 digits>-<6 digits>.json       why an attempt failed
+    lease/<driver>-<n>                                 the n-th renewal of a driver's lease
+    driver.json                                        where the job's driver answers over HTTP
     staged/<uid>/…                                     epochs staged for a function on the driver
 
 A manifest names the paths of its files, so checkpoints that hold their state files in their own
@@ -19,12 +26,16 @@ states) are quoted: letters and digits of any script, `_`, `-` and `.` stay, the
 from __future__ import annotations
 
 import re
+from typing import Literal
 from urllib.parse import unquote
 
 from stillframe.errors import BuildError
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 
+LEASE_DIRECTORY = "lease"
 LOG_DIRECTORY = "log"
+HISTORY_DIRECTORIES = ("history/checkpoints", "history/attempts", "history/failures")
+"""Beside the checkpoints and not with them: what is told here outlives them."""
 SHARED_DIRECTORY = "shared"
 STAGED_DIRECTORY = "staged"
 SAVEPOINT_METADATA = "_metadata"
@@ -69,6 +80,10 @@ def _quoted(char: str, kept: str) -> str:
 def job_directory(job: str) -> str:
     """Below the store's root; everything else here is below it."""
     return quoted_name(job, "job name")
+
+
+def lease_path(driver: str, renewal: int) -> str:
+    return f"{LEASE_DIRECTORY}/{driver}-{renewal}"
 
 
 def checkpoint_directory(checkpoint_id: CheckpointId, attempt: Attempt) -> str:
@@ -154,6 +169,24 @@ def state_of_path(path: str) -> tuple[OperatorUid, SubtaskIndex, str] | None:
     if not match:
         return None
     return OperatorUid(unquote(match[1])), SubtaskIndex(int(match[2])), unquote(match[3])
+
+
+def checkpoint_history_path(checkpoint_id: CheckpointId, attempt: Attempt) -> str:
+    """In the order of the names the oldest comes first; so it does with the other two."""
+    return f"history/checkpoints/{checkpoint_id:020d}-{attempt}.json"
+
+
+def attempt_history_path(attempt: Attempt, what: Literal["begun", "ended"]) -> str:
+    return f"history/attempts/{attempt:020d}-{what}.json"
+
+
+def failure_history_path(attempt: Attempt, number: int) -> str:
+    return f"history/failures/{attempt:020d}-{number:06d}.json"
+
+
+def is_history_file(name: str) -> bool:
+    """Whether a child of one of the history's directories has a name of ours."""
+    return re.fullmatch(r"[0-9]{20}-(?:[0-9]+|begun|ended)\.json", name, re.ASCII) is not None
 
 
 def log_path(sequence: int) -> str:

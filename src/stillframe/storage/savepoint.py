@@ -1,8 +1,8 @@
 """A job's own store that also shows the savepoint from which the job starts.
 
 So that whoever restores state need not know where it comes from: a path below `savepoint/` means a
-file of the savepoint, wherever that lies. It is read and nothing else; the job's own files are all
-others, and the first checkpoint of the job has everything itself.
+file of the savepoint, or of another job's checkpoint, wherever that lies. It is read and nothing
+else; the job's own files are all others, and the first checkpoint of the job has everything itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ _PREFIX = f"{SAVEPOINT_DIRECTORY}/"
 def path_in_savepoint(path: str) -> str:
     """Where a job sees the file that has this path in the savepoint."""
     return _PREFIX + path
+
+
+def is_in_savepoint(path: str) -> bool:
+    """Whether a file is not the job's own: no checkpoint of the job may refer to it."""
+    return path.startswith(_PREFIX)
 
 
 class StoreWithSavepoint(Store):

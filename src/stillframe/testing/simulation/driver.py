@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from stillframe.api.sources import SplitEnumerator
@@ -21,11 +21,14 @@ from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
+    AttemptRested,
     AttemptStopped,
     Mail,
     SlotsEnded,
+    StopWanted,
 )
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.coordinator.starting import Starter
@@ -111,6 +114,10 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             needs.open_store,
         )
         self._starter = Starter(self._parts)
+
+    @property
+    def plan(self) -> Plan:
+        return self._needs.plan
 
     @property
     def ledger(self) -> Ledger:
@@ -210,11 +217,18 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             return
         attempt.unanswered_requests()  # nobody waits for them here
         match attempt.outcome:
-            case AttemptStopped():
+            case AttemptStopped(is_cancelled):
                 self._world.note(f"driver {self.number} has stopped the job")
                 self.broadcast(EndSlot())
                 self._attempt = None
+                if is_cancelled:
+                    self._starter.cancel()
                 self.is_dead = True
+            case AttemptRested(wanted):
+                self._world.note(f"driver {self.number} goes on with {wanted.plan.slots} slots")
+                self.broadcast(EndSlot())
+                self._use(wanted.plan)
+                self._try_again()
             case AttemptFinished():
                 self.broadcast(EndSlot())
                 self._attempt = None
@@ -227,6 +241,12 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
                 if cause == "damaged snapshot" and record and record.restored_from is not None:
                     self._starter.mark_damaged(record.restored_from, reason)
                 self._try_again()
+
+    def _use(self, plan: Plan) -> None:
+        """From the next attempt on, as the real job does."""
+        self._needs = replace(self._needs, plan=plan)
+        self._parts = replace(self._parts, plan=plan)
+        self._starter.use(self._parts)
 
     def _try_again(self) -> None:
         """A new attempt, while slots of the old one may still be at work for a while."""
@@ -251,6 +271,15 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
 
     def take_savepoint(self, wanted: SavepointWanted) -> None:
         self._do(lambda: self._handle(wanted))
+
+    def cancel(self) -> None:
+        """For good, says the log; but its checkpoints are kept, and somebody starts it again."""
+        self._do(lambda: self._handle(StopWanted(cancels=True)))
+
+    def rescale(self, wanted: RescaleWanted) -> bool:
+        """Whether there is an attempt to ask; it may be over before it hears of it."""
+        self._do(lambda: self._handle(wanted))
+        return self._attempt is not None and not self.is_dead
 
     def on_joined(self, slot: SimulatedSlot) -> None:
         slot.has_joined = True

@@ -133,7 +133,8 @@ class SimulatedJob:
         }
 
     def config_for(self, driver: int) -> JobConfig:
-        return replace(self.config, state_backend=self.backends[driver % len(self.backends)])
+        backend = self.backends[driver % len(self.backends)]
+        return replace(self.config, state_backend=backend, retain_on_cancel=True)
 
     def plan(self, slots: int) -> Plan:
         read = Node(Read(self.source), RECORD_SCHEMA, given_uid=SOURCE)

@@ -25,6 +25,8 @@ FAULTS = (
     "repeats",
     "clock_jumps",
     "savepoints",
+    "live_rescales",
+    "cancels",
 )
 """As in `Rates`; 0 leaves a kind of fault out."""
 

@@ -37,7 +37,7 @@ from stillframe.runtime.inner_task import InnerSubtask
 from stillframe.runtime.keyed_functions import FunctionOperator
 from stillframe.runtime.operators import Reading, Writing
 from stillframe.runtime.outputs import EdgeOutput
-from stillframe.runtime.source_task import Reserved
+from stillframe.runtime.source_task import Reserved, SourceSubtask
 from stillframe.runtime.task import Subtask
 from stillframe.runtime.watermarking import Watermarking
 from stillframe.state import timers
@@ -359,6 +359,15 @@ def _commit_on_abort(original: Any) -> Any:
     return on_abort
 
 
+def _hold_for_ever(original: Any) -> Any:
+    def on_abort(self: Any, checkpoint_id: Any) -> None:
+        held_by = self._held_by
+        original(self, checkpoint_id)
+        self._held_by = held_by
+
+    return on_abort
+
+
 def _commit_a_savepoint(original: Any) -> Any:
     def on_savepoint_stored(self: Any, checkpoint_id: Any, now_seconds: float) -> Any:
         instructions = original(self, checkpoint_id, now_seconds)
@@ -468,14 +477,14 @@ def _newest_directory(original: Any) -> Any:
         for checkpoint in reversed(found):
             path = metadata_path(*checkpoint)
             if "_metadata" in store.list(path.split("/", maxsplit=1)[0]):
-                return decode_manifest(store.read(path))
-        return None
+                return decode_manifest(store.read(path)), False
+        return None, False
 
     return choose_manifest
 
 
 def _from_the_beginning(original: Any) -> Any:
-    return lambda self: None
+    return lambda self: (None, False)
 
 
 def _write_all_the_same(original: Any) -> Any:
@@ -751,6 +760,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "commit-a-savepoint": Mutant(
         "sinks are told to commit what they prepared for a savepoint",
         Checkpoints, "on_savepoint_stored", _commit_a_savepoint,
+    ),
+    "hold-for-ever": Mutant(
+        "a source that was held for a last checkpoint does not go on when that fails",
+        SourceSubtask, "on_abort", _hold_for_ever,
     ),
     "commit-on-abort": Mutant(
         "an aborted checkpoint is committed",

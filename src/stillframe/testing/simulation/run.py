@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
+from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointOutcome, SavepointTaken, SavepointWanted
 from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.manifests import decode_manifest
@@ -28,6 +29,7 @@ _EVENTS_MAX = 20_000
 """Some hundreds are usual, and a few thousand the most that was ever seen."""
 _STRAY_TIMES = 3
 _STRAY_SECONDS_MAX = 5.0
+_RESCALE_TRIES = 4
 _MISFITS = ("crash: TypeError", "crash: AttributeError", "crash: NameError")
 
 
@@ -83,6 +85,10 @@ class Rates:
     clock_jumps: int
     savepoints: int
     """How often somebody asks for one, or for the job to stop with one."""
+    live_rescales: int
+    """How often somebody asks for another parallelism while the job runs; only if it rescales."""
+    cancels: int
+    """How often somebody cancels the job, which keeps its checkpoints and is started again."""
 
 
 def run_seed(
@@ -308,6 +314,8 @@ class _Run:
         plan(rates.rots, self._rot_a_file)
         plan(rates.power_losses, self._let_power_fail)
         plan(rates.savepoints, self._ask_for_a_savepoint)
+        plan(rates.live_rescales if rates.rescales else 0, self._ask_for_a_rescale)
+        plan(rates.cancels, self._cancel_the_job)
         plan(rates.clock_jumps, lambda: self._world.jump_clock(random.randint(-9999, 9999)))
 
     def _kill_a_slot(self) -> None:
@@ -327,6 +335,32 @@ class _Run:
         address = f"/savepoints/{self._savepoints}"
         self._world.note(f"somebody wants a savepoint in {address}, and then the job to {then}")
         self._driver.take_savepoint(SavepointWanted(address, then, self._on_savepoint))
+
+    def _cancel_the_job(self) -> None:
+        """Only when it has a checkpoint: without one it would not be started again unasked."""
+        driver = self._driver
+        if driver is None or driver.is_dead:
+            return
+        record = driver.ledger.record
+        if record is not None and record.newest is not None:
+            self._world.note("somebody cancels the job")
+            driver.cancel()
+
+    def _ask_for_a_rescale(self, tries: int = _RESCALE_TRIES) -> None:
+        """At most once is refused, as what a source has reserved would be skipped."""
+        driver = self._driver
+        if driver is None or self._job.config.checkpoint_mode == "at-most-once" or not tries:
+            return
+
+        def try_again(outcome: object) -> None:
+            self._world.note("the rescale:", outcome)
+            self._world.soon(partial(self._ask_for_a_rescale, tries - 1), 1.0)
+
+        others = [slots for slots in (1, 2, 3) if slots != driver.plan.slots]
+        slots = self._limits.cap("slots", self._world.random.choice(others))
+        self._world.note(f"somebody wants {slots} slots instead of {driver.plan.slots}")
+        if not driver.rescale(RescaleWanted(slots, self._job.plan(slots), try_again)):
+            try_again("nothing runs")
 
     def _on_savepoint(self, outcome: SavepointOutcome) -> None:
         self._world.note(str(outcome))
@@ -424,6 +458,8 @@ def _random_rates(world: World, limits: Limits) -> Rates:
         repeats=random.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
         clock_jumps=random.randint(0, 1),
         savepoints=random.choice([0, 0, 1, 2]),
+        live_rescales=random.choice([0, 1, 2]),
+        cancels=random.choice([0, 0, 0, 1]),
     )
     # Drawn first, so that a limit changes nothing else about the run.
     return replace(drawn, **{name: limits.cap(name, getattr(drawn, name)) for name in FAULTS})

@@ -1,0 +1,387 @@
+"""`stillframe list`, `status`, `stop` and the others that ask the driver of a running job.
+
+Each answers in a short table for people, or with `--json` in one JSON document. What takes longer
+is waited for, within `--timeout`, unless it is `--detached`: then the number to ask about it with
+is told, and the driver goes on alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from stillframe.cli.client import Answer, DriverClient, NoDriver, NotThere
+from stillframe.cli.finding import FoundJob, Where, all_jobs, find_job, state_of
+from stillframe.cli.tables import NOTHING, fields, moment, one_line, size, span, table
+from stillframe.errors import BuildError, StillframeError
+from stillframe.storage.paths import SAVEPOINT_METADATA
+from stillframe.storage.store import is_local_address, open_store
+
+TOKEN_VARIABLE = "STILLFRAME_TOKEN"
+_CHECKPOINT_COLUMNS = (
+    "ID",
+    "Status",
+    "Acknowledged",
+    "Trigger Time",
+    "Latest Acknowledgement",
+    "End to End Duration",
+    "Checkpointed Data Size",
+    "Full Checkpoint Data Size",
+    "Processed (persisted) in-flight data",
+)
+_SUBTASK_COLUMNS = (
+    "Subtask",
+    "Status",
+    "Acknowledged",
+    "End to End Duration",
+    "Checkpointed Data Size",
+    "Sync Duration",
+    "Async Duration",
+    "Processed (persisted) Data",
+    "Alignment Duration",
+    "Start Delay",
+    "Unaligned",
+)
+
+
+def control(arguments: argparse.Namespace) -> int:
+    """0: done, or told. What cannot be is raised as a sentence."""
+    where = Where(
+        arguments.url,
+        arguments.checkpoints,
+        arguments.token,
+        os.environ.get(TOKEN_VARIABLE),
+        arguments.timeout,
+    )
+    if arguments.command == "list":
+        _list(where, as_json=arguments.json)
+    else:
+        found = find_job(arguments.job, where)
+        _COMMANDS[arguments.command](found, arguments)
+    return 0
+
+
+# --- what is ---
+
+
+def _list(where: Where, *, as_json: bool) -> None:
+    jobs = all_jobs(where)
+    if as_json:
+        _print_json({"jobs": jobs})
+    elif jobs:
+        rows = (
+            (_text(job["jid"]), _text(job["name"]), job["state"], moment(job["start-time"]))
+            for job in jobs
+        )
+        _print(table(("ID", "Name", "State", "Start Time"), rows))
+    else:
+        print("no job runs")
+
+
+def _status(found: FoundJob, arguments: argparse.Namespace) -> None:
+    status = found.status()
+    if arguments.json:
+        _print_json(status)
+        return
+    _print(fields(_status_fields(status, found)))
+
+
+def _status_fields(status: Answer, found: FoundJob) -> Iterator[tuple[str, str]]:
+    yield "Name", _text(status["name"])
+    yield "ID", _text(status["jid"])
+    yield "State", _text(status["state"])
+    yield "Start Time", moment(status["start-time"])
+    yield "Attempts", _text(status["attempts"])
+    yield "Restarts", _text(status["restarts"])
+    yield "Guarantee", _text(status["guarantee"])
+    yield "Parallelism", _text(status["parallelism"])
+    yield "Last Checkpoint", _checkpoint_in_words(status["last-checkpoint"])
+    yield "Checkpoint Location", _text(status["checkpoint-location"])
+    yield "Driver", _driver_in_words(status["driver"], found)
+    if status["failure"] is not None:
+        yield "Failure", one_line(status["failure"])
+
+
+def _checkpoint_in_words(checkpoint: Mapping[str, Any] | None) -> str:
+    if not checkpoint:
+        return NOTHING
+    return (
+        f"{checkpoint.get('id')}, {moment(checkpoint.get('trigger_timestamp'))},"
+        f" {span(checkpoint.get('end_to_end_duration'))}, {size(checkpoint.get('state_size'))}"
+    )
+
+
+def _driver_in_words(driver: Mapping[str, Any] | None, found: FoundJob) -> str:
+    if driver is None:
+        return one_line(found.why_no_driver)
+    whose = "" if driver["pid"] is None else f", process {driver['pid']} of {driver['host']}"
+    return one_line(f"{driver['url']}{whose}")
+
+
+def _checkpoints(found: FoundJob, arguments: argparse.Namespace) -> None:
+    if arguments.number is not None:
+        _one_checkpoint(found, arguments.number, as_json=arguments.json)
+        return
+    told = found.checkpoints()
+    _mention_files(found)
+    if arguments.json:
+        _print_json(told)
+        return
+    history = told.get("history") or []
+    if history:
+        _print(table(_CHECKPOINT_COLUMNS, map(_checkpoint_row, history)))
+    counts = told.get("counts") or {}
+    print(
+        ", ".join(f"{counts.get(name, 0)} {name}" for name in ("completed", "failed", "restored"))
+        + f", {counts.get('in_progress', 0)} in progress"
+    )
+
+
+def _checkpoint_row(checkpoint: Answer) -> tuple[str, ...]:
+    savepoint = " (savepoint)" if checkpoint.get("is_savepoint") else ""
+    return (
+        _text(checkpoint.get("id")),
+        f"{_text(checkpoint.get('status'))}{savepoint}",
+        f"{checkpoint.get('num_acknowledged_subtasks')}/{checkpoint.get('num_subtasks')}",
+        moment(checkpoint.get("trigger_timestamp")),
+        moment(checkpoint.get("latest_ack_timestamp")),
+        span(checkpoint.get("end_to_end_duration")),
+        size(checkpoint.get("checkpointed_size")),
+        size(checkpoint.get("state_size")),
+        f"{size(checkpoint.get('processed_data'))} ({size(checkpoint.get('persisted_data'))})",
+    )
+
+
+def _one_checkpoint(found: FoundJob, number: int, *, as_json: bool) -> None:
+    told = found.checkpoint(number)
+    _mention_files(found)
+    if as_json:
+        _print_json(told)
+        return
+    _print(table(_CHECKPOINT_COLUMNS, [_checkpoint_row(told)]))
+    for name in ("failure_message", "external_path"):
+        if told.get(name):
+            print(_text(told[name]))
+    for task in told["subtasks"].values():
+        print(f"\n{_text(task.get('name'))}")
+        _print(table(_SUBTASK_COLUMNS, map(_subtask_row, task.get("subtasks") or [])))
+
+
+def _subtask_row(subtask: Answer) -> tuple[str, ...]:
+    checkpoint, alignment = subtask.get("checkpoint") or {}, subtask.get("alignment") or {}
+    return (
+        _text(subtask.get("index")),
+        _text(subtask.get("status")),
+        moment(subtask.get("ack_timestamp")),
+        span(subtask.get("end_to_end_duration")),
+        size(subtask.get("checkpointed_size")),
+        span(checkpoint.get("sync")),
+        span(checkpoint.get("async")),
+        f"{size(alignment.get('processed'))} ({size(alignment.get('persisted'))})",
+        span(alignment.get("duration")),
+        span(subtask.get("start_delay")),
+        {True: "yes", False: "no"}.get(subtask.get("unaligned_checkpoint"), NOTHING),  # type: ignore[arg-type]
+    )
+
+
+def _failures(found: FoundJob, arguments: argparse.Namespace) -> None:
+    told = found.failures()
+    _mention_files(found)
+    if arguments.json:
+        _print_json(told)
+        return
+    entries = (told.get("exceptionHistory") or {}).get("entries") or []
+    if not entries:
+        print("no failure is remembered")
+        return
+    columns = ("Time", "Attempt", "Kind", "Task", "Recovered From", "Cause")
+    _print(table(columns, map(_failure_row, entries)))
+
+
+def _failure_row(entry: Answer) -> tuple[str, ...]:
+    return (
+        moment(entry.get("timestamp")),
+        _text(entry.get("attempt")),
+        _text(entry.get("exceptionName")),
+        _text(entry.get("taskName")),
+        _recovered_in_words(entry),
+        _text(entry.get("stacktrace")),
+    )
+
+
+def _recovered_in_words(entry: Answer) -> str:
+    origin = entry.get("recovered-from")
+    if isinstance(origin, dict):
+        kind = "savepoint" if origin.get("is_savepoint") else "checkpoint"
+        return f"{kind} {origin.get('id')}"
+    if entry.get("recovered-by-attempt") is not None:
+        return "the beginning"
+    return "given up" if entry.get("given-up") else NOTHING
+
+
+# --- what is to be ---
+
+
+def _trigger(found: FoundJob, arguments: argparse.Namespace) -> None:
+    driver = found.driver("take a checkpoint")
+    request = driver.post("jobs", found.key, "checkpoints")
+    if _is_left_alone(request, arguments):
+        return
+    done = driver.await_operation("jobs", found.key, "checkpoints", _number(request))
+    number = done.get("checkpointId")
+    _tell(arguments, f"checkpoint {number} is complete", {"checkpoint-id": number})
+
+
+def _savepoint(found: FoundJob, arguments: argparse.Namespace) -> None:
+    driver = found.driver("take a savepoint")
+    directory = _absolute(arguments.directory)
+    request = driver.post(
+        "jobs", found.key, "savepoints", body={"target-directory": directory, "cancel-job": False}
+    )
+    if _is_left_alone(request, arguments):
+        return
+    done = driver.await_operation("jobs", found.key, "savepoints", _number(request))
+    _tell(arguments, str(done.get("location")), {"location": done.get("location")})
+
+
+def _stop(found: FoundJob, arguments: argparse.Namespace) -> None:
+    if arguments.drain and arguments.savepoint is None:
+        raise BuildError("--drain wants a savepoint: say where it goes with --savepoint DIR")
+    driver = found.driver("be stopped")
+    directory = None if arguments.savepoint is None else _absolute(arguments.savepoint)
+    body: dict[str, Any] = {"drain": arguments.drain}
+    request = driver.post(
+        "jobs",
+        found.key,
+        "stop",
+        body=body if directory is None else {**body, "targetDirectory": directory},
+    )
+    if _is_left_alone(request, arguments):
+        return
+    location = _await_stop(driver, found, _number(request), directory)
+    text = f"job {found.name!r} has stopped" if location is None else location
+    _tell(arguments, text, {"location": location, "state": "STOPPED"})
+
+
+def _await_stop(
+    driver: DriverClient, found: FoundJob, number: str, directory: str | None
+) -> str | None:
+    """The savepoint's place. The driver may end with its job, before anybody has asked it."""
+    try:
+        done = driver.await_operation("jobs", found.key, "savepoints", number)
+        location = done.get("location")
+        return None if location is None else str(location)
+    except NoDriver as error:
+        if directory is not None and not _is_savepoint(directory):
+            raise StillframeError(
+                f"{error} any more, and there is no savepoint in {directory}: look at what its"
+                " driver has said"
+            ) from error
+        return directory
+
+
+def _cancel(found: FoundJob, arguments: argparse.Namespace) -> None:
+    driver = found.driver("be cancelled")
+    driver.patch("jobs", found.key, mode="cancel")
+    state = driver.await_answer(lambda: _ended_state(driver, found.key), "the job has not ended")
+    if state not in ("CANCELED", None):
+        raise StillframeError(f"job {found.name!r} was not cancelled: it is {state} already")
+    _tell(arguments, f"job {found.name!r} is cancelled", {"state": "CANCELED"})
+
+
+def _ended_state(driver: DriverClient, key: str) -> tuple[str | None] | None:
+    """Nothing yet, or the state it has ended in; unknown if its driver has ended with it."""
+    try:
+        details = driver.get("jobs", key)
+    except (NoDriver, NotThere):
+        return (None,)
+    is_over = (details.get("end-time") or -1) >= 0
+    return (state_of(details),) if is_over else None
+
+
+def _rescale(found: FoundJob, arguments: argparse.Namespace) -> None:
+    driver = found.driver("be rescaled")
+    request = driver.patch("jobs", found.key, "rescaling", parallelism=str(arguments.parallelism))
+    if _is_left_alone(request, arguments):
+        return
+    done = driver.await_operation("jobs", found.key, "rescaling", _number(request))
+    text = (
+        f"job {found.name!r} runs with parallelism {done.get('parallelism')}, before"
+        f" {done.get('parallelism-before')}; it was down for {span(done.get('downtime-ms'))}"
+    )
+    _tell(arguments, text, done)
+
+
+_COMMANDS: Mapping[str, Callable[[FoundJob, argparse.Namespace], None]] = {
+    "status": _status,
+    "checkpoints": _checkpoints,
+    "failures": _failures,
+    "trigger": _trigger,
+    "savepoint": _savepoint,
+    "stop": _stop,
+    "cancel": _cancel,
+    "rescale": _rescale,
+}
+NAMES = ("list", *_COMMANDS)
+
+
+# --- words ---
+
+
+def _is_left_alone(request: Answer, arguments: argparse.Namespace) -> bool:
+    """Whether nobody waits for it; its number is told then."""
+    if arguments.detached:
+        _tell(arguments, _number(request), {"request-id": _number(request)})
+    return bool(arguments.detached)
+
+
+def _number(request: Answer) -> str:
+    number = request.get("request-id")
+    if not isinstance(number, str):
+        raise StillframeError(f"the driver did not say under which number it does it: {request!r}")
+    return number
+
+
+def _absolute(directory: str) -> str:
+    """A path means what it means here, not where the driver was started."""
+    if not directory:
+        raise BuildError("the savepoint's directory is empty: say where it goes")
+    is_plain = is_local_address(directory) and ":/" not in directory
+    return os.path.abspath(directory) if is_plain else directory
+
+
+def _is_savepoint(directory: str) -> bool:
+    try:
+        return SAVEPOINT_METADATA in open_store(directory).list("")
+    except StillframeError:
+        return False
+
+
+def _mention_files(found: FoundJob) -> None:
+    if found.client is None:
+        sentence = f"{one_line(found.why_no_driver)}; this is what its files say"
+        print(f"stillframe: job {found.name!r}: {sentence}", file=sys.stderr)
+
+
+def _tell(arguments: argparse.Namespace, text: str, document: Answer) -> None:
+    if arguments.json:
+        _print_json(document)
+    else:
+        print(text)
+
+
+def _print_json(document: Answer) -> None:
+    print(json.dumps(document, ensure_ascii=False, indent=1))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _text(value: object) -> str:
+    return NOTHING if value is None or value == "" else one_line(value)

@@ -1,0 +1,177 @@
+"""The attempts of a job, as they are remembered: what each started from, how it failed or ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from stillframe.ids import Attempt, CheckpointId, SlotIndex, SubtaskIndex
+from stillframe.json_values import JsonObject
+from stillframe.protocol.manifests import JsonFields
+
+FailureKind = Literal["permanent", "damaged snapshot", "bystander", "other", "driver lost"]
+"""As a slot tells it (`messages.FailureCause`), or found out by the driver that came after."""
+EndOutcome = Literal["finished", "stopped", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A snapshot from which an attempt started."""
+
+    checkpoint_id: CheckpointId
+    """Of a savepoint, the number it had in the job that took it."""
+    restored_at_ms: int
+    is_savepoint: bool
+    path: str | None
+
+    def to_json(self) -> JsonObject:
+        """As Flink's RestoredCheckpointStatistics."""
+        return {
+            "id": self.checkpoint_id,
+            "restore_timestamp": self.restored_at_ms,
+            "is_savepoint": self.is_savepoint,
+            "external_path": self.path,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Restored:
+        fields = JsonFields(value)
+        return cls(
+            CheckpointId(fields.integer("id")),
+            fields.integer("restore_timestamp"),
+            fields.flag("is_savepoint"),
+            fields.text_or_none("external_path"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegun:
+    """An attempt has started, from there; None: from the beginning."""
+
+    attempt: Attempt
+    at_ms: int
+    restored: Restored | None
+
+    def record(self) -> JsonObject:
+        restored = {} if self.restored is None else {"restored": self.restored.to_json()}
+        return {"attempt": self.attempt, "at_ms": self.at_ms, **restored}
+
+    @classmethod
+    def from_record(cls, fields: JsonFields) -> AttemptBegun:
+        return cls(
+            Attempt(fields.integer("attempt")),
+            fields.integer("at_ms"),
+            fields.part_if_any("restored", Restored.from_json),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """An attempt is over, and so is its driver's part in the job."""
+
+    attempt: Attempt
+    at_ms: int
+    outcome: EndOutcome
+
+    def record(self) -> JsonObject:
+        return {"attempt": self.attempt, "at_ms": self.at_ms, "outcome": self.outcome}
+
+    @classmethod
+    def from_record(cls, fields: JsonFields) -> AttemptEnded:
+        outcome = cast(EndOutcome, fields.one_of("outcome", get_args(EndOutcome)))
+        return cls(Attempt(fields.integer("attempt")), fields.integer("at_ms"), outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt did not go on, and what followed."""
+
+    attempt: Attempt
+    number: int
+    """Counts the failures of one attempt: storage may fail again before the next one begins."""
+    at_ms: int
+    reason: str
+    kind: FailureKind
+    restart_delay_seconds: float | None
+    """None: the job was given up, or its driver was gone."""
+    task: str | None = None
+    subtask: SubtaskIndex | None = None
+    slot: SlotIndex | None = None
+    recovered_by: AttemptBegun | None = None
+    """The attempt that came next, if it has begun; worked out, not kept."""
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether trying again would fail the same way."""
+        return self.kind == "permanent"
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.restart_delay_seconds is None and self.kind != "driver lost"
+
+    @property
+    def where(self) -> str | None:
+        """In words, as far as it is known: `count (2)`, `slot 1`."""
+        if self.task is not None:
+            return self.task if self.subtask is None else f"{self.task} ({self.subtask})"
+        return None if self.slot is None else f"slot {self.slot}"
+
+    @property
+    def recovered_from(self) -> Restored | None:
+        """What the next attempt started from; None also if that was the beginning."""
+        return self.recovered_by.restored if self.recovered_by is not None else None
+
+    def to_json(self) -> JsonObject:
+        """As an entry of Flink's exceptionHistory, and what we know besides."""
+        delay = self.restart_delay_seconds
+        recovered = self.recovered_by
+        return {
+            "exceptionName": self.kind,
+            "stacktrace": self.reason,
+            "timestamp": self.at_ms,
+            "taskName": self.where,
+            "endpoint": None,
+            "taskManagerId": None if self.slot is None else f"slot-{self.slot}",
+            "failureLabels": {"kind": self.kind},
+            "concurrentExceptions": [],
+            "attempt": self.attempt,
+            "permanent": self.is_permanent,
+            "given-up": self.is_given_up,
+            "restart-delay-ms": None if delay is None else round(delay * 1000),
+            "recovered-by-attempt": None if recovered is None else recovered.attempt,
+            "recovered-at": None if recovered is None else recovered.at_ms,
+            "recovered-from": None
+            if self.recovered_from is None
+            else self.recovered_from.to_json(),
+        }
+
+    def record(self) -> JsonObject:
+        return {
+            "attempt": self.attempt,
+            "number": self.number,
+            "at_ms": self.at_ms,
+            "reason": self.reason,
+            "kind": self.kind,
+            "restart_delay_ms": None
+            if self.restart_delay_seconds is None
+            else round(self.restart_delay_seconds * 1000),
+            "task": self.task,
+            "subtask": self.subtask,
+            "slot": self.slot,
+        }
+
+    @classmethod
+    def from_record(cls, fields: JsonFields) -> Failure:
+        delay_ms = fields.integer_or_none("restart_delay_ms")
+        subtask, slot = fields.integer_or_none("subtask"), fields.integer_or_none("slot")
+        return cls(
+            attempt=Attempt(fields.integer("attempt")),
+            number=fields.integer("number"),
+            at_ms=fields.integer("at_ms"),
+            reason=fields.text("reason"),
+            kind=cast(FailureKind, fields.one_of("kind", get_args(FailureKind))),
+            restart_delay_seconds=None if delay_ms is None else delay_ms / 1000,
+            task=fields.text_or_none("task"),
+            subtask=None if subtask is None else SubtaskIndex(subtask),
+            slot=None if slot is None else SlotIndex(slot),
+        )

@@ -1,0 +1,283 @@
+"""A query as Flink's JSON.
+
+What Flink has goes by Flink's names, also where Flink has no time to tell and says -1. What only we
+know of a job is in its field `stillframe`.
+"""
+
+from __future__ import annotations
+
+from stillframe.config import settings_in_force
+from stillframe.graph.plan import Edge, Partitioning, Plan, Task
+from stillframe.ids import CheckpointId
+from stillframe.json_values import JsonObject, JsonValue
+from stillframe.protocol.statistics import CheckpointStatistics, vertex_id
+from stillframe.rest.jobs import STATES, ServedJob
+from stillframe.rest.operations import Done, Failed
+from stillframe.rest.refusals import Refused
+
+TASK_STATES = (
+    "created",
+    "scheduled",
+    "deploying",
+    "initializing",
+    "running",
+    "finished",
+    "canceling",
+    "canceled",
+    "failed",
+    "reconciling",
+)
+_TASKS_OF = {
+    "INITIALIZING": "initializing",
+    "RUNNING": "running",
+    "RESTARTING": "scheduled",
+    "FINISHED": "finished",
+    "CANCELED": "canceled",
+    "FAILED": "failed",
+}
+"""What all tasks of a job do while it is in a state: they come and go together."""
+
+
+# --- jobs ---
+
+
+def id_and_status(job: ServedJob) -> JsonObject:
+    return {"id": job.jid, "status": job.state}
+
+
+def overview(job: ServedJob, now_ms: int) -> JsonObject:
+    subtasks = sum(task.parallelism for task in job.query.plan.tasks)
+    return {
+        "jid": job.jid,
+        "name": job.name,
+        "state": job.state,
+        **_times(job, now_ms),
+        "last-modification": job.changed_at_ms,
+        "tasks": {"total": subtasks, **_task_counts(job.state, subtasks)},
+    }
+
+
+def details(job: ServedJob, now_ms: int) -> JsonObject:
+    plan, state = job.query.plan, job.state
+    subtasks = sum(task.parallelism for task in plan.tasks)
+    since_ms = job.since_ms
+    return {
+        "jid": job.jid,
+        "name": job.name,
+        "isStoppable": not job.has_ended,
+        "state": state,
+        **_times(job, now_ms),
+        "maxParallelism": plan.max_parallelism,
+        "now": now_ms,
+        "timestamps": {each: since_ms.get(each, 0) for each in STATES},
+        "vertices": [_vertex(task, job, now_ms) for task in plan.tasks],
+        "status-counts": _status_counts(state, subtasks),
+        "plan": _plan(plan, job.jid),
+        "stillframe": _own_words(job),
+    }
+
+
+def _own_words(job: ServedJob) -> JsonObject:
+    query = job.query
+    summary = query.summary
+    failure, guarantee = query.exception(), query.guarantee()
+    return {
+        "run-id": query.runId,
+        "outcome": summary.outcome,
+        "message": str(query.status["message"]),
+        "failure": None if failure is None else str(failure),
+        "guarantee": guarantee.word,
+        "guarantee-reasons": list(guarantee.reasons),
+        "parallelism": query.parallelism,
+        "attempts": summary.attempts,
+        "restarts": summary.restarts,
+        "records-in": summary.records_in,
+        "records-out": summary.records_out,
+        "records-late": summary.records_late,
+        "last-checkpoint": summary.last_checkpoint,
+        "checkpoint-location": query.config.checkpoint_location,
+        "slot-pids": list(query.slot_pids),
+    }
+
+
+def _times(job: ServedJob, now_ms: int) -> JsonObject:
+    ended_at_ms = job.ended_at_ms
+    until_ms = now_ms if ended_at_ms is None else ended_at_ms
+    return {
+        "start-time": job.started_at_ms,
+        "end-time": -1 if ended_at_ms is None else ended_at_ms,
+        "duration": max(0, until_ms - job.started_at_ms),
+    }
+
+
+def _task_counts(state: str, subtasks: int) -> JsonObject:
+    return {each: subtasks if each == _TASKS_OF[state] else 0 for each in TASK_STATES}
+
+
+def _status_counts(state: str, subtasks: int) -> JsonObject:
+    return {name.upper(): count for name, count in _task_counts(state, subtasks).items()}
+
+
+def _vertex(task: Task, job: ServedJob, now_ms: int) -> JsonObject:
+    return {
+        "id": task_vertex(task),
+        "name": task.name,
+        "maxParallelism": job.query.plan.max_parallelism,
+        "parallelism": task.parallelism,
+        "status": _TASKS_OF[job.state].upper(),
+        **_times(job, now_ms),
+        "tasks": _status_counts(job.state, task.parallelism),
+    }
+
+
+def task_vertex(task: Task) -> str:
+    return vertex_id(task.operators[0].uid)
+
+
+def _plan(plan: Plan, jid: str) -> JsonObject:
+    return {
+        "jid": jid,
+        "name": plan.job,
+        "type": "STREAMING",
+        "nodes": [_node(task, plan) for task in plan.tasks],
+    }
+
+
+def _node(task: Task, plan: Plan) -> JsonObject:
+    return {
+        "id": task_vertex(task),
+        "parallelism": task.parallelism,
+        "operator": "",
+        "operator_strategy": "",
+        "description": task.name,
+        "optimizer_properties": {},
+        "inputs": [
+            _input(number, plan.edges[index], plan) for number, index in enumerate(task.input_edges)
+        ],
+    }
+
+
+def _input(number: int, edge: Edge, plan: Plan) -> JsonObject:
+    return {
+        "num": number,
+        "id": task_vertex(plan.tasks[edge.source_task]),
+        "ship_strategy": _ship_strategy(edge.partitioning),
+        "exchange": "pipelined_bounded",
+    }
+
+
+def _ship_strategy(partitioning: Partitioning) -> str:
+    """Forward, Rebalance and Broadcast are Flink's words too."""
+    name = type(partitioning).__name__
+    return "HASH" if name == "HashBy" else name.upper()
+
+
+# --- settings ---
+
+
+def configuration(job: ServedJob) -> JsonObject:
+    config = job.query.config
+    return {
+        "jid": job.jid,
+        "name": job.name,
+        "execution-config": {
+            "execution-mode": "PIPELINED",
+            "restart-strategy": config.restart_strategy_in_force,
+            "job-parallelism": job.query.parallelism,
+            "object-reuse-mode": False,
+            "user-config": settings_in_force(config),
+        },
+    }
+
+
+def checkpoint_configuration(job: ServedJob) -> JsonObject:
+    config = job.query.config
+    interval, tolerable = config.checkpoint_interval_seconds, config.tolerable_failed_checkpoints
+    return {
+        "mode": config.checkpoint_mode.replace("-", "_"),
+        "interval": None if interval is None else _ms(interval),
+        "timeout": _ms(config.checkpoint_timeout_seconds),
+        "min_pause": _ms(config.checkpoint_min_pause_seconds),
+        "max_concurrent": config.max_concurrent_checkpoints,
+        "externalization": {
+            "enabled": config.checkpoint_location is not None,
+            "delete_on_cancellation": not config.retain_on_cancel,
+        },
+        "state_backend": config.state_backend,
+        "checkpoint_storage": config.checkpoint_location,
+        "unaligned_checkpoints": config.unaligned_checkpoints,
+        "aligned_checkpoint_timeout": _ms(config.aligned_checkpoint_timeout_seconds),
+        "tolerable_failed_checkpoints": None if tolerable == float("inf") else int(tolerable),
+        "checkpoints_after_tasks_finish": True,
+        "state_changelog_enabled": False,
+        "num_retained": config.checkpoints_retained,
+    }
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+# --- checkpoints and failures ---
+
+
+def checkpoints(job: ServedJob) -> JsonObject:
+    return job.query.checkpoint_statistics.to_json()
+
+
+def checkpoint_details(job: ServedJob, number: int) -> JsonObject:
+    return _checkpoint(job, number).to_json(with_tasks=True)
+
+
+def subtask_details(job: ServedJob, number: int, vertex: str) -> JsonObject:
+    found = _checkpoint(job, number).task_to_json(vertex.lower())
+    if found is None:
+        raise Refused(
+            404,
+            f"checkpoint {number} of job {job.name!r} has no task {vertex}:"
+            f" GET /jobs/{job.jid}/checkpoints/details/{number} tells which",
+        )
+    return found
+
+
+def _checkpoint(job: ServedJob, number: int) -> CheckpointStatistics:
+    found = job.query.checkpoint_statistics.checkpoint(CheckpointId(number))
+    if found is None:
+        raise Refused(
+            404,
+            f"job {job.name!r} has no checkpoint {number} that is remembered:"
+            f" GET /jobs/{job.jid}/checkpoints tells which",
+        )
+    return found
+
+
+def exceptions(job: ServedJob, entries_max: int) -> JsonObject:
+    """Newest first, as in Flink."""
+    failures = list(reversed(job.query.failures))
+    shown = failures[:entries_max]
+    newest = failures[0] if failures else None
+    return {
+        "root-exception": None if newest is None else newest.reason,
+        "timestamp": None if newest is None else newest.at_ms,
+        "all-exceptions": [],
+        "truncated": False,
+        "exceptionHistory": {
+            "entries": [failure.to_json() for failure in shown],
+            "truncated": len(shown) < len(failures),
+        },
+    }
+
+
+# --- operations ---
+
+
+def operation(outcome: Done | Failed | None, failure_field: str) -> JsonObject:
+    """`failure_field`: Flink spells it in two ways."""
+    status: JsonObject = {"id": "IN_PROGRESS" if outcome is None else "COMPLETED"}
+    told: JsonValue = None
+    match outcome:
+        case Done(result):
+            told = result
+        case Failed(kind, reason):
+            told = {failure_field: {"class": kind, "stack-trace": reason}}
+    return {"status": status, "operation": told}

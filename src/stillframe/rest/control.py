@@ -1,0 +1,189 @@
+"""What requests ask of a job, handed to its query; whatever takes time, in the background."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stillframe.errors import StillframeError
+from stillframe.json_values import JsonObject
+from stillframe.rest import answers
+from stillframe.rest.jobs import ServedJob, ServedJobs
+from stillframe.rest.operations import Kind, Operations
+from stillframe.rest.refusals import Refused
+from stillframe.storage.store import open_store
+
+EXCEPTIONS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that fits its description."""
+
+    jobs: ServedJobs
+    operations: Operations
+    path: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    body: Mapping[str, Any]
+
+    @property
+    def job(self) -> ServedJob:
+        return self.jobs.find(self.path["jobid"])
+
+    @property
+    def now_ms(self) -> int:
+        return self.jobs.clock.wall_ms()
+
+
+Handler = Callable[[Call], JsonObject]
+
+# --- reading ---
+
+
+def list_jobs(call: Call) -> JsonObject:
+    return {"jobs": [answers.id_and_status(job) for job in call.jobs.all()]}
+
+
+def overview_of_jobs(call: Call) -> JsonObject:
+    return {"jobs": [answers.overview(job, call.now_ms) for job in call.jobs.all()]}
+
+
+def job_details(call: Call) -> JsonObject:
+    return answers.details(call.job, call.now_ms)
+
+
+def job_config(call: Call) -> JsonObject:
+    return answers.configuration(call.job)
+
+
+def job_exceptions(call: Call) -> JsonObject:
+    return answers.exceptions(call.job, call.parameters.get("maxExceptions", EXCEPTIONS_MAX))
+
+
+def checkpoints(call: Call) -> JsonObject:
+    return answers.checkpoints(call.job)
+
+
+def checkpoint_config(call: Call) -> JsonObject:
+    return answers.checkpoint_configuration(call.job)
+
+
+def checkpoint_details(call: Call) -> JsonObject:
+    return answers.checkpoint_details(call.job, call.path["checkpointid"])
+
+
+def subtask_details(call: Call) -> JsonObject:
+    return answers.subtask_details(call.job, call.path["checkpointid"], call.path["vertexid"])
+
+
+def checkpoint_status(call: Call) -> JsonObject:
+    return _outcome(call, "checkpoint", "failureCause")
+
+
+def savepoint_status(call: Call) -> JsonObject:
+    return _outcome(call, "savepoint", "failure-cause")
+
+
+def rescaling_status(call: Call) -> JsonObject:
+    return _outcome(call, "rescaling", "failure-cause")
+
+
+def _outcome(call: Call, kind: Kind, failure_field: str) -> JsonObject:
+    outcome = call.operations.find(call.job.jid, kind, call.path["triggerid"])
+    return answers.operation(outcome, failure_field)
+
+
+# --- changing ---
+
+
+def trigger_checkpoint(call: Call) -> JsonObject:
+    job = call.job
+    if job.query.config.checkpoint_location is None:
+        raise Refused(
+            409, f"job {job.name!r} has no checkpointLocation, so it can take no checkpoint"
+        )
+
+    def take() -> JsonObject:
+        number = job.query.checkpoint()
+        if number is None:
+            raise StillframeError(f"job {job.name!r} ended before the checkpoint was complete")
+        return {"checkpointId": number}
+
+    return _begin(call, job, "checkpoint", {"wanted": "checkpoint"}, take)
+
+
+def trigger_savepoint(call: Call) -> JsonObject:
+    if call.body.get("cancel-job", False):
+        return _stop(call, call.body["target-directory"], drains=False)
+    job, directory = call.job, call.body["target-directory"]
+
+    def take() -> JsonObject:
+        _reached(job, directory)
+        return {"location": job.query.savepoint(directory)}
+
+    return _begin(call, job, "savepoint", {"wanted": "savepoint", "in": directory}, take)
+
+
+def stop_job(call: Call) -> JsonObject:
+    directory = call.body.get("targetDirectory")
+    return _stop(call, directory, call.body.get("drain", False))
+
+
+def _stop(call: Call, directory: str | None, drains: bool) -> JsonObject:
+    job = call.job
+
+    def stop() -> JsonObject:
+        location = None if directory is None else _reached(job, directory)
+        job.query.stop(savepoint=directory, drain=drains)
+        return {"location": location}
+
+    asked: JsonObject = {"wanted": "stop", "in": directory, "drain": drains}
+    return _begin(call, job, "savepoint", asked, stop)
+
+
+def cancel_job(call: Call) -> JsonObject:
+    job = call.job
+
+    def cancel() -> JsonObject:
+        job.query.cancel()
+        return {}
+
+    # One number for all who ask: a job is cancelled once.
+    number = uuid.UUID(job.query.runId).hex
+    asked: JsonObject = {"wanted": "cancel"}
+    call.operations.begin(job.jid, "cancel", number, asked, cancel, job.refuse_if_ended)
+    return {}
+
+
+def rescale_job(call: Call) -> JsonObject:
+    job, parallelism = call.job, call.parameters["parallelism"]
+
+    def rescale() -> JsonObject:
+        rescaled = job.query.rescale(parallelism)
+        return {
+            "parallelism-before": rescaled.before,
+            "parallelism": rescaled.after,
+            "downtime-ms": round(rescaled.downtime_seconds * 1000),
+        }
+
+    return _begin(call, job, "rescaling", {"parallelism": parallelism}, rescale)
+
+
+def _begin(
+    call: Call, job: ServedJob, kind: Kind, asked: JsonObject, do: Callable[[], JsonObject]
+) -> JsonObject:
+    trigger_id = call.body.get("triggerId") or call.parameters.get("triggerId")
+    number = call.operations.begin(job.jid, kind, trigger_id, asked, do, job.refuse_if_ended)
+    return {"request-id": number}
+
+
+def _reached(job: ServedJob, directory: str) -> str:
+    """The address of a directory whose storage answers; raises if it does not.
+
+    Looked at here because the job's own thread would wait for a storage that is down.
+    """
+    store = open_store(directory, job.query.config.storage_settings)
+    store.list("")
+    return store.address

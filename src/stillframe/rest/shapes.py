@@ -1,0 +1,347 @@
+"""The shape of every answer, as a schema; `answers.py` makes them."""
+
+from __future__ import annotations
+
+from stillframe.rest.answers import TASK_STATES
+from stillframe.rest.jobs import STATES
+from stillframe.rest.schemas import (
+    COUNT,
+    FLAG,
+    ID,
+    NUMBER,
+    TEXT,
+    Schema,
+    described,
+    listing,
+    mapping,
+    nullable,
+    one_of,
+    record,
+)
+
+MOMENT: Schema = described(
+    {"type": "integer", "minimum": -1}, "Milliseconds since 1970; -1: not yet."
+)
+MS: Schema = described(COUNT, "Milliseconds.")
+BYTES: Schema = described(COUNT, "Bytes.")
+OPTIONAL_TEXT = nullable(TEXT)
+OPTIONAL_COUNT = nullable(COUNT)
+
+ERRORS = record({"errors": listing(TEXT)}, description="Why it was not done, one sentence each.")
+NOTHING = record({})
+REQUEST = record({"request-id": described(ID, "Ask with it what became of it.")})
+
+# --- jobs ---
+
+_STATE = one_of(*STATES)
+_TASK_COUNTS = dict.fromkeys(TASK_STATES, COUNT)
+_STATUS_COUNTS = record({state.upper(): COUNT for state in TASK_STATES})
+_TIMES: dict[str, Schema] = {"start-time": MOMENT, "end-time": MOMENT, "duration": MS}
+
+JOBS = record({"jobs": listing(record({"id": ID, "status": _STATE}))})
+OVERVIEW = record(
+    {
+        "jobs": listing(
+            record(
+                {
+                    "jid": ID,
+                    "name": TEXT,
+                    "state": _STATE,
+                    **_TIMES,
+                    "last-modification": MOMENT,
+                    "tasks": record({"total": COUNT, **_TASK_COUNTS}),
+                }
+            )
+        )
+    }
+)
+_VERTEX = record(
+    {
+        "id": ID,
+        "name": TEXT,
+        "maxParallelism": COUNT,
+        "parallelism": COUNT,
+        "status": one_of(*(state.upper() for state in TASK_STATES)),
+        **_TIMES,
+        "tasks": _STATUS_COUNTS,
+    }
+)
+_PLAN = record(
+    {
+        "jid": ID,
+        "name": TEXT,
+        "type": TEXT,
+        "nodes": listing(
+            record(
+                {
+                    "id": ID,
+                    "parallelism": COUNT,
+                    "operator": TEXT,
+                    "operator_strategy": TEXT,
+                    "description": TEXT,
+                    "optimizer_properties": record({}),
+                    "inputs": listing(
+                        record({"num": COUNT, "id": ID, "ship_strategy": TEXT, "exchange": TEXT})
+                    ),
+                }
+            )
+        ),
+    }
+)
+_OWN_WORDS = record(
+    {
+        "run-id": described(TEXT, "Another one for every start."),
+        "outcome": described(TEXT, "running, finished, stopped, cancelled or failed."),
+        "message": described(TEXT, "What happened last."),
+        "failure": described(OPTIONAL_TEXT, "Why the job failed."),
+        "guarantee": described(TEXT, "What holds for every record, whatever fails."),
+        "guarantee-reasons": described(listing(TEXT), "Why it is not exactly-once."),
+        "parallelism": COUNT,
+        "attempts": COUNT,
+        "restarts": COUNT,
+        "records-in": COUNT,
+        "records-out": COUNT,
+        "records-late": COUNT,
+        "last-checkpoint": OPTIONAL_COUNT,
+        "checkpoint-location": OPTIONAL_TEXT,
+        "slot-pids": listing(COUNT),
+    },
+    description="What Flink has no field for.",
+)
+JOB = record(
+    {
+        "jid": ID,
+        "name": TEXT,
+        "isStoppable": FLAG,
+        "state": _STATE,
+        **_TIMES,
+        "maxParallelism": COUNT,
+        "now": MOMENT,
+        "timestamps": record(dict.fromkeys(STATES, MOMENT)),
+        "vertices": listing(_VERTEX),
+        "status-counts": _STATUS_COUNTS,
+        "plan": _PLAN,
+        "stillframe": _OWN_WORDS,
+    }
+)
+CONFIG = record(
+    {
+        "jid": ID,
+        "name": TEXT,
+        "execution-config": record(
+            {
+                "execution-mode": TEXT,
+                "restart-strategy": TEXT,
+                "job-parallelism": COUNT,
+                "object-reuse-mode": FLAG,
+                "user-config": described(mapping(TEXT), "The job's options."),
+            }
+        ),
+    }
+)
+
+# --- failures ---
+
+_RESTORED = record(
+    {
+        "id": COUNT,
+        "restore_timestamp": MOMENT,
+        "is_savepoint": FLAG,
+        "external_path": OPTIONAL_TEXT,
+    }
+)
+_FAILURE = record(
+    {
+        "exceptionName": TEXT,
+        "stacktrace": described(TEXT, "The cause, in a sentence."),
+        "timestamp": MOMENT,
+        "taskName": OPTIONAL_TEXT,
+        "endpoint": OPTIONAL_TEXT,
+        "taskManagerId": OPTIONAL_TEXT,
+        "failureLabels": mapping(TEXT),
+        "concurrentExceptions": listing(TEXT),
+        "attempt": COUNT,
+        "permanent": described(FLAG, "Whether trying again would fail the same way."),
+        "given-up": FLAG,
+        "restart-delay-ms": nullable(MS),
+        "recovered-by-attempt": OPTIONAL_COUNT,
+        "recovered-at": nullable(MOMENT),
+        "recovered-from": nullable(_RESTORED),
+    }
+)
+EXCEPTIONS = record(
+    {
+        "root-exception": described(OPTIONAL_TEXT, "The newest."),
+        "timestamp": nullable(MOMENT),
+        "all-exceptions": listing(TEXT),
+        "truncated": FLAG,
+        "exceptionHistory": record({"entries": listing(_FAILURE), "truncated": FLAG}),
+    }
+)
+
+# --- checkpoints ---
+
+CHECKPOINT_CONFIG = record(
+    {
+        "mode": one_of("exactly_once", "at_least_once", "at_most_once", "stop_the_world"),
+        "interval": described(nullable(MS), "null: checkpoints are taken when asked for only."),
+        "timeout": MS,
+        "min_pause": MS,
+        "max_concurrent": COUNT,
+        "externalization": record({"enabled": FLAG, "delete_on_cancellation": FLAG}),
+        "state_backend": TEXT,
+        "checkpoint_storage": OPTIONAL_TEXT,
+        "unaligned_checkpoints": FLAG,
+        "aligned_checkpoint_timeout": MS,
+        "tolerable_failed_checkpoints": described(OPTIONAL_COUNT, "null: any number."),
+        "checkpoints_after_tasks_finish": FLAG,
+        "state_changelog_enabled": FLAG,
+        "num_retained": COUNT,
+    }
+)
+_SUMMARY = record(
+    {
+        name: NUMBER if name.startswith("p") else COUNT
+        for name in ("min", "max", "avg", "p50", "p90", "p95", "p99", "p999")
+    }
+)
+_FIGURES: dict[str, Schema] = {
+    "latest_ack_timestamp": MOMENT,
+    "checkpointed_size": described(BYTES, "Bytes that were written for it."),
+    "state_size": described(BYTES, "Bytes of all files it needs, older ones included."),
+    "end_to_end_duration": MS,
+    "alignment_buffered": BYTES,
+    "processed_data": BYTES,
+    "persisted_data": described(BYTES, "Bytes of records that a barrier overtook."),
+    "num_subtasks": COUNT,
+    "num_acknowledged_subtasks": COUNT,
+}
+_CHECKPOINT_STATUS = one_of("IN_PROGRESS", "COMPLETED", "FAILED")
+_TASK_FIGURES: dict[str, Schema] = {
+    "id": COUNT,
+    "name": TEXT,
+    "status": _CHECKPOINT_STATUS,
+    **_FIGURES,
+}
+CHECKPOINT = record(
+    {
+        "className": one_of("in_progress", "completed", "failed"),
+        "id": COUNT,
+        "status": _CHECKPOINT_STATUS,
+        "is_savepoint": FLAG,
+        "savepointFormat": OPTIONAL_TEXT,
+        "trigger_timestamp": MOMENT,
+        **_FIGURES,
+        "checkpoint_type": one_of(
+            "CHECKPOINT", "UNALIGNED_CHECKPOINT", "SAVEPOINT", "SYNC_SAVEPOINT"
+        ),
+        "tasks": mapping(record(_TASK_FIGURES)),
+        "external_path": OPTIONAL_TEXT,
+        "discarded": described(FLAG, "Whether its files are gone: it is not retained any more."),
+        "failure_timestamp": nullable(MOMENT),
+        "failure_message": OPTIONAL_TEXT,
+    },
+    optional=("external_path", "discarded", "failure_timestamp", "failure_message"),
+)
+CHECKPOINTS = record(
+    {
+        "counts": record(
+            dict.fromkeys(("restored", "total", "in_progress", "completed", "failed"), COUNT),
+            description="Since the job's very beginning, earlier drivers included.",
+        ),
+        "summary": record(
+            dict.fromkeys(
+                (
+                    "checkpointed_size",
+                    "state_size",
+                    "end_to_end_duration",
+                    "alignment_buffered",
+                    "processed_data",
+                    "persisted_data",
+                ),
+                _SUMMARY,
+            )
+        ),
+        "latest": record(
+            {
+                "completed": nullable(CHECKPOINT),
+                "savepoint": nullable(CHECKPOINT),
+                "failed": nullable(CHECKPOINT),
+                "restored": nullable(_RESTORED),
+            }
+        ),
+        "history": described(listing(CHECKPOINT), "Newest first."),
+    }
+)
+_SUBTASK = record(
+    {
+        "className": one_of("completed", "pending"),
+        "index": COUNT,
+        "status": one_of("completed", "pending_or_failed"),
+        "ack_timestamp": MOMENT,
+        "end_to_end_duration": MS,
+        "checkpointed_size": BYTES,
+        "state_size": BYTES,
+        "checkpoint": record({"sync": MS, "async": MS}),
+        "alignment": record(
+            {"buffered": BYTES, "processed": BYTES, "persisted": BYTES, "duration": MS}
+        ),
+        "start_delay": MS,
+        "unaligned_checkpoint": FLAG,
+        "aborted": FLAG,
+    },
+    optional=(
+        "ack_timestamp",
+        "end_to_end_duration",
+        "checkpointed_size",
+        "state_size",
+        "checkpoint",
+        "alignment",
+        "start_delay",
+        "unaligned_checkpoint",
+        "aborted",
+    ),
+)
+SUBTASKS = record(
+    {
+        **_TASK_FIGURES,
+        "summary": record(
+            {
+                "checkpointed_size": _SUMMARY,
+                "state_size": _SUMMARY,
+                "end_to_end_duration": _SUMMARY,
+                "checkpoint_duration": record({"sync": _SUMMARY, "async": _SUMMARY}),
+                "alignment": record(
+                    dict.fromkeys(("buffered", "processed", "persisted", "duration"), _SUMMARY)
+                ),
+                "start_delay": _SUMMARY,
+            }
+        ),
+        "subtasks": listing(_SUBTASK),
+    }
+)
+
+# --- operations ---
+
+_FAILURE_CAUSE = record({"class": TEXT, "stack-trace": described(TEXT, "In a sentence.")})
+
+
+def operation_shape(result: dict[str, Schema], failure_field: str) -> Schema:
+    """What became of it: nothing yet, its result, or why there is none."""
+    failed = record({failure_field: _FAILURE_CAUSE})
+    return record(
+        {
+            "status": record({"id": one_of("IN_PROGRESS", "COMPLETED")}),
+            "operation": {"anyOf": [record(result), failed, {"type": "null"}]},
+        }
+    )
+
+
+CHECKPOINT_OPERATION = operation_shape({"checkpointId": COUNT}, "failureCause")
+SAVEPOINT_OPERATION = operation_shape(
+    {"location": described(OPTIONAL_TEXT, "null: the job was stopped without one.")},
+    "failure-cause",
+)
+RESCALING_OPERATION = operation_shape(
+    {"parallelism-before": COUNT, "parallelism": COUNT, "downtime-ms": MS}, "failure-cause"
+)

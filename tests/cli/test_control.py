@@ -1,0 +1,662 @@
+"""`stillframe list`, `status`, `stop` and so on, asked of jobs that really run and are served.
+
+The jobs count what they have read and then stand still; their slots are plain processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.aggregates import AggregateCall
+from stillframe.cli.main import main
+from stillframe.clock import SystemClock
+from stillframe.config import job_config
+from stillframe.connectors.discard import DiscardSink
+from stillframe.coordinator.history import SlotsRunning
+from stillframe.coordinator.job import Job
+from stillframe.coordinator.located import locate
+from stillframe.coordinator.query import Query
+from stillframe.coordinator.running import DriverAddress
+from stillframe.errors import JobFailed
+from stillframe.graph.logical import Aggregate, Node, Read, Write
+from stillframe.graph.plan import Plan, build_plan
+from stillframe.rest.server import RestServer
+from stillframe.testing.processes import ProcessDeployment
+from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait
+
+WAIT_SECONDS_MAX = 120.0
+TOKEN = "a-token-for-these-tests"
+CLICKS = pa.schema([("id", pa.int64()), ("app_id", pa.string())])
+COUNTS = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
+
+
+class Driver:
+    """Starts jobs in this process and serves them; all files are below one directory."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.location = str(home / "chk")
+        self.server = RestServer("127.0.0.1", 0, TOKEN)
+        self.url = f"http://127.0.0.1:{self.server.port}"
+        self.jobs: list[Job] = []
+
+    def plan(self, name: str, parallelism: int, fault: Item | None) -> Plan:
+        ids = range(100)
+        batch = pa.record_batch([list(ids), [f"app-{i % 7}" for i in ids]], schema=CLICKS)
+        until = Wait(Gate(str(self.home / f"{name}-goes-on")))
+        script = (batch, until, batch) if fault is None else (batch, fault, until, batch)
+        source = ScriptedSource(CLICKS, (script, (batch, until, batch)))
+        read = Node(Read(source), CLICKS, given_uid="clicks")
+        call = AggregateCall("count", None, "count", pa.int64())
+        counted = Node(Aggregate(("app_id",), (call,)), COUNTS, (read,), given_uid="count")
+        write = Node(Write(DiscardSink()), COUNTS, (counted,), given_uid="nowhere")
+        return build_plan(name, [write], parallelism)
+
+    def start(
+        self,
+        name: str = "counts",
+        fault: Item | None = None,
+        runs: int | None = None,
+        **options: str,
+    ) -> Query:
+        """Returns when its slots run, for the `runs`th time; after the fault, if there is one."""
+        given = {
+            "checkpointLocation": self.location,
+            "checkpointInterval": "1 hour",
+            "restartDelay": "20 ms",
+            **options,
+        }
+        job = Job(
+            self.plan(name, 2, fault),
+            job_config(given),
+            ProcessDeployment(),
+            DriverAddress("127.0.0.1"),
+            SystemClock(),
+            lambda parallelism: self.plan(name, parallelism, fault),
+        )
+        query = Query(job)
+        self.jobs.append(job)
+        self.server.add(query)
+        running = threading.Semaphore(0)
+        query.add_listener(lambda e: running.release() if isinstance(e, SlotsRunning) else None)
+        job.start()
+        for _ in range(runs or (1 if fault is None else 2)):
+            assert running.acquire(timeout=WAIT_SECONDS_MAX), [str(e) for e in query.events]
+        return query
+
+    def close(self) -> None:
+        for job in self.jobs:
+            job.request_stop()
+            job.join(WAIT_SECONDS_MAX)
+        self.server.withdraw(WAIT_SECONDS_MAX)
+        self.server.close()
+
+
+@pytest.fixture(autouse=True)
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of this test alone."""
+    place = tmp_path / "registry"
+    monkeypatch.setenv("STILLFRAME_REGISTRY", str(place))
+    monkeypatch.delenv("STILLFRAME_TOKEN", raising=False)
+    return place
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    made = Driver(tmp_path)
+    yield made
+    made.close()
+
+
+class Said:
+    """What a command has said, and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def sentence(self) -> str:
+        """Of a command that was refused."""
+        assert (self.code, self.out) == (1, ""), f"{self.out}\n{self.err}"
+        (line,) = self.err.splitlines()
+        return line.removeprefix("stillframe: ")
+
+
+Ask = Callable[..., Said]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """A command, in this process."""
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main(list(arguments))
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+def told(said: Said) -> Said:
+    assert said.code == 0, said.err
+    return said
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """For what no event tells: that a job is announced, or not any more."""
+    for _ in range(round(WAIT_SECONDS_MAX / 0.01)):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+def announced(ask: Ask, jobs: int = 1) -> None:
+    until(lambda: len(told(ask("list", "--json")).json["jobs"]) == jobs)
+
+
+# --- what is ---
+
+
+def test_jobs_that_run_are_listed_and_those_that_have_ended_are_not(driver, ask):
+    assert told(ask("list")).out == "no job runs\n"
+    query = driver.start()
+    announced(ask)
+
+    heading, row = told(ask("list")).lines
+    assert heading.split() == ["ID", "Name", "State", "Start", "Time"]
+    assert row.split()[:3] == [query.id.replace("-", ""), "counts", "RUNNING"]
+    (job,) = told(ask("list", "--json")).json["jobs"]
+    assert job["name"] == "counts"
+
+    query.stop()
+    announced(ask, jobs=0)
+
+
+def test_a_job_is_shown_by_name_by_id_by_its_checkpoints_and_by_its_address(driver, ask):
+    query = driver.start()
+    query.checkpoint()
+    announced(ask)
+    jid = query.id.replace("-", "")
+    ways = [
+        ["counts"],
+        [jid],
+        [query.id.upper()],
+        ["counts", "--checkpoints", driver.location],
+        [jid, "--checkpoints", driver.location],
+        ["counts", "--url", driver.url + "/"],
+    ]
+    for way in ways:
+        status = told(ask("status", *way, "--json")).json
+        assert status["jid"] == jid, way
+        assert status["state"] == "RUNNING"
+        assert status["driver"] == {
+            "url": driver.url,
+            "pid": os.getpid(),
+            "host": status["driver"]["host"],
+        }
+        assert status["last-checkpoint"]["id"] == 1
+        assert status["parallelism"] == 2
+
+    shown = told(ask("status", "counts")).out
+    fields = dict(re.split(r"  +", line, maxsplit=1) for line in shown.splitlines())
+    assert fields["State"] == "RUNNING"
+    assert fields["Restarts"] == "0"
+    assert fields["Guarantee"] != "-"
+    assert fields["Last Checkpoint"].startswith("1, 20")
+    assert fields["Checkpoint Location"] == driver.location
+    assert fields["Driver"].startswith(f"{driver.url}, process {os.getpid()} of ")
+
+
+def test_checkpoints_are_shown_with_flinks_columns_and_one_of_them_subtask_by_subtask(driver, ask):
+    driver.start()
+    announced(ask)
+    assert told(ask("trigger", "counts")).out == "checkpoint 1 is complete\n"
+    assert told(ask("trigger", "counts", "--json")).json == {"checkpoint-id": 2}
+
+    heading, newest, oldest, counts = told(ask("checkpoints", "counts")).lines
+    assert heading.startswith("ID  Status     Acknowledged  Trigger Time")
+    assert re.match(r"2   COMPLETED  (\d)/\1 ", newest)
+    assert oldest.startswith("1   COMPLETED")
+    assert counts == "2 completed, 0 failed, 0 restored, 0 in progress"
+    assert told(ask("checkpoints", "counts", "--json")).json["counts"]["completed"] == 2
+
+    shown = told(ask("checkpoints", "counts", "2")).out
+    assert "Alignment Duration" in shown
+    assert shown.count("completed") == 4, "two tasks, two subtasks each"
+    details = told(ask("checkpoints", "counts", "2", "--json")).json
+    assert details["subtasks"].keys() == details["tasks"].keys()
+
+    assert "has no checkpoint 7 that is remembered" in ask("checkpoints", "counts", "7").sentence
+
+
+def test_failures_are_shown_with_what_the_job_recovered_from(driver, ask):
+    driver.start(fault=Die(Gate(str(driver.home / "died"))))
+    announced(ask)
+
+    heading, row = told(ask("failures", "counts")).lines
+    assert heading.split() == ["Time", "Attempt", "Kind", "Task", "Recovered", "From", "Cause"]
+    assert "the beginning" in row
+    (entry,) = told(ask("failures", "counts", "--json")).json["exceptionHistory"]["entries"]
+    assert entry["attempt"] == 1
+
+
+# --- what is to be ---
+
+
+def test_a_savepoint_is_taken_and_its_path_is_the_last_line(driver, ask, monkeypatch):
+    query = driver.start()
+    announced(ask)
+    monkeypatch.chdir(driver.home)
+
+    said = told(ask("savepoint", "counts", "sp"))
+
+    assert said.out == f"{driver.home}/sp\n", "a relative path is one of here"
+    assert locate(str(driver.home / "sp")).manifest.kind == "savepoint"
+    assert query.isActive
+    other = str(driver.home / "other")
+    assert told(ask("savepoint", "counts", other, "--json")).json == {"location": other}
+
+
+def test_a_savepoint_into_a_directory_that_is_there_is_refused_and_the_job_runs_on(driver, ask):
+    query = driver.start()
+    announced(ask)
+    (driver.home / "taken").mkdir()
+    (driver.home / "taken" / "letter").write_text("dear")
+
+    assert "taken" in ask("savepoint", "counts", str(driver.home / "taken")).sentence
+    assert query.isActive
+
+
+def test_a_job_is_stopped_with_a_savepoint_and_without(driver, ask):
+    first = driver.start("first")
+    second = driver.start("second")
+    announced(ask, jobs=2)
+    place = str(driver.home / "sp")
+
+    assert "--drain wants a savepoint" in ask("stop", "first", "--drain").sentence
+    assert told(ask("stop", "first", "--savepoint", place, "--drain")).out == f"{place}\n"
+    assert told(ask("stop", "second")).out == "job 'second' has stopped\n"
+
+    assert locate(place).manifest.kind == "savepoint"
+    assert not first.isActive
+    assert second.summary.outcome == "stopped"
+
+
+def test_a_job_is_rescaled_and_the_downtime_told(driver, ask):
+    query = driver.start()
+    announced(ask)
+
+    said = told(ask("rescale", "counts", "3"))
+
+    assert re.fullmatch(
+        r"job 'counts' runs with parallelism 3, before 2; it was down for [\d.]+ m?s\n", said.out
+    )
+    assert query.parallelism == 3
+    again = told(ask("rescale", "counts", "2", "--json")).json
+    assert (again["parallelism-before"], again["parallelism"]) == (3, 2)
+    assert again["downtime-ms"] >= 0
+
+
+def test_a_job_is_cancelled(driver, ask):
+    query = driver.start()
+    announced(ask)
+
+    assert told(ask("cancel", "counts")).out == "job 'counts' is cancelled\n"
+    assert query.summary.outcome == "cancelled"
+
+
+def test_what_is_detached_is_not_waited_for_and_has_a_number(driver, ask):
+    query = driver.start()
+    announced(ask)
+
+    number = told(ask("trigger", "counts", "--detached")).out.strip()
+    assert re.fullmatch("[0-9a-f]{32}", number)
+    until(lambda: query.summary.last_checkpoint == 1)
+    asked = told(ask("rescale", "counts", "2", "--detached", "--json")).json
+    assert re.fullmatch("[0-9a-f]{32}", asked["request-id"])
+
+
+# --- which job is meant ---
+
+
+def test_of_two_jobs_of_one_name_the_id_is_wanted(driver, ask):
+    one = driver.start()
+    other = driver.start(checkpointLocation=str(driver.home / "elsewhere"))
+    announced(ask, jobs=2)
+
+    sentence = ask("stop", "counts").sentence
+    assert "2 jobs are named 'counts'" in sentence
+    assert one.id.replace("-", "") in sentence
+    told(ask("stop", other.id))
+    assert one.isActive
+    assert not other.isActive
+
+
+def test_a_job_that_nobody_knows_is_told_with_those_that_run(driver, ask):
+    assert "none runs; for a job of another machine give --url" in ask("status", "counts").sentence
+    driver.start()
+    announced(ask)
+    assert "these run: counts" in ask("status", "county").sentence
+    below = ask("status", "county", "--checkpoints", driver.location).sentence
+    assert below.endswith("these are there: counts")
+    assert "is no directory" in ask("list", "--checkpoints", str(driver.home / "none")).sentence
+    assert "county" in ask("status", "county", "--url", driver.url).sentence
+
+
+def test_without_the_right_token_nothing_changes(driver, ask, registry, monkeypatch):
+    query = driver.start()
+    announced(ask)
+
+    monkeypatch.setenv("STILLFRAME_TOKEN", "a-token-of-another-driver")
+    told(ask("trigger", "counts"))
+    wrong = ask("stop", "counts", "--token", "a-wrong-token-of-somebody")
+    assert "token" in wrong.sentence
+    for file in registry.iterdir():
+        file.rename(driver.home / file.name)  # as on another machine
+    assert "token" in ask("stop", "counts", "--url", driver.url).sentence
+    told(ask("status", "counts", "--url", driver.url))
+    assert query.isActive
+
+    monkeypatch.setenv("STILLFRAME_TOKEN", TOKEN)
+    told(ask("stop", "counts", "--url", driver.url))
+    assert not query.isActive
+
+
+# --- without a driver ---
+
+
+def test_of_a_job_that_was_stopped_its_files_tell(driver, ask):
+    query = driver.start(fault=Die(Gate(str(driver.home / "died"))))
+    query.checkpoint()
+    query.stop()
+    announced(ask, jobs=0)
+    root = ["--checkpoints", driver.location]
+
+    until(lambda: told(ask("list", *root)).lines[1].split()[1:3] == ["counts", "STOPPED"])
+    status = told(ask("status", "counts", *root, "--json")).json
+    assert (status["state"], status["driver"], status["attempts"]) == ("STOPPED", None, 2)
+    assert status["last-checkpoint"]["id"] == 1
+    assert "no driver of it runs" in told(ask("status", "counts", *root)).out
+    kept = told(ask("checkpoints", "counts", *root))
+    assert kept.lines[1].startswith("1   COMPLETED")
+    assert "no driver of it runs; this is what its files say" in kept.err
+    assert "Start Delay" in told(ask("checkpoints", "counts", "1", *root)).out
+    assert "the beginning" in told(ask("failures", "counts", *root)).out
+
+    changing = (["trigger"], ["savepoint", "x"], ["stop"], ["cancel"], ["rescale", "3"])
+    for command, *more in changing:
+        sentence = ask(command, "counts", *more, *root).sentence
+        assert sentence.endswith(
+            "start it with the command it was started with, it goes on from checkpoint 1"
+        )
+
+
+def test_of_a_job_that_failed_its_files_tell(driver, ask):
+    fault = Die(Gate(str(driver.home / "died")))
+    query = driver.start(fault=fault, runs=1, restartAttempts="0")
+    with pytest.raises(JobFailed):
+        query.awaitTermination(WAIT_SECONDS_MAX)
+    announced(ask, jobs=0)
+    root = ["--checkpoints", driver.location]
+
+    assert told(ask("status", "counts", *root, "--json")).json["state"] == "FAILED"
+    assert told(ask("status", "counts", *root)).lines[-1].startswith("Failure  ")
+    assert "given up" in told(ask("failures", "counts", *root)).out
+    assert ask("trigger", "counts", *root).sentence.endswith("it begins anew")
+
+
+def test_a_job_whose_log_cannot_be_read_does_not_hide_the_others(driver, ask):
+    driver.start("good").stop()
+    driver.start("bad").stop()
+    announced(ask, jobs=0)
+    log = driver.home / "chk" / "bad" / "log"
+    for entry in log.iterdir():
+        entry.write_bytes(b"torn")
+    root = ["--checkpoints", driver.location]
+
+    rows = [line.split() for line in told(ask("list", *root)).lines[1:]]
+
+    assert [row[1:3] for row in rows] == [["bad", "UNREADABLE"], ["good", "STOPPED"]]
+    assert "is damaged" in ask("status", "bad", *root).sentence
+    above = ask("list", "--checkpoints", f"{driver.location}/good").sentence
+    assert "is the directory of a job: give the one above it" in above
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+import test_control
+
+
+if __name__ == "__main__":
+    driver = test_control.Driver(Path(sys.argv[2]))
+    query = driver.start()
+    query.checkpoint()
+    print("running", flush=True)
+    query.awaitTermination()
+"""
+
+
+@pytest.fixture
+def other_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver in a process of its own, which ends when its job does."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    with subprocess.Popen(
+        [sys.executable, str(program), str(Path(__file__).parent), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        yield process
+        process.kill()
+
+
+def test_of_a_job_whose_driver_was_killed_its_files_tell(other_process, tmp_path, ask):
+    announced(ask)
+    root = ["--checkpoints", str(tmp_path / "chk")]
+    assert told(ask("status", "counts", *root, "--json")).json["state"] == "RUNNING"
+    other_process.send_signal(signal.SIGKILL)
+    other_process.wait(WAIT_SECONDS_MAX)
+
+    assert told(ask("list")).out == "no job runs\n"
+    status = told(ask("status", "counts", *root, "--json")).json
+    assert (status["state"], status["last-checkpoint"]["id"]) == ("NO DRIVER", 1)
+    sentence = ask("rescale", "counts", "3", *root).sentence
+    assert f"process {other_process.pid} of" in sentence
+    assert sentence.endswith("it goes on from checkpoint 1")
+
+
+def test_a_driver_that_ends_with_its_job_has_done_what_it_was_asked_for(
+    other_process, tmp_path, ask
+):
+    announced(ask)
+    place = str(tmp_path / "sp")
+
+    assert told(ask("stop", "counts", "--savepoint", place)).out == f"{place}\n"
+    assert other_process.wait(WAIT_SECONDS_MAX) == 0
+    assert locate(place).manifest.kind == "savepoint"
+
+
+# --- what is no driver ---
+
+
+@pytest.fixture
+def foreign() -> Iterator[Callable[..., str]]:
+    """A server that answers everything in one way; its address."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def begin(
+        body: bytes,
+        status: int = 200,
+        seen: list[Any] | None = None,
+        drop_seconds: float | None = None,
+        **headers: str,
+    ) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if seen is not None:
+                    seen.append(dict(self.headers))
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                parts = [body] if drop_seconds is None else [bytes([byte]) for byte in body]
+                with suppress(OSError):  # the client had enough
+                    for part in parts:
+                        self.wfile.write(part)
+                        threading.Event().wait(drop_seconds or 0)
+
+            do_POST = do_PATCH = do_GET  # noqa: N815 - names of the library
+
+            def log_message(self, *given: Any) -> None:
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield begin
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told_as"),
+    [
+        (b"<html>welcome</html>", 200, "which is no JSON: it is no driver of Stillframe"),
+        (b"[1, 2]", 200, "a JSON list: it is no driver"),
+        (b"\xff\xfe", 200, "no JSON"),
+        (b"nothing here", 404, "status 404 (Not Found) without a reason"),
+        (b'{"errors": []}', 500, "status 500"),
+        (b'{"errors": ["it is too late"]}', 409, "it is too late"),
+        (b"", 302, "status 302"),
+    ],
+)
+def test_what_is_no_driver_is_told_in_one_sentence(foreign, ask, body, status, told_as):
+    url = foreign(body, status, Location="http://127.0.0.1:1/")
+    assert told_as in ask("status", "counts", "--url", url).sentence
+
+
+def test_the_token_of_the_registry_goes_to_the_address_it_belongs_to_alone(driver, foreign, ask):
+    driver.start()
+    announced(ask)
+    seen: list[dict[str, str]] = []
+    url = foreign(b'{"errors": ["no"]}', 409, seen)
+
+    assert ask("stop", "counts", "--url", url).sentence == "no"
+    assert seen
+    assert not any("Authorization" in headers for headers in seen)
+
+
+def test_an_operation_that_takes_too_long_is_waited_for_no_longer_than_was_said(foreign, ask):
+    request = {"request-id": uuid.uuid4().hex, "status": {"id": "IN_PROGRESS"}}
+    url = foreign(json.dumps(request).encode())
+
+    sentence = ask("trigger", "counts", "--url", url, "--timeout", "0.3").sentence
+
+    assert "the operation is still under way after 0.3 s (--timeout)" in sentence
+
+
+def test_an_answer_that_comes_drop_by_drop_is_waited_for_no_longer_either(foreign, ask):
+    url = foreign(b" " * 100, drop_seconds=0.05)
+
+    sentence = ask("status", "counts", "--url", url, "--timeout", "0.5").sentence
+
+    assert "has not answered everything after 0.5 s (--timeout)" in sentence
+
+
+def test_an_address_at_which_nobody_is_and_one_that_is_none_are_told(ask, foreign):
+    assert "no driver answers at http://127.0.0.1:1 (" in (
+        ask("status", "counts", "--url", "http://127.0.0.1:1").sentence
+    )
+    for url in ("file:///etc/passwd", "127.0.0.1:8081", "http://", "http://a b"):
+        assert "is no address of a driver" in ask("list", "--url", url).sentence
+    assert ask("list", "--url", f"http://{'ü' * 300}/").sentence
+    url = foreign(b"{}")
+    assert "signs that no token has" in ask("list", "--url", url, "--token", "a\nb").sentence
+
+
+# --- the document ---
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+
+
+def sessions(text: str) -> list[tuple[str, list[str]]]:
+    """The commands of all console blocks, each with the lines that are shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ stillframe "):
+                found.append((line.removeprefix("$ stillframe "), []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def without_chance(line: str) -> str:
+    """Ids, moments, spans, sizes and processes are others each time, and so are widths."""
+    for pattern, word in (
+        (r"\b[0-9a-f]{32}\b", "ID"),
+        (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
+        (r"\b[\d.]+ m?s\b", "SPAN"),
+        (r"\b[\d.]+ K?B\b", "SIZE"),
+        (r"127\.0\.0\.1:\d+, process \d+ of \S+", "DRIVER"),
+        (r"slot \d(?: \(pid \d+\))?", "SLOT"),
+        (r"from checkpoint \d+", "from CHECKPOINT"),
+        (r" +", " "),
+    ):
+        line = re.sub(pattern, word, line)
+    return line
+
+
+def test_every_command_of_the_document_says_what_is_shown_there(driver, ask):
+    driver.location = str(driver.home / "checkpoints")
+    driver.start("page-views", Die(Gate(str(driver.home / "died")))).checkpoint()
+    driver.start("orders")
+    announced(ask, jobs=2)
+    commands = sessions(PAGE.read_text())
+    assert {line.split()[0] for line, _ in commands} == {
+        "list", "status", "failures", "checkpoints",
+        "trigger", "savepoint", "rescale", "stop", "cancel",
+    }  # fmt: skip
+
+    for line, shown in commands:
+        if "--checkpoints" in line:
+            announced(ask, jobs=0)
+            until(lambda: not list(Path(driver.location).glob("*/driver.json")))
+        said = ask(*line.replace("/srv", str(driver.home)).split())
+        really = (said.out + said.err).replace(str(driver.home), "/srv").splitlines()
+        assert list(map(without_chance, really)) == list(map(without_chance, shown)), line

@@ -1,0 +1,265 @@
+"""A job's history on a store: kept in the background, bounded, read back by whoever comes next."""
+
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stillframe.coordinator.kept_history import HistoryThread, read_history
+from stillframe.coordinator.recorder import Recorder
+from stillframe.errors import StorageError
+from stillframe.protocol.failures import AttemptBegun, Failure, Restored
+from stillframe.protocol.figures import Moment, Triggered
+from stillframe.protocol.joblog import JobRecord
+from stillframe.protocol.statistics import TaskShape
+from stillframe.storage.local import LocalStore
+from stillframe.storage.store import open_store
+
+TASKS = (TaskShape("v1", "read", 1),)
+NOW = Moment(1_000, 1.0)
+BROKE = Failure(1, 1, 1_000, "slot 1 was lost", "bystander", 1.0)
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request, tmp_path):
+    if request.param == "local":
+        return LocalStore(tmp_path)
+    request.getfixturevalue("s3_environment")
+    return open_store(f"s3://{request.getfixturevalue('s3_bucket')}/root/job")
+
+
+@pytest.fixture
+def local(tmp_path):
+    return LocalStore(tmp_path)
+
+
+def driver(store, attempt=1, before=None, restored=None, kept_max=100):
+    """A driver that has begun an attempt."""
+    recorder = Recorder(HistoryThread(store, kept_max))
+    recorder.start()
+    begin(recorder, attempt, before, restored)
+    return recorder
+
+
+def begin(recorder, attempt, before=None, restored=None):
+    source = Restored(restored, 1_000, False, None) if restored else None
+    recorder.on_begun(AttemptBegun(attempt, 1_000, source), before, NOW)
+
+
+def complete(recorder, *numbers, attempt=1):
+    for number in numbers:
+        recorder.on_triggered(Triggered(number, attempt, "CHECKPOINT", TASKS, NOW))
+        recorder.on_completed(number, f"/chk/{number}", 10, NOW)
+
+
+def ids(kept):
+    return [each.checkpoint_id for each in kept.checkpoints]
+
+
+def test_what_a_driver_kept_is_there_without_one(store):
+    first = driver(store)
+    complete(first, 1, 2)
+    first.on_triggered(Triggered(3, 1, "CHECKPOINT", TASKS, NOW))
+    first.on_aborted(3, "disk full", NOW)
+    first.on_failed(BROKE)
+    first.close("failed", NOW)
+
+    kept = read_history(store)
+
+    assert ids(kept) == [1, 2, 3]
+    assert kept.checkpoints[-1].failure == "disk full"
+    assert [each.reason for each in kept.failures] == ["slot 1 was lost"]
+    assert [each.outcome for each in kept.ended] == ["failed"]
+
+
+def test_the_next_driver_goes_on_where_the_last_one_ended(store):
+    first = driver(store)
+    complete(first, 1, 2)
+    first.close("stopped", NOW)
+
+    second = driver(store, attempt=2, restored=2)
+    complete(second, 3, attempt=2)
+    known = second.history(NOW)
+    second.close("stopped", NOW)
+
+    assert ids(known) == [1, 2, 3]
+    assert known.statistics().counts.completed == 3
+    again = read_history(store)
+    assert (ids(again), again.totals) == ([1, 2, 3], known.totals)
+    assert again.statistics().restored.checkpoint_id == 2
+
+
+def test_a_driver_that_died_is_told_of_by_the_next(store):
+    first = driver(store)
+    complete(first, 1)
+    first.on_triggered(Triggered(2, 1, "CHECKPOINT", TASKS, NOW))
+    first._keeping.close()  # killed, after all of this was written
+
+    running = JobRecord(3, "checkpoint-completed", 1, written_by="host:4711:ab")
+    second = driver(store, attempt=2, before=running, restored=1)
+    second.close("stopped", NOW)
+
+    for kept in (second.history(NOW), read_history(store)):
+        [lost] = kept.failures
+        assert (lost.kind, lost.attempt) == ("driver lost", 1)
+        assert lost.recovered_from.checkpoint_id == 1
+
+
+def test_a_driver_that_stopped_in_good_order_was_not_lost(store):
+    driver(store).close("stopped", NOW)
+
+    running = JobRecord(3, "checkpoint-completed", 1, written_by="host:4711:ab")
+    second = driver(store, attempt=2, before=running)
+    begin(second, 3, replace(running, attempt=2))  # nor is it lost itself when it starts again
+    second.close("stopped", NOW)
+
+    assert read_history(store).failures == []
+
+
+def test_no_more_than_the_bound_is_kept(local):
+    recorder = driver(local, kept_max=3)
+    complete(recorder, *range(1, 8))
+    for _ in range(12):
+        recorder.on_failed(BROKE)
+    recorder.close("stopped", NOW)
+
+    assert len(local.list("history/checkpoints")) == 3
+    assert len(local.list("history/failures")) == 3
+    kept = read_history(local)
+    assert ids(kept) == [5, 6, 7]
+    assert [each.number for each in kept.failures] == [10, 11, 12]
+    assert kept.totals.completed == 7, "counts have no bound"
+
+
+def test_a_torn_an_empty_and_an_alien_file_are_passed_over_with_a_warning(local, tmp_path, caplog):
+    recorder = driver(local)
+    complete(recorder, 1, 2, 3)
+    recorder.close("stopped", NOW)
+    place = tmp_path / "history" / "checkpoints"
+    torn, empty, _ = sorted(place.iterdir())
+    torn.write_bytes(torn.read_bytes()[:-30])
+    empty.write_bytes(b"")
+    (place / "notes.txt").write_text("mine")
+
+    with caplog.at_level(logging.WARNING):
+        kept = read_history(local)
+
+    assert ids(kept) == [3]
+    assert [name for name in (torn.name, empty.name, "notes.txt") if name not in caplog.text] == []
+    assert (place / "notes.txt").exists()
+
+
+def test_a_store_without_any_history_has_an_empty_one(local):
+    kept = read_history(local)
+
+    assert not kept
+    assert kept.statistics().to_json()["counts"]["total"] == 0
+
+
+def test_before_its_first_attempt_a_driver_writes_nothing(local, tmp_path):
+    recorder = Recorder(HistoryThread(local))
+    recorder.start()
+    recorder.on_failed(BROKE)
+    recorder.close("failed", NOW)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fenced_driver_writes_and_deletes_nothing_any_more(tmp_path):
+    store = GatedStore(tmp_path)
+    old = driver(store)
+    complete(old, 1, 2, 3)
+    store.reached.wait(30)
+    old.abandon()
+    store.gate.set()
+    complete(old, 4)
+    old.close("failed", NOW)
+
+    assert len(list((tmp_path / "history").rglob("*.json"))) == 1, "the one that was under way"
+
+
+def test_two_drivers_that_give_the_same_number_keep_one_record_each(local):
+    """The older one does not know yet that it is replaced."""
+    old, new = driver(local, attempt=1), driver(local, attempt=2)
+    complete(old, 7, attempt=1)
+    complete(new, 7, attempt=2)
+    old.close("stopped", NOW)
+    new.close("stopped", NOW)
+
+    kept = read_history(local)
+    assert [(each.checkpoint_id, each.attempt) for each in kept.checkpoints] == [(7, 1), (7, 2)]
+    assert kept.statistics().checkpoint(7).attempt == 2
+
+
+class GatedStore(LocalStore):
+    """Writes wait until the gate is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate, self.reached = threading.Event(), threading.Event()
+
+    def create_if_absent(self, path: str, data: bytes) -> bool:
+        self.reached.set()
+        assert self.gate.wait(30)
+        return super().create_if_absent(path, data)
+
+
+def test_a_slow_storage_holds_nobody_up_and_costs_the_oldest_records(tmp_path, caplog):
+    store = GatedStore(tmp_path)
+    recorder = driver(store)
+    assert store.reached.wait(30), "its thread waits in the storage"
+    with caplog.at_level(logging.WARNING):
+        complete(recorder, *range(1, 151))
+    store.gate.set()
+    recorder.close("stopped", NOW)
+
+    kept = read_history(LocalStore(tmp_path))
+    assert ids(kept) == list(range(52, 151)), "ninety-nine, and the end of the attempt"
+    assert kept.totals.completed == 150
+    assert "so slow that a record of the job's history is lost" in caplog.text
+
+
+def test_a_storage_that_does_not_answer_is_not_waited_for_at_the_end(tmp_path, caplog):
+    store = GatedStore(tmp_path)
+    recorder = driver(store)
+    complete(recorder, 1)
+    with caplog.at_level(logging.WARNING):
+        recorder._keeping.close(seconds_max=0.01)
+    store.gate.set()
+
+    assert "the end of the job's history is lost" in caplog.text
+
+
+class Refusing(LocalStore):
+    """Neither lists nor writes what belongs to the history, as long as it is told so."""
+
+    refuses = True
+
+    def list(self, directory):
+        self._refuse()
+        return super().list(directory)
+
+    def create_if_absent(self, path, data):
+        self._refuse()
+        return super().create_if_absent(path, data)
+
+    def _refuse(self):
+        if self.refuses:
+            raise StorageError("the storage is away")
+
+
+def test_a_storage_that_is_away_costs_records_and_nothing_else(tmp_path, caplog):
+    store = Refusing(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        recorder = driver(store)
+        complete(recorder, 1)
+        known = recorder.history(NOW)
+        recorder.close("stopped", NOW)
+
+    assert ids(known) == [1], "what this driver has seen it knows"
+    assert "the history of earlier drivers cannot be read: the storage is away" in caplog.text
+    assert "a record of the job's history is lost: the storage is away" in caplog.text
+    with pytest.raises(StorageError, match="away"):
+        read_history(store)

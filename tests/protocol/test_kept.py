@@ -1,0 +1,270 @@
+"""A job's past: records as bytes and back, and what they tell together."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stillframe.errors import SnapshotDamaged, StorageError
+from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure, Restored
+from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
+from stillframe.protocol.joblog import JobRecord
+from stillframe.protocol.kept import KeptHistory, Totals, decode_kept, encode_kept
+from stillframe.protocol.manifests import SubtaskTimings, encode_document
+from stillframe.protocol.statistics import TaskShape
+
+TASKS = (TaskShape("v1", "read", 1), TaskShape("v2", "count", 1))
+TIMINGS = SubtaskTimings("read", 0, 1.5, 2.0, 3.0, 4.0, 5, 6, 7)
+FAILURE = Failure(2, 1, 4_711, "slot 1 was lost", "bystander", 1.5, "count", 0, 1)
+
+
+def at(seconds):
+    return Moment(1_000_000 + round(seconds * 1000), seconds)
+
+
+def triggered(number, attempt=1, seconds=0.0, kind="CHECKPOINT"):
+    return Triggered(number, attempt, kind, TASKS, at(seconds))
+
+
+def begun(attempt, restored=None):
+    source = None if restored is None else Restored(restored, 1, False, f"chk-{restored}")
+    return AttemptBegun(attempt, attempt * 100, source)
+
+
+def completed(number, figures=None):
+    figures = figures or Figures()
+    figures.on_triggered(triggered(number))
+    return figures.on_completed(number, f"/chk/{number}", 100, at(1.0))
+
+
+RECORDS = [
+    completed(7),
+    begun(3),
+    begun(3, restored=7),
+    AttemptEnded(3, 5_000, "stopped"),
+    FAILURE,
+    replace(FAILURE, restart_delay_seconds=None, task=None, subtask=None, slot=None),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_is_read_back_as_it_was_written(record):
+    data = encode_kept(record, Totals(1, 2, 3))
+
+    assert decode_kept(data, "here") == (record, Totals(1, 2, 3))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_torn_or_altered_record_is_not_believed(record):
+    data = encode_kept(record, Totals())
+
+    for broken in (data[:-20], data[: len(data) // 2], data.replace(b'"attempt":', b'"attemps":')):
+        with pytest.raises(SnapshotDamaged, match="here is damaged"):
+            decode_kept(broken, "here")
+
+
+@given(
+    st.sampled_from(RECORDS), st.sampled_from(["7", "null", '"x"', "[]", "{}", "-1.5"]), st.data()
+)
+def test_a_record_with_a_field_of_another_type_is_damage_or_still_a_record(record, value, data):
+    """Whatever somebody writes there, who reads a history meets nothing but one sentence."""
+    written = json.loads(encode_kept(record, Totals()))
+    field = data.draw(st.sampled_from(sorted(written["body"])))
+    body = {**written["body"], field: json.loads(value)}
+    altered = encode_document(body, 1, "here")
+
+    try:
+        again, _ = decode_kept(altered, "here")
+    except SnapshotDamaged:
+        return
+    assert type(again) is type(record)
+
+
+def test_a_record_of_a_newer_stillframe_is_refused_by_name():
+    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":1', b'"format_version":2')
+
+    with pytest.raises(StorageError, match="newer Stillframe"):
+        decode_kept(data, "here")
+
+
+# --- one driver ---
+
+
+def test_a_checkpoint_is_under_way_until_it_is_complete():
+    figures = Figures()
+    figures.on_triggered(triggered(1))
+    figures.on_acknowledged(1, "v2", TIMINGS, at(0.5))
+
+    [under_way] = figures.kept(at(2.0)).under_way
+    assert (under_way.status, under_way.end_to_end_ms) == ("IN_PROGRESS", 2_000)
+    figures.on_acknowledged(1, "v1", TIMINGS, at(0.75))
+    over = figures.on_completed(1, "/chk/1", 100, at(1.0))
+
+    assert [part.vertex for part in over.subtasks] == ["v1", "v2"], "in the order of the plan"
+    assert [part.end_to_end_ms for part in over.subtasks] == [750, 500]
+    assert (over.end_to_end_ms, over.acknowledged_at_ms) == (1_000, 1_000_750)
+    assert figures.kept(at(2.0)).under_way == ()
+
+
+def test_told_a_second_time_or_too_late_nothing_changes():
+    figures = Figures()
+    figures.on_triggered(triggered(1))
+    figures.on_acknowledged(1, "v1", TIMINGS, at(0.5))
+    figures.on_acknowledged(1, "v1", TIMINGS, at(0.9))
+    over = figures.on_completed(1, None, 0, at(1.0))
+
+    assert [part.end_to_end_ms for part in over.subtasks] == [500]
+    assert figures.on_completed(1, None, 0, at(1.1)) is None
+    assert figures.on_aborted(1, "too late", at(1.1)) is None
+    figures.on_acknowledged(1, "v2", TIMINGS, at(1.2))
+    assert figures.kept(at(2.0)).checkpoints == (over,)
+    assert figures.totals == Totals(completed=1)
+
+
+def test_what_is_under_way_when_an_attempt_is_over_has_failed():
+    figures = Figures()
+    figures.on_triggered(triggered(1))
+    figures.on_triggered(triggered(2, kind="SAVEPOINT"))
+
+    over = figures.on_attempt_over("slot 1 was lost", at(3.0))
+
+    assert [(each.checkpoint_id, each.failure) for each in over] == [
+        (1, "slot 1 was lost"),
+        (2, "slot 1 was lost"),
+    ]
+    assert figures.totals == Totals(failed=2)
+
+
+def test_no_more_than_the_bound_is_remembered_but_all_are_counted():
+    figures = Figures(kept_max=3)
+    for number in range(1, 11):
+        completed(number, figures)
+        figures.on_failed(FAILURE)
+
+    kept = figures.kept(at(0.0))
+    assert [each.checkpoint_id for each in kept.checkpoints] == [8, 9, 10]
+    assert [each.number for each in kept.failures] == [8, 9, 10]
+    assert kept.statistics().counts.completed == 10
+
+
+def test_a_driver_ends_once_and_only_if_it_has_begun():
+    figures = Figures()
+    assert figures.on_ended("failed", at(1.0)) is None
+
+    figures.on_begun(begun(3))
+
+    assert figures.on_ended("stopped", at(1.0)) == AttemptEnded(3, 1_001_000, "stopped")
+    assert figures.on_ended("failed", at(2.0)) is None
+
+
+@pytest.mark.parametrize("reason", ["no such file: \udce4", "x" * 1_000_000])
+def test_whatever_the_reason_is_it_can_be_kept(reason):
+    figures = Figures()
+    figures.on_triggered(triggered(1))
+
+    for record in (
+        figures.on_failed(replace(FAILURE, reason=reason)),
+        figures.on_aborted(1, reason, at(1.0)),
+    ):
+        data = encode_kept(record, Totals())
+        assert decode_kept(data, "here")[0] == record
+        assert len(data) < 20_000
+
+
+# --- several drivers ---
+
+
+def test_records_found_in_any_order_are_one_history():
+    first, second = completed(1), completed(2)
+    kept = KeptHistory.of(
+        [(second, Totals(2, 1, 0)), (begun(2), Totals(0, 1, 0)), (first, Totals(1, 1, 0))]
+    )
+
+    assert kept.checkpoints == (first, second)
+    assert kept.totals == Totals(2, 1, 0)
+    assert [each.checkpoint_id for each in kept.statistics().history] == [2, 1]
+
+
+def test_a_failure_names_what_the_next_attempt_started_from():
+    kept = KeptHistory.of([(each, Totals()) for each in (FAILURE, begun(2), begun(3, restored=9))])
+
+    [failure] = kept.failures
+
+    assert failure.recovered_from.checkpoint_id == 9
+    told = failure.to_json()
+    assert (told["recovered-by-attempt"], told["recovered-from"]["id"]) == (3, 9)
+    assert (told["taskName"], told["restart-delay-ms"]) == ("count (0)", 1_500)
+    assert KeptHistory.of([(FAILURE, Totals())]).failures[0].recovered_by is None
+
+
+def test_counts_go_on_where_the_driver_before_ended():
+    earlier = KeptHistory.of([(completed(1), Totals(40, 2, 1))])
+    figures = Figures()
+    figures.on_begun(begun(4, restored=1))
+    completed(2, figures)
+    figures.on_triggered(triggered(3, attempt=4))
+
+    counts = earlier.followed_by(figures.kept(at(9.0))).statistics().counts
+
+    assert (counts.completed, counts.failed, counts.restored) == (41, 2, 2)
+    assert (counts.in_progress, counts.total) == (1, 44)
+
+
+def test_completed_checkpoints_that_are_not_retained_are_discarded():
+    kept = replace(
+        KeptHistory.of([(completed(number), Totals()) for number in (1, 2, 3)]),
+        retained=frozenset({2, 3}),
+    )
+
+    assert [each.is_discarded for each in kept.statistics().history] == [False, False, True]
+
+
+def test_a_savepoint_is_never_discarded():
+    """It belongs to somebody else."""
+    figures = Figures()
+    figures.on_triggered(triggered(1, kind="SAVEPOINT"))
+    savepoint = figures.on_completed(1, "/elsewhere", 0, at(1.0))
+    kept = replace(KeptHistory.of([(savepoint, Totals())]), retained=frozenset())
+
+    assert not kept.statistics().history[0].is_discarded
+
+
+# --- a driver that did not say goodbye ---
+
+RUNNING = JobRecord(5, "checkpoint-completed", 3, written_by="host:4711:ab")
+SEEN = KeptHistory(begun=(begun(3),))
+GIVEN_UP = replace(FAILURE, attempt=3, restart_delay_seconds=None)
+
+
+def test_an_attempt_that_nobody_has_ended_tells_of_a_lost_driver():
+    lost = driver_lost(RUNNING, SEEN, at(10.0))
+
+    assert (lost.attempt, lost.kind, lost.at_ms) == (3, "driver lost", 1_010_000)
+    assert "host:4711:ab" in lost.reason
+    assert not lost.is_given_up
+
+
+def test_a_driver_may_be_lost_while_it_waits_to_start_again():
+    waiting = replace(GIVEN_UP, restart_delay_seconds=60.0)
+
+    lost = driver_lost(RUNNING, replace(SEEN, kept_failures=(waiting,)), at(10.0))
+
+    assert (lost.attempt, lost.number) == (3, 2)
+    assert Figures().on_failed(lost).number == 2, "its place is taken already"
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        (None, SEEN),
+        (replace(RUNNING, outcome="finished"), SEEN),
+        (RUNNING, KeptHistory()),
+        (RUNNING, replace(SEEN, ended=(AttemptEnded(3, 1, "stopped"),))),
+        (RUNNING, replace(SEEN, kept_failures=(GIVEN_UP,))),
+    ],
+    ids=["never ran", "finished", "an older version", "stopped", "failed"],
+)
+def test_where_the_end_is_known_no_driver_was_lost(before, kept):
+    assert driver_lost(before, kept, at(10.0)) is None

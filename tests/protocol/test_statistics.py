@@ -1,0 +1,138 @@
+"""Checkpoints in figures: their sums, their quantiles, and the JSON that Flink's users know."""
+
+import pytest
+
+from stillframe.protocol.failures import Restored
+from stillframe.protocol.manifests import SubtaskTimings
+from stillframe.protocol.statistics import (
+    CheckpointingStatistics,
+    CheckpointStatistics,
+    Counts,
+    StatsSummary,
+    SubtaskStatistics,
+    TaskShape,
+    vertex_id,
+)
+
+READ, COUNT = vertex_id("read"), vertex_id("count")
+TASKS = (TaskShape(READ, "read", 1), TaskShape(COUNT, "count", 2))
+
+
+def subtask(vertex, index, in_flight=0, acknowledged_at_ms=1_100):
+    timings = SubtaskTimings("task", index, 1.0, 2.4, 3.0, 40.6, 100, 1_000, in_flight)
+    return SubtaskStatistics.of(vertex, timings, acknowledged_at_ms, 100.0)
+
+
+ALL = (subtask(READ, 0), subtask(COUNT, 0), subtask(COUNT, 1, acknowledged_at_ms=1_200))
+
+
+def checkpoint(number=7, status="COMPLETED", subtasks=ALL, **more):
+    fields = {"triggered_as": "CHECKPOINT", "metadata_bytes": 50, **more}
+    return CheckpointStatistics(
+        checkpoint_id=number,
+        attempt=1,
+        status=status,
+        triggered_at_ms=1_000,
+        end_to_end_ms=210.0,
+        tasks=TASKS,
+        subtasks=tuple(subtasks),
+        **fields,
+    )
+
+
+def statistics(*newest_first):
+    return CheckpointingStatistics(Counts(0, 0, 0, 0, 0), newest_first, None)
+
+
+def test_a_checkpoint_is_the_sum_of_its_subtasks_and_its_metadata():
+    told = checkpoint(path="/chk/chk-7-1").to_json()
+
+    assert told["checkpointed_size"] == 3 * 100 + 50
+    assert told["state_size"] == 3 * 1_000 + 50
+    assert told["latest_ack_timestamp"] == 1_200
+    assert (told["num_subtasks"], told["num_acknowledged_subtasks"]) == (3, 3)
+    assert (told["className"], told["external_path"]) == ("completed", "/chk/chk-7-1")
+    assert told["tasks"] == {}, "only in the details"
+
+
+def test_one_in_which_a_barrier_overtook_records_is_unaligned():
+    overtaken = checkpoint(subtasks=(subtask(READ, 0, in_flight=30),))
+
+    assert overtaken.to_json()["checkpoint_type"] == "UNALIGNED_CHECKPOINT"
+    assert overtaken.to_json()["persisted_data"] == 30
+    assert checkpoint().to_json()["checkpoint_type"] == "CHECKPOINT"
+
+
+@pytest.mark.parametrize("kind", ["SAVEPOINT", "SYNC_SAVEPOINT"])
+def test_a_savepoint_says_so(kind):
+    told = checkpoint(triggered_as=kind).to_json()
+
+    assert (told["checkpoint_type"], told["is_savepoint"]) == (kind, True)
+    assert told["savepointFormat"] == "canonical"
+
+
+def test_a_failed_one_says_why_and_when():
+    told = checkpoint(
+        status="FAILED", subtasks=(), metadata_bytes=0, failed_at_ms=1_300, failure="disk full"
+    ).to_json()
+
+    assert (told["failure_timestamp"], told["failure_message"]) == (1_300, "disk full")
+    assert told["latest_ack_timestamp"] == -1, "nobody has acknowledged it"
+
+
+def test_the_details_tell_each_task_and_how_far_it_came():
+    tasks = checkpoint(status="FAILED", subtasks=ALL[:2]).to_json(with_tasks=True)["tasks"]
+
+    assert [each["status"] for each in tasks.values()] == ["FAILED"] * 2, "as in Flink"
+    assert (tasks[READ]["num_subtasks"], tasks[READ]["num_acknowledged_subtasks"]) == (1, 1)
+    assert (tasks[COUNT]["num_subtasks"], tasks[COUNT]["num_acknowledged_subtasks"]) == (2, 1)
+
+
+def test_the_subtasks_of_a_task_are_all_there_also_those_that_did_not_answer():
+    told = checkpoint(status="FAILED", subtasks=ALL[:2]).task_to_json(COUNT)
+
+    first, second = told["subtasks"]
+    assert first["checkpoint"] == {"sync": 3, "async": 41}
+    assert first["alignment"]["duration"] == 2
+    assert first["aborted"]
+    assert (second["index"], second["status"]) == (1, "pending_or_failed")
+    assert told["summary"]["checkpoint_duration"]["async"]["max"] == 41
+    assert checkpoint().task_to_json(vertex_id("nobody")) is None
+
+
+def test_quantiles_lie_between_neighbours_in_proportion():
+    summary = StatsSummary.of(range(1, 10))
+
+    assert (summary.min, summary.avg, summary.max) == (1, 5, 9)
+    assert summary.quantile(0.5) == 5
+    assert summary.quantile(0.25) == 2.5
+    assert (summary.quantile(0.01), summary.quantile(0.999)) == (1, 9)
+    assert set(StatsSummary.of([]).to_json().values()) == {0}
+
+
+def test_the_summary_is_over_the_completed_ones():
+    failed = checkpoint(9, status="FAILED", subtasks=())
+    told = statistics(failed, checkpoint(8), checkpoint(7)).to_json()
+
+    assert told["summary"]["state_size"]["min"] == 3_050
+    assert told["summary"]["end_to_end_duration"]["p50"] == 210.0
+
+
+def test_the_latest_of_each_kind_is_named():
+    savepoint = checkpoint(8, triggered_as="SAVEPOINT")
+    failed = checkpoint(9, status="FAILED")
+    under_way = checkpoint(10, status="IN_PROGRESS")
+    latest = statistics(under_way, failed, savepoint, checkpoint(7)).to_json()["latest"]
+
+    assert [latest[kind]["id"] for kind in ("completed", "savepoint", "failed")] == [7, 8, 9]
+    assert latest["restored"] is None
+    restored = CheckpointingStatistics(
+        Counts(1, 0, 0, 0, 0), (), Restored(5, 4_711, False, "/chk/chk-5-1")
+    ).to_json()
+    assert restored["latest"]["restored"]["id"] == 5
+    assert restored["latest"]["completed"] is None
+
+
+def test_a_vertex_keeps_its_id_as_long_as_its_first_operator_keeps_its_uid():
+    assert vertex_id("read") == vertex_id("read") != vertex_id("count")
+    assert len(vertex_id("read")) == 32

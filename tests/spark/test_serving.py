@@ -1,0 +1,138 @@
+"""Jobs on Spark are served over HTTP by their driver, from their start to the driver's end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stillframe.coordinator.located import locate
+from stillframe.errors import StartRefused
+from stillframe.rest.registry import DRIVER_FILE, RegisteredJob, registered_jobs
+
+if TYPE_CHECKING:
+    from stillframe.coordinator.query import Query
+    from stillframe.spark.session import Still
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+WAIT_SECONDS_MAX = 120.0
+
+
+def start(still: Still, location: Path, name: str, **options: str) -> Query:
+    clicks = still.readStream.format("clicks").option("recordsPerSecond", 1000).load()
+    writer = clicks.groupBy("app_id").count().writeStream.queryName(name).outputMode("update")
+    options = {"checkpointLocation": str(location), "checkpointInterval": "1 second", **options}
+    return writer.format("noop").options(**options).start()
+
+
+def wait_for_job(name: str) -> RegisteredJob:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while True:
+        for job in registered_jobs():
+            if job.name == name:
+                return job
+        assert time.monotonic() < deadline, f"job {name} was not registered"
+        threading.Event().wait(0.05)
+
+
+def ask(job: RegisteredJob, method: str, path: str, body: Any = None) -> Any:
+    request = urllib.request.Request(
+        f"{job.url}/jobs/{job.jid}{path}",
+        method=method,
+        headers={"Authorization": f"Bearer {job.token}"},
+        data=None if body is None else json.dumps(body).encode(),
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def outcome(job: RegisteredJob, path: str) -> Any:
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while (told := ask(job, "GET", path))["status"]["id"] == "IN_PROGRESS":
+        assert time.monotonic() < deadline, f"{path} is still under way"
+        threading.Event().wait(0.05)
+    return told["operation"]
+
+
+def test_a_job_is_found_asked_and_stopped_over_http(still, tmp_path):
+    query = start(still, tmp_path, "served")
+    job = wait_for_job("served")
+
+    number = ask(job, "POST", "/checkpoints")["request-id"]
+    taken = outcome(job, f"/checkpoints/{number}")
+    told = ask(job, "GET", "")
+    number = ask(job, "POST", "/stop", {"targetDirectory": str(tmp_path / "savepoint")})
+
+    assert taken["checkpointId"] >= 1
+    assert (told["state"], told["stillframe"]["slot-pids"]) == ("RUNNING", list(query.slot_pids))
+    stopped = outcome(job, f"/savepoints/{number['request-id']}")
+    assert stopped == {"location": str(tmp_path / "savepoint")}
+    assert query.summary.outcome == "stopped"
+
+
+def test_a_port_that_is_taken_is_refused_before_the_job_begins(still, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(StartRefused, match=f"port {port}"):
+            start(still, tmp_path / "chk", "refused", restPort=str(port))
+
+    assert not (tmp_path / "chk").exists()
+
+
+SCRIPT = """
+import sys
+from pyspark.sql import SparkSession
+import stillframe
+from stillframe.spark.java import ensure_java
+
+ensure_java()
+spark = (
+    SparkSession.builder.master("local[4]")
+    .config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.ui.enabled", "false")
+    .config("spark.log.level", "ERROR")
+    .getOrCreate()
+)
+clicks = stillframe.on(spark).readStream.format("clicks").option("recordsPerSecond", 1000).load()
+writer = clicks.groupBy("app_id").count().writeStream.queryName("script").outputMode("update")
+query = writer.format("noop").options(
+    checkpointLocation=sys.argv[1], checkpointInterval="1 second"
+).start()
+query.awaitTermination()
+"""
+
+
+def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tmp_path):
+    """The script has nothing more to do then: its process ends, but not before it has answered."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        script = subprocess.Popen(
+            [sys.executable, str(tmp_path / "job.py"), str(tmp_path / "chk")],
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        job = wait_for_job("script")
+        number = ask(job, "POST", "/stop", {"targetDirectory": str(tmp_path / "savepoint")})
+        told = outcome(job, f"/savepoints/{number['request-id']}")
+        assert script.wait(WAIT_SECONDS_MAX) == 0, log.read_text()
+    finally:
+        script.kill()
+        script.wait(10)
+
+    assert told == {"location": str(tmp_path / "savepoint")}
+    assert locate(str(tmp_path / "savepoint")).manifest.job == "script"
+    assert not any(each.name == "script" for each in registered_jobs())
+    assert not (tmp_path / "chk" / "script" / DRIVER_FILE).exists()
