@@ -1,6 +1,8 @@
 """The simulator: promises hold under every schedule tried; every deliberate mistake is caught."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,10 @@ from stillframe.testing.simulation.run import run_seed
 from stillframe.testing.simulation.shrinking import shrink
 
 SEEDS = range(300)
+CATCHING_SEEDS = json.loads(Path(__file__).with_name("catching_seeds.json").read_text())
+"""The seed that last caught each mutant. Where it no longer does, because something else is drawn
+from it by now, seeds are tried one by one, which takes long: `stillframe simulate --mutants --json`
+tells the new ones."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def hunts(request):
     asked = [item for item in request.session.items if "hunts" in item.fixturenames]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     cores = max(1, (os.cpu_count() or 1) // workers)
-    found = hunted([item.callspec.params["name"] for item in asked], cores)
+    found = hunted([item.callspec.params["name"] for item in asked], cores, CATCHING_SEEDS)
     yield found
     found.close()
 

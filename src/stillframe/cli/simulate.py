@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
@@ -135,17 +136,22 @@ def _hunt_mutants(lines: Lines) -> int:
 
 
 def hunted(
-    mutants: Iterable[str], cores: int | None = None
+    mutants: Iterable[str],
+    cores: int | None = None,
+    likely_seeds: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[str, Verdict | None]]:
     """The first run that catches each of them, in their order; every core, or so many of them,
-    hunts one at a time."""
+    hunts one at a time. A likely seed is tried before all others."""
     names = list(mutants)
+    work = [(name, (likely_seeds or {}).get(name)) for name in names]
     with _pool_of(cores or _ALL_CORES) as pool:
-        yield from zip(names, pool.map(_hunt, names), strict=True)
+        yield from zip(names, pool.map(_hunt, work), strict=True)
 
 
-def _hunt(mutant: str) -> Verdict | None:
-    verdicts = (run_one((seed, mutant)) for seed in range(_MUTANT_SEEDS_MAX))
+def _hunt(work: tuple[str, int | None]) -> Verdict | None:
+    mutant, likely_seed = work
+    seeds = chain([] if likely_seed is None else [likely_seed], range(_MUTANT_SEEDS_MAX))
+    verdicts = (run_one((seed, mutant)) for seed in seeds)
     return next((verdict for verdict in verdicts if verdict.catches_mutant), None)
 
 
