@@ -10,7 +10,18 @@ import pytest
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.discard import DiscardSink
-from stillframe.graph.logical import Aggregate, Node, Read, SessionWindow, Window, Write
+from stillframe.graph.logical import (
+    Aggregate,
+    DropDuplicates,
+    Enrich,
+    Join,
+    JoinSide,
+    Node,
+    Read,
+    SessionWindow,
+    Window,
+    Write,
+)
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.protocol.manifests import Manifest, OperatorSnapshot
@@ -18,6 +29,8 @@ from stillframe.runtime.state_files import described_file
 from stillframe.runtime.unfit_states import unfit_states
 from stillframe.runtime.windowing import empty_windows, output_schema
 from stillframe.state.aggregates import AggregateTable
+from stillframe.state.duplicates import SeenKeys
+from stillframe.state.joins import JoinRows
 from stillframe.state.snapshots import write_keyed_snapshot
 from stillframe.storage.store import Store, open_store
 from stillframe.testing.sources import ScriptedSource
@@ -94,6 +107,68 @@ def test_one_that_has_changed_is_told_with_both_schemas(store, window, changed):
     assert mismatch.operator == "count"
     assert mismatch.what.startswith("operator count: the state of operator 'count' has the columns")
     assert mismatch.remedy == "group and aggregate as before, or give the operator another uid"
+
+
+SECOND = pa.schema([pa.field(f"{field.name}_2", field.type) for field in SCHEMA])
+JOINED = pa.schema([*SCHEMA, *SECOND])
+
+
+def remedies(
+    store: Store, operator: DropDuplicates | Enrich | Join, kept: dict[str, pa.Schema]
+) -> list[str]:
+    """What to do about each state that does not fit, of a snapshot that has these."""
+    reads = [
+        Node(Read(ScriptedSource(schema, ((),))), schema, given_uid=uid)
+        for uid, schema in (("first", SCHEMA), ("second", SECOND))
+    ]
+    has_one = isinstance(operator, DropDuplicates)
+    schema, inputs = (SCHEMA, reads[:1]) if has_one else (JOINED, reads)
+    node = Node(operator, schema, tuple(inputs), given_uid="it")
+    plan = build_plan("views", [Node(Write(DiscardSink()), schema, (node,))], 1)
+    written = {
+        name: write_keyed_snapshot(store, f"shared/1/it-0-{name}-1.arrow", Empty(each))
+        for name, each in kept.items()
+    }
+    states = tuple(described_file(name, file) for name, file in written.items())
+    snapshot = OperatorSnapshot(OperatorUid("it"), 0, keyed=states)
+    manifest = Manifest("views", 1, 1, 0, "checkpoint", 0, 0, 128, (), (snapshot,))
+    return [mismatch.remedy for mismatch in unfit_states(plan, manifest, store)]
+
+
+def with_numbers_as_keys(schema: pa.Schema) -> pa.Schema:
+    return schema.set(0, pa.field(schema.names[0], pa.list_(pa.int64())))
+
+
+def test_the_sides_of_a_join_are_compared_each_by_itself(store):
+    join = Join("inner", JoinSide(("key",), "at"), JoinSide(("key_2",), "at_2"), 0, 10)
+    left = JoinRows(SCHEMA, ("key",), "at", 128).snapshot_schema
+    right = JoinRows(SECOND, ("key_2",), "at_2", 128).snapshot_schema
+
+    assert remedies(store.below("same"), join, {"left": left, "right": right}) == []
+    changed = {"left": left, "right": with_numbers_as_keys(right)}
+    assert remedies(store.below("changed"), join, changed) == [
+        "join as before, or give the operator another uid"
+    ]
+
+
+def test_keys_that_were_seen_are_compared_with_those_that_are_looked_for(store):
+    drop = DropDuplicates(("key",))
+    same = SeenKeys(SCHEMA, ("key",), 128).freeze().snapshot_schema
+    more = SeenKeys(SCHEMA, ("key", "n"), 128).freeze().snapshot_schema
+
+    assert remedies(store.below("same"), drop, {"seen": same}) == []
+    assert remedies(store.below("more"), drop, {"seen": more}) == [
+        "deduplicate as before, or give the operator another uid"
+    ]
+
+
+def test_rows_to_look_up_are_compared_with_what_the_second_stream_has(store):
+    enrich = Enrich("inner", ("key",), ("key_2",), None)
+
+    assert remedies(store.below("same"), enrich, {"newest": SECOND}) == []
+    assert remedies(store.below("changed"), enrich, {"newest": with_numbers_as_keys(SECOND)}) == [
+        "look up as before, or give the operator another uid"
+    ]
 
 
 def test_a_file_that_cannot_be_read_is_left_to_who_restores_it(store):

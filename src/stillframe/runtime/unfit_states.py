@@ -27,17 +27,23 @@ import pyarrow as pa
 
 from stillframe.clock import SystemClock
 from stillframe.errors import StartRefused, StillframeError
-from stillframe.graph.logical import Aggregate, Transform
-from stillframe.graph.plan import Plan, PlannedOperator
+from stillframe.graph.logical import Aggregate, DropDuplicates, Enrich, Join, JoinSide, Transform
+from stillframe.graph.plan import Plan, PlannedOperator, Task
 from stillframe.protocol.fit import Mismatch
 from stillframe.protocol.manifests import DiskState, KeyedState, Manifest
+from stillframe.runtime.deduplicating import Deduplicating
+from stillframe.runtime.enriching import Enriching, newest_rows
+from stillframe.runtime.joining import LEFT, RIGHT
+from stillframe.runtime.operators import Aggregating
 from stillframe.runtime.stored_states import StatePart, schema_of
 from stillframe.runtime.transforming import KeyedStates
-from stillframe.runtime.windowing import empty_windows
+from stillframe.runtime.windowing import Windowing, empty_windows
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.backends import Declared
+from stillframe.state.duplicates import SeenKeys
 from stillframe.state.evolution import fitted_columns, fitted_to
 from stillframe.state.heap import HeapBackend
+from stillframe.state.joins import JoinRows
 from stillframe.state.snapshots import kind_of, schema_text
 from stillframe.storage.store import Store
 
@@ -66,16 +72,21 @@ def unfit_states(plan: Plan, manifest: Manifest, store: Store) -> list[Mismatch]
     """One mismatch for each state that the plan cannot go on with."""
     return [
         mismatch
-        for _, planned in plan.operators()
+        for task, planned in plan.operators()
         if (stored := _stored(manifest, planned))
-        for mismatch in _unfit(planned, stored, plan.max_parallelism, store)
+        for mismatch in _unfit(planned, stored, _kept(plan, task, planned), store)
     ]
 
 
 def _unfit(
-    planned: PlannedOperator, stored: Mapping[str, _Stored], max_parallelism: int, store: Store
+    planned: PlannedOperator,
+    stored: Mapping[str, _Stored],
+    kept_now: Mapping[str, _Kept],
+    store: Store,
 ) -> Iterator[Mismatch]:
-    for name, kept in _kept(planned, stored, max_parallelism).items():
+    for name, kept in kept_now.items():
+        if name not in stored:
+            continue
         found = stored[name]
         same_kind = found.kind in ("", kind_of(kept.schema))
         if found.columns == schema_text(kept.schema) and same_kind:
@@ -114,19 +125,37 @@ def _stored(manifest: Manifest, planned: PlannedOperator) -> dict[str, _Stored]:
 # --- what the plan keeps
 
 
-def _kept(
-    planned: PlannedOperator, stored: Mapping[str, _Stored], max_parallelism: int
-) -> dict[str, _Kept]:
-    """Those of the stored states of which it can be told."""
+def _kept(plan: Plan, task: Task, planned: PlannedOperator) -> dict[str, _Kept]:
+    """The states of which it can be told, by name."""
+    max_parallelism = plan.max_parallelism
     match planned.operator:
         case Aggregate() as aggregate:
-            kept = _aggregates(planned, aggregate, max_parallelism)
-            return dict.fromkeys(stored, kept)
+            states = Aggregating.STATE, Windowing.STATE
+            return dict.fromkeys(states, _aggregates(planned, aggregate, max_parallelism))
         case Transform() as transform:
-            declared = _declared(planned, transform, max_parallelism)
-            return {name: kept for name, kept in declared.items() if name in stored}
+            return _declared(planned, transform, max_parallelism)
+        case DropDuplicates(keys=keys, time=time, keep_us=keep_us):
+            seen = SeenKeys(planned.input_schema, keys, max_parallelism, time, keep_us).freeze()
+            return {Deduplicating.STATE: _by_place(planned, seen.snapshot_schema, "deduplicate")}
+        case Enrich() as enrich:
+            schemas = planned.input_schema, planned.schema
+            newest = newest_rows(enrich, *schemas, max_parallelism, ()).freeze()
+            return {Enriching.STATE: _by_place(planned, newest.snapshot_schema, "look up")}
+        case Join(left=left, right=right):
+            edges = (plan.edges[edge] for edge in task.input_edges)
+            second = next(edge.schema for edge in edges if edge.input == 1)
+
+            def rows(side: JoinSide, schema: pa.Schema) -> _Kept:
+                kept = JoinRows(schema, side.keys, side.time, max_parallelism)
+                return _by_place(planned, kept.snapshot_schema, "join")
+
+            return {LEFT: rows(left, planned.input_schema), RIGHT: rows(right, second)}
         case _:
             return {}
+
+
+def _by_place(planned: PlannedOperator, schema: pa.Schema, as_before: str) -> _Kept:
+    return _Kept(schema, lambda batch: fitted_columns(batch, schema, planned.uid, as_before))
 
 
 def _aggregates(planned: PlannedOperator, aggregate: Aggregate, max_parallelism: int) -> _Kept:

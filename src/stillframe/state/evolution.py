@@ -35,9 +35,12 @@ def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) 
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def fitted_columns(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBatch:
+def fitted_columns(
+    batch: pa.RecordBatch, schema: pa.Schema, uid: str, as_before: str = "group and aggregate"
+) -> pa.RecordBatch:
     """Rows of a state with a column for each value, which is taken back by place: so the names have
-    to be these, in this order, and the types such that nothing is lost."""
+    to be these, in this order, and the types such that nothing is lost. `as_before` is what to do
+    as it was done."""
     if batch.schema.equals(schema):
         return batch
     try:
@@ -48,8 +51,8 @@ def fitted_columns(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.Rec
         problem = f" ({error})"
     raise StartRefused(
         f"the state of operator {uid!r} has the columns {_in_words(batch.schema)} in the snapshot,"
-        f" and the job keeps {_in_words(schema)}{problem}: group and aggregate as before, or give"
-        " the operator another uid"
+        f" and the job keeps {_in_words(schema)}{problem}: {as_before} as before, or give the"
+        " operator another uid"
     )
 
 
