@@ -68,6 +68,33 @@ def test_a_job_goes_on_from_a_savepoint_that_was_moved_and_its_past_is_remembere
     assert newest["num_acknowledged_subtasks"] == newest["num_subtasks"] == 4
 
 
+def test_a_job_of_joins_and_deduplication_goes_on_with_its_state(
+    still: Still, tmp_path: Path
+) -> None:
+    def begin() -> Query:
+        clicks = (
+            still.readStream.format("clicks")
+            .options(records=20_000, recordsPerSecond=8_000, partitions=2, apps=50, batchRows=200)
+            .load()
+        )
+        apps = clicks.select("app_id", "user_id").dropDuplicates(["app_id"])
+        first = apps.withColumnRenamed("user_id", "first_user").withColumnRenamed("app_id", "app")
+        joined = clicks.join(first, clicks["app_id"] == first["app"]).select("id", "first_user")
+        writer = joined.writeStream.queryName("joined").format("parquet")
+        writer = writer.option("path", str(tmp_path / "out"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoints"))
+        return writer.options(checkpointInterval="200 ms", parallelism=2).start()
+
+    query = begin()
+    query.checkpoint(timeout=60)
+    query.stop()
+    query = begin()
+    assert query.awaitTermination(120)
+
+    ids = pq.read_table(tmp_path / "out")["id"].to_pylist()
+    assert sorted(ids) == list(range(20_000))
+
+
 def test_a_cancelled_job_begins_anew_only_if_it_is_told_to(still: Still, tmp_path: Path) -> None:
     cancelled = start(still, tmp_path, "one")
     cancelled.checkpoint(timeout=60)
