@@ -14,12 +14,12 @@ import pytest
 from stillframe.bench.processes import Ended, run_program
 
 STUBBORN_CHILD = """\
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
 # In a session of its own, and deaf to polite requests.
 child = subprocess.Popen(
     [sys.executable, "-c",
-     "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-     "print('ready', flush=True); time.sleep(600)"],
+     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+     "print('ready', flush=True); signal.pause()"],
     start_new_session=True, stdout=subprocess.PIPE, text=True,
 )
 assert child.stdout.readline() == "ready\\n"
@@ -74,7 +74,7 @@ def test_a_program_that_kills_itself_has_a_negative_exit_code(tmp_path):
 
 
 def test_a_program_that_hangs_is_ended_at_its_limit_with_all_its_children(tmp_path):
-    hangs = STUBBORN_CHILD + "time.sleep(600)\n"
+    hangs = STUBBORN_CHILD + "signal.pause()\n"
 
     ended = run(hangs, tmp_path, seconds_max=10.0, grace_seconds=0.2)
 
@@ -94,7 +94,7 @@ def test_a_child_that_a_program_leaves_behind_is_ended_too(tmp_path):
 def test_an_interrupt_ends_the_running_program_and_its_children(tmp_path, times):
     # The harness in a process of its own: a program that tells through a pipe that it runs.
     os.mkfifo(tmp_path / "runs")
-    hangs = STUBBORN_CHILD + "open('runs', 'w').write('now')\ntime.sleep(600)\n"
+    hangs = STUBBORN_CHILD + "open('runs', 'w').write('now')\nsignal.pause()\n"
     harness = (
         "import sys; from pathlib import Path; from stillframe.bench.processes import run_program;"
         "home = Path(sys.argv[1]);"

@@ -18,7 +18,7 @@ from stillframe.cli.bench import measure
 from stillframe.cli.lines import Lines
 
 PROGRAM = """\
-import json, sys, time
+import json, signal, sys
 
 params = json.loads(sys.argv[1])
 print("some noise")
@@ -35,7 +35,7 @@ match params["variant"]:
     case "a list":
         print("RESULT [1, 2]")
     case "hangs":
-        time.sleep(600)
+        signal.pause()
     case "cannot":
         print("one more warning\\nthere is no RocksDB here", file=sys.stderr)
         sys.exit(3)

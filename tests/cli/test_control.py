@@ -1,7 +1,4 @@
-"""`stillframe list`, `status`, `stop` and so on, asked of jobs that really run and are served.
-
-The jobs count what they have read and then stand still; their slots are plain processes.
-"""
+"""`stillframe list`, `status`, `stop` and so on, asked of jobs that really run and are served."""
 
 from __future__ import annotations
 
@@ -20,92 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from served_jobs import TOKEN, WAIT_SECONDS_MAX, ServingDriver
 
-from stillframe.api.aggregates import AggregateCall
 from stillframe.cli.main import main
-from stillframe.clock import SystemClock
-from stillframe.config import job_config
-from stillframe.connectors.discard import DiscardSink
-from stillframe.coordinator.history import SlotsRunning
-from stillframe.coordinator.job import Job
 from stillframe.coordinator.located import locate
-from stillframe.coordinator.query import Query
-from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import JobFailed
-from stillframe.graph.logical import Aggregate, Node, Read, Write
-from stillframe.graph.plan import Plan, build_plan
-from stillframe.rest.server import RestServer
-from stillframe.testing.processes import ProcessDeployment
-from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait
-
-WAIT_SECONDS_MAX = 120.0
-TOKEN = "a-token-for-these-tests"
-CLICKS = pa.schema([("id", pa.int64()), ("app_id", pa.string())])
-COUNTS = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
-
-
-class Driver:
-    """Starts jobs in this process and serves them; all files are below one directory."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.location = str(home / "chk")
-        self.server = RestServer("127.0.0.1", 0, TOKEN)
-        self.url = f"http://127.0.0.1:{self.server.port}"
-        self.jobs: list[Job] = []
-
-    def plan(self, name: str, parallelism: int, fault: Item | None) -> Plan:
-        ids = range(100)
-        batch = pa.record_batch([list(ids), [f"app-{i % 7}" for i in ids]], schema=CLICKS)
-        until = Wait(Gate(str(self.home / f"{name}-goes-on")))
-        script = (batch, until, batch) if fault is None else (batch, fault, until, batch)
-        source = ScriptedSource(CLICKS, (script, (batch, until, batch)))
-        read = Node(Read(source), CLICKS, given_uid="clicks")
-        call = AggregateCall("count", None, "count", pa.int64())
-        counted = Node(Aggregate(("app_id",), (call,)), COUNTS, (read,), given_uid="count")
-        write = Node(Write(DiscardSink()), COUNTS, (counted,), given_uid="nowhere")
-        return build_plan(name, [write], parallelism)
-
-    def start(
-        self,
-        name: str = "counts",
-        fault: Item | None = None,
-        runs: int | None = None,
-        **options: str,
-    ) -> Query:
-        """Returns when its slots run, for the `runs`th time; after the fault, if there is one."""
-        given = {
-            "checkpointLocation": self.location,
-            "checkpointInterval": "1 hour",
-            "restartDelay": "20 ms",
-            **options,
-        }
-        job = Job(
-            self.plan(name, 2, fault),
-            job_config(given),
-            ProcessDeployment(),
-            DriverAddress("127.0.0.1"),
-            SystemClock(),
-            lambda parallelism: self.plan(name, parallelism, fault),
-        )
-        query = Query(job)
-        self.jobs.append(job)
-        self.server.add(query)
-        running = threading.Semaphore(0)
-        query.add_listener(lambda e: running.release() if isinstance(e, SlotsRunning) else None)
-        job.start()
-        for _ in range(runs or (1 if fault is None else 2)):
-            assert running.acquire(timeout=WAIT_SECONDS_MAX), [str(e) for e in query.events]
-        return query
-
-    def close(self) -> None:
-        for job in self.jobs:
-            job.request_stop()
-            job.join(WAIT_SECONDS_MAX)
-        self.server.withdraw(WAIT_SECONDS_MAX)
-        self.server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -118,8 +35,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[Driver]:
-    made = Driver(tmp_path)
+def driver(tmp_path: Path) -> Iterator[ServingDriver]:
+    made = ServingDriver(tmp_path)
     yield made
     made.close()
 
@@ -255,7 +172,7 @@ def test_checkpoints_are_shown_with_flinks_columns_and_one_of_them_subtask_by_su
 
 
 def test_failures_are_shown_with_what_the_job_recovered_from(driver, ask):
-    driver.start(fault=Die(Gate(str(driver.home / "died"))))
+    driver.start(fault=driver.die_once())
     announced(ask)
 
     heading, row = told(ask("failures", "counts")).lines
@@ -391,7 +308,7 @@ def test_without_the_right_token_nothing_changes(driver, ask, registry, monkeypa
 
 
 def test_of_a_job_that_was_stopped_its_files_tell(driver, ask):
-    query = driver.start(fault=Die(Gate(str(driver.home / "died"))))
+    query = driver.start(fault=driver.die_once())
     query.checkpoint()
     query.stop()
     announced(ask, jobs=0)
@@ -416,9 +333,30 @@ def test_of_a_job_that_was_stopped_its_files_tell(driver, ask):
         )
 
 
+def test_a_job_has_one_id_however_its_checkpoint_location_is_written(driver, ask, monkeypatch):
+    monkeypatch.chdir(driver.home)
+    (driver.home / "link").symlink_to("chk")
+    query = driver.start(checkpointLocation="chk")
+    announced(ask)
+    jid = query.id.replace("-", "")
+    monkeypatch.chdir("/")
+    assert told(ask("status", jid, "--json")).json["jid"] == jid, "the registry knows where it is"
+    assert query.id.replace("-", "") == jid, "wherever the driver goes"
+    query.stop()
+    announced(ask, jobs=0)
+    until(lambda: not (driver.home / "chk" / "counts" / "driver.json").exists())
+
+    monkeypatch.chdir(driver.home)
+    ways = ["chk", "./chk/", "chk/../chk", "link", driver.location, f"file://{driver.location}/"]
+    for way in ways:
+        (job,) = told(ask("list", "--checkpoints", way, "--json")).json["jobs"]
+        assert job["jid"] == jid, way
+        assert told(ask("status", jid, "--checkpoints", way, "--json")).json["name"] == "counts"
+
+
 def test_of_a_job_that_failed_its_files_tell(driver, ask):
-    fault = Die(Gate(str(driver.home / "died")))
-    query = driver.start(fault=fault, runs=1, restartAttempts="0")
+    query, begin = driver.prepare("counts", driver.die_once(), restartAttempts="0")
+    begin()
     with pytest.raises(JobFailed):
         query.awaitTermination(WAIT_SECONDS_MAX)
     announced(ask, jobs=0)
@@ -452,11 +390,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-import test_control
+from served_jobs import ServingDriver
 
 
 if __name__ == "__main__":
-    driver = test_control.Driver(Path(sys.argv[2]))
+    driver = ServingDriver(Path(sys.argv[2]))
     query = driver.start()
     query.checkpoint()
     print("running", flush=True)
@@ -470,7 +408,7 @@ def other_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
     with subprocess.Popen(
-        [sys.executable, str(program), str(Path(__file__).parent), str(tmp_path)],
+        [sys.executable, str(program), str(Path(__file__).parents[1] / "shared"), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -644,7 +582,7 @@ def without_chance(line: str) -> str:
 
 def test_every_command_of_the_document_says_what_is_shown_there(driver, ask):
     driver.location = str(driver.home / "checkpoints")
-    driver.start("page-views", Die(Gate(str(driver.home / "died")))).checkpoint()
+    driver.start("page-views", driver.die_once()).checkpoint()
     driver.start("orders")
     announced(ask, jobs=2)
     commands = sessions(PAGE.read_text())

@@ -19,16 +19,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.cli.last_steps import await_ended, descendants_of
+from stillframe.cli.last_steps import descendants_of
 from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
+from stillframe.processes import await_ended
 from stillframe.storage.store import open_store
 
 WAIT_SECONDS_MAX = 120.0
 RECORDS = 40_000
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys, threading
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -48,7 +49,7 @@ from stillframe.testing.processes import ProcessDeployment
 
 def stuck(batches):
     for batch in batches:
-        time.sleep(600)
+        threading.Event().wait()
         yield batch
 
 

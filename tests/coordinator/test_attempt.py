@@ -5,9 +5,10 @@ import pytest
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.history import History, SlotsRunning
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import AttemptBroke, AttemptStopped, SlotsEnded, StopWanted
 from stillframe.coordinator.ports import CommitsPort, SlotsPort

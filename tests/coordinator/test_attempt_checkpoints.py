@@ -7,9 +7,10 @@ import pytest
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotReported
 from stillframe.coordinator.history import CheckpointFailed, History
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import AttemptBroke, CheckpointWanted
 from stillframe.coordinator.ports import CommitsPort, SlotsPort
@@ -78,7 +79,7 @@ class Attempt:
         self.running.on_time()
 
     def acknowledge(self, checkpoint_id, *commits):
-        timings = SubtaskTimings("task", 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+        timings = SubtaskTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0, task="task", subtask=0)
         prepared = tuple(PendingCommit(number, {"of": number}) for number in commits)
         written = OperatorSnapshot("write", 0, commits=prepared)
         for ref in self.plan.subtasks():

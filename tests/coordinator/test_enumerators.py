@@ -10,7 +10,7 @@ import pytest
 from stillframe.api.sources import Discovered, Source, Split, SplitEnumerator
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
-from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotReported
 from stillframe.coordinator.enumerators import (
     DiscoveryFailed,
@@ -19,6 +19,7 @@ from stillframe.coordinator.enumerators import (
     SplitsDiscovered,
 )
 from stillframe.coordinator.history import History
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import AttemptBroke
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort

@@ -24,7 +24,7 @@ from stillframe.protocol.manifests import SubtaskTimings
 from stillframe.testing.clock import ManualClock
 
 CLICKS = ClickSource(records=10)
-TIMINGS = SubtaskTimings("read", 0, 1.0, 2.0, 3.0, 4.0, 5, 5, 0)
+TIMINGS = SubtaskTimings(1.0, 2.0, 3.0, 4.0, 5, 5, 0, task="read", subtask=0)
 
 
 class Nowhere(Deployment):

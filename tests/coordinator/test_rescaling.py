@@ -5,9 +5,10 @@ import pytest
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotReported
 from stillframe.coordinator.history import History, Rescaled
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
     AttemptRested,
@@ -179,7 +180,7 @@ class Attempt:
             self.running.handle(each)
 
     def acknowledge(self):
-        timings = SubtaskTimings("task", 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
+        timings = SubtaskTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0, task="task", subtask=0)
         for ref in self.plan.subtasks():
             report = Acknowledged(ref.task, ref.subtask, 1, (), timings)
             self.tell(SlotReported(0, report))

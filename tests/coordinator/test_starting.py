@@ -12,8 +12,8 @@ from stillframe.api.sources import Source
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import JobParts
 from stillframe.coordinator.history import History
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.located import write_savepoint
 from stillframe.coordinator.sinks import DriverSinks

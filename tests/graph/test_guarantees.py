@@ -32,10 +32,10 @@ class OwnSink(Sink):
     guarantee: SinkGuarantee = "exactly-once"
 
     def open_writer(self, context):
-        raise NotImplementedError
+        return DiscardSink().open_writer(context)
 
     def open_committer(self):
-        raise NotImplementedError
+        return DiscardSink().open_committer()
 
     def describe(self):
         return "own"

@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import SnapshotDamaged, StorageError
+from stillframe.protocol.documents import encode_document
 from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure, Restored
 from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
 from stillframe.protocol.joblog import JobRecord
 from stillframe.protocol.kept import KeptHistory, Totals, decode_kept, encode_kept
-from stillframe.protocol.manifests import SubtaskTimings, encode_document
+from stillframe.protocol.manifests import SubtaskTimings
 from stillframe.protocol.statistics import TaskShape
 
 TASKS = (TaskShape("v1", "read", 1), TaskShape("v2", "count", 1))
-TIMINGS = SubtaskTimings("read", 0, 1.5, 2.0, 3.0, 4.0, 5, 6, 7)
+TIMINGS = SubtaskTimings(1.5, 2.0, 3.0, 4.0, 5, 6, 7, task="read", subtask=0)
 FAILURE = Failure(2, 1, 4_711, "slot 1 was lost", "bystander", 1.5, "count", 0, 1)
 
 

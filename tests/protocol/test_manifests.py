@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stillframe.errors import DataError, SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.protocol.documents import encode_document
 from stillframe.protocol.manifests import (
     ChannelState,
     DiskFile,
@@ -25,7 +26,6 @@ from stillframe.protocol.manifests import (
     PendingCommit,
     SubtaskTimings,
     decode_manifest,
-    encode_document,
     encode_manifest,
 )
 
@@ -74,7 +74,9 @@ CHANNEL = ChannelState(
     length_bytes=300,
     rows=12,
 )
-TIMINGS = SubtaskTimings("clicks → count", SubtaskIndex(0), 0.5, 1.25, 0.1, 30.0, 4711, 9000, 0)
+TIMINGS = SubtaskTimings(
+    0.5, 1.25, 0.1, 30.0, 4711, 9000, 0, 50, task="clicks → count", subtask=SubtaskIndex(0)
+)
 MANIFEST = Manifest(
     job="page-views",
     attempt=Attempt(2),

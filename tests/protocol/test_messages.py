@@ -45,7 +45,7 @@ SNAPSHOT = OperatorSnapshot("count", 1, keyed=(KEYED,), items=({"id": "a"},), co
 COPY = SubtaskState(broadcast=(KEYED,), finished=True)
 RULES = OperatorSnapshot("rules", 0, broadcast=(KEYED,), finished=True)
 UNDER_WAY = ChannelState("a>b", 0, 1, "output", FileHandle("shared/1/c", 30, 5), 10, 20, 3)
-TIMINGS = SubtaskTimings("read -> count", 1, 1.5, 0.0, 2.0, 30.25, 10, 10, 0)
+TIMINGS = SubtaskTimings(1.5, 0.0, 2.0, 30.25, 10, 10, 0, task="read -> count", subtask=1)
 
 ORDERS = [
     StartSlot({0: ("host-a", 1), 1: ("host-b", 2)}, {("count", 1): STATE}, 3, 2),

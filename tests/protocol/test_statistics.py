@@ -18,8 +18,9 @@ READ, COUNT = vertex_id("read"), vertex_id("count")
 TASKS = (TaskShape(READ, "read", 1), TaskShape(COUNT, "count", 2))
 
 
-def subtask(vertex, index, in_flight=0, acknowledged_at_ms=1_100):
-    timings = SubtaskTimings("task", index, 1.0, 2.4, 3.0, 40.6, 100, 1_000, in_flight)
+def subtask(vertex, index, in_flight=0, acknowledged_at_ms=1_100, processed=0):
+    spent = (1.0, 2.4, 3.0, 40.6, 100, 1_000, in_flight, processed)
+    timings = SubtaskTimings(*spent, task="task", subtask=index)
     return SubtaskStatistics.of(vertex, timings, acknowledged_at_ms, 100.0)
 
 
@@ -61,6 +62,26 @@ def test_one_in_which_a_barrier_overtook_records_is_unaligned():
     assert overtaken.to_json()["checkpoint_type"] == "UNALIGNED_CHECKPOINT"
     assert overtaken.to_json()["persisted_data"] == 30
     assert checkpoint().to_json()["checkpoint_type"] == "CHECKPOINT"
+
+
+def test_what_was_processed_between_barriers_is_told_of_subtask_task_checkpoint_and_all():
+    parts = (subtask(COUNT, 0, processed=70), subtask(COUNT, 1, in_flight=1, processed=30))
+    one = checkpoint(subtasks=parts)
+
+    assert one.to_json()["processed_data"] == 100
+    assert one.to_json(with_tasks=True)["tasks"][COUNT]["processed_data"] == 100
+    told = one.task_to_json(COUNT)
+    assert [each["alignment"]["processed"] for each in told["subtasks"]] == [70, 30]
+    assert told["summary"]["alignment"]["processed"]["max"] == 70
+    assert statistics(one).to_json()["summary"]["processed_data"]["max"] == 100
+
+
+def test_a_subtask_that_was_kept_before_processed_bytes_were_counted_has_none():
+    kept = subtask(READ, 0, processed=70).record()
+    assert SubtaskStatistics.from_record(kept).processed_bytes == 70
+    del kept["processed_bytes"]
+
+    assert SubtaskStatistics.from_record(kept).processed_bytes == 0
 
 
 @pytest.mark.parametrize("kind", ["SAVEPOINT", "SYNC_SAVEPOINT"])

@@ -327,6 +327,19 @@ class Inner(Stepped):
             channel.send(self.barrier(checkpoint_id, alignment_timeout_ms))
         self.run()
 
+    def written(self, checkpoint_id):
+        """Both background parts run to their ends; what was under way, by sender or receiver."""
+        self.events.write(self.subtask, checkpoint_id)
+        if checkpoint_id in self.events.channel_writes:
+            self.events.write_channels(self.subtask, checkpoint_id)
+        acknowledged, [snapshot], _ = self.events.acknowledgement()
+        assert acknowledged == checkpoint_id
+        under_way = self.log.kept.get(checkpoint_id, {})
+        return snapshot.items[0]["sum"], {
+            (edge, source if edge == "in" else target): ids
+            for (edge, source, target), ids in under_way.items()
+        }
+
 
 @pytest.fixture
 def new_source() -> Callable[..., Source]:

@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.api.functions import TwoInputFunction
 from stillframe.api.sinks import Committer, Sink, SinkWriter
-from stillframe.coordinator.attempt import describe_operators
+from stillframe.coordinator.plan_descriptions import describe_operators
 from stillframe.graph.logical import CloseLoop, Connect, LoopHead, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Forward, build_plan
 from stillframe.protocol.restore import starting_state

@@ -8,7 +8,7 @@ import pytest
 from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.attempt import describe_edges, describe_operators
+from stillframe.coordinator.plan_descriptions import describe_edges, describe_operators
 from stillframe.errors import SnapshotDamaged
 from stillframe.graph.logical import Aggregate, Connect, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Broadcast, Forward, HashBy, Rebalance, build_plan

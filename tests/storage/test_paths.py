@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from stillframe.errors import BuildError
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.storage import paths
+from stillframe.storage.store import canonical_address
 
 CHECKPOINT = CheckpointId(7)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -25,6 +28,33 @@ def test_the_layout_is_the_documented_one() -> None:
     assert paths.metadata_path(CHECKPOINT, Attempt(2)) == "chk-7-2/_metadata"
     assert state_path("count-views", 3, 2, "counts") == "shared/2/count-views-3-counts-7.arrow"
     assert paths.log_path(12) == "log/00000000000000000012"
+
+
+def test_a_job_keeps_its_id_as_long_as_its_place_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("chk")
+    known = paths.job_id(str(tmp_path / "chk"), "counts")
+    ways = ("chk", "./chk//", "link", f"file:{tmp_path}/chk", f"file://localhost{tmp_path}/chk/")
+    assert {paths.job_id(way, "counts") for way in ways} == {known}
+    others = [(None, "counts"), ("chk", "other"), ("chk2", "counts"), ("s3://chk", "counts")]
+    assert known not in {paths.job_id(*other) for other in others}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("s3://bucket", "s3://bucket"),
+        ("s3a://bucket//a/b/", "s3://bucket/a/b"),
+        ("S3://bucket/a%20b?c#d", "s3://bucket/a%20b?c#d"),
+        ("hdfs://host:9000/a//b/", "hdfs://host:9000/a/b"),
+        ("hdfs:///a", "hdfs:///a"),
+    ],
+)
+def test_a_url_is_never_taken_for_a_path(written: str, meant: str) -> None:
+    assert canonical_address(written) == meant
+    assert canonical_address(meant) == meant
 
 
 def test_a_name_is_quoted_where_a_file_system_would_stumble() -> None:

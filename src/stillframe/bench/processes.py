@@ -16,15 +16,16 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stillframe.processes import await_ended
+
 MARK = "STILLFRAME_BENCH_RUN"
 """The variable by which the processes of one run know each other."""
 _GRACE_SECONDS = 5.0
-_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +104,20 @@ def _end_all(program: subprocess.Popen[bytes], mark: str, grace_seconds: float) 
         for pid in _alive(program, mark):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-        _wait_until(lambda: not _alive(program, mark), grace_seconds)
+        _await_gone(program, mark, grace_seconds)
     return len(found)
+
+
+def _await_gone(program: subprocess.Popen[bytes], mark: str, seconds_max: float) -> None:
+    """Until none is left; one that is to end may have started another meanwhile."""
+    deadline = time.monotonic() + seconds_max
+    while (alive := _alive(program, mark)) and (left := deadline - time.monotonic()) > 0:
+        await_ended(alive, left)
 
 
 def _alive(program: subprocess.Popen[bytes], mark: str) -> set[int]:
     own = {program.pid} if program.poll() is None else set()
     return own | _marked(mark) | _of_group(program.pid)
-
-
-def _wait_until(is_so: Callable[[], bool], seconds_max: float) -> None:
-    deadline = time.monotonic() + seconds_max
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
 
 
 def _marked(mark: str) -> set[int]:

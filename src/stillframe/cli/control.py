@@ -184,7 +184,7 @@ def _subtask_row(subtask: Answer) -> tuple[str, ...]:
         f"{size(alignment.get('processed'))} ({size(alignment.get('persisted'))})",
         span(alignment.get("duration")),
         span(subtask.get("start_delay")),
-        {True: "yes", False: "no"}.get(subtask.get("unaligned_checkpoint"), NOTHING),  # type: ignore[arg-type]
+        _yes_or_no(subtask.get("unaligned_checkpoint")),
     )
 
 
@@ -385,3 +385,7 @@ def _print(lines: Iterable[str]) -> None:
 
 def _text(value: object) -> str:
     return NOTHING if value is None or value == "" else one_line(value)
+
+
+def _yes_or_no(value: object) -> str:
+    return NOTHING if value is None else "yes" if value else "no"

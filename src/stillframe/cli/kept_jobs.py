@@ -6,7 +6,6 @@ them. Nothing is ever written.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from stillframe.ids import CheckpointId
 from stillframe.protocol.joblog import JobRecord
 from stillframe.protocol.kept import KeptHistory
 from stillframe.rest.registry import RegisteredJob, read_driver_file
-from stillframe.storage.paths import LEASE_DIRECTORY, LOG_DIRECTORY, job_directory
+from stillframe.storage.paths import LEASE_DIRECTORY, LOG_DIRECTORY, job_directory, job_id
 from stillframe.storage.store import Store, is_local_address, open_store
 
 _STATES = {"finished": "FINISHED", "cancelled": "CANCELED", "failed": "FAILED"}
@@ -84,12 +83,12 @@ class KeptJob:
 
     @property
     def jid(self) -> str:
-        """As its driver told it; where none has left word, as a driver that is given this very
-        location would."""
+        """As its driver told it; where none has left word, as a driver would that is given this
+        location."""
         registered = self.driver()
         if registered is not None:
             return registered.jid
-        return uuid.uuid5(uuid.NAMESPACE_URL, f"{self.location}/{self.name}").hex
+        return job_id(self.location, self.name).replace("-", "")
 
     def driver(self) -> RegisteredJob | None:
         """The driver that has said so last and has not taken it back."""

@@ -4,30 +4,27 @@ Theory of operation
 -------------------
 A driver that kills its slots and then waits for Spark to go would see its own job react: restart,
 or note a failure that was none. So this process becomes another program first (`exec`): with its
-number, which whoever started it waits for, but without its threads. That program, this file run as
-a script, waits for the processes to end, kills those that do not, and ends with the exit code.
+number, which whoever started it waits for, but without its threads. That program, `processes.py`
+run as a script, waits for the processes to end, kills those that do not, and ends with the exit
+code.
 
 A JVM whose driver is gone ends by itself and tidies its temporary files up; that is what it is
 given a few seconds for.
-
-Rules of this file
-------------------
-1. As a script it imports nothing but the standard library: it must be there at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-_LOOK_SECONDS = 0.02
+from stillframe import processes
+from stillframe.processes import await_ended, kill
+
 _LAUNCHING_SECONDS_MAX = 5.0
 _PROC = Path("/proc")
 
@@ -103,42 +100,6 @@ def end_by_force(exit_code: int, jvm: int | None, seconds_max: float) -> NoRetur
     if jvm is None:
         os._exit(exit_code)
     pids = [str(pid) for pid in (jvm, *below)]
-    script = [sys.executable, "-I", "-S", __file__, str(exit_code), str(seconds_max), *pids]
+    script = [processes.__file__, str(exit_code), str(seconds_max), *pids]
     # What is open is closed with it, and with its input the JVM loses what it waits for.
-    os.execv(sys.executable, script)
-
-
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def await_ended(pids: Sequence[int], seconds_max: float) -> list[int]:
-    """Those that still run when time is up."""
-    deadline = time.monotonic() + seconds_max
-    while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-    return left
-
-
-def _runs(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):
-        return os.waitpid(pid, os.WNOHANG) == (0, 0)
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def _main(arguments: list[str]) -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    exit_code, seconds_max, *pids = arguments
-    for pid in await_ended([int(pid) for pid in pids], float(seconds_max)):
-        kill(pid)
-    await_ended([int(pid) for pid in pids], 5.0)
-    os._exit(int(exit_code))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1:])
+    os.execv(sys.executable, [sys.executable, "-I", "-S", *script])

@@ -12,7 +12,7 @@ from stillframe.coordinator.ports import SlotsPort
 from stillframe.errors import StillframeError
 from stillframe.ids import Attempt, SlotIndex
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import JsonFields
+from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.messages import Order, Report, message_to_json, report_from_json
 from stillframe.wire import (
     ConnectionLost,

@@ -13,7 +13,6 @@ from functools import partial
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
-from stillframe.coordinator.attempt import JobParts, UnfitStates, no_unfit_states
 from stillframe.coordinator.history import (
     AttemptFailed,
     DriverAwaited,
@@ -21,6 +20,7 @@ from stillframe.coordinator.history import (
     History,
     JobEnded,
 )
+from stillframe.coordinator.job_parts import JobParts, UnfitStates, no_unfit_states
 from stillframe.coordinator.kept_history import HistoryThread
 from stillframe.coordinator.lease import DriverLease
 from stillframe.coordinator.ledger import Ledger

@@ -31,6 +31,7 @@ from stillframe.ids import NO_CHECKPOINT, CheckpointId
 from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.failures import Failure
 from stillframe.protocol.statistics import CheckpointingStatistics
+from stillframe.storage.paths import job_id
 
 _STOP_SECONDS_MAX = 120.0
 _COMMIT_SECONDS_MAX = 600.0
@@ -47,6 +48,8 @@ class Query:
         self._ended = False
         self._completed = self._committed = NO_CHECKPOINT
         self._failed: dict[CheckpointId, str] = {}
+        # Once: the working directory, which a relative location goes by, may change later.
+        self._id = job_id(job.config.checkpoint_location, job.plan.job)
         self._run_id = str(uuid.uuid4())
         job.history.add_listener(self._on_event)
 
@@ -55,8 +58,7 @@ class Query:
     @property
     def id(self) -> str:
         """The same whenever this job is started again from the same place."""
-        place = f"{self._job.config.checkpoint_location}/{self._job.plan.job}"
-        return str(uuid.uuid5(uuid.NAMESPACE_URL, place))
+        return self._id
 
     @property
     def runId(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 from dataclasses import dataclass
 
-from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import ControlServer
 from stillframe.coordinator.enumerators import DiscoveryThreads
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.mail import (
     AttemptFinished,
     AttemptRested,

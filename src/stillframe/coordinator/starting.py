@@ -11,16 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stillframe.coordinator.attempt import (
-    JobParts,
-    UnfitStates,
-    describe_edges,
-    describe_operators,
-)
 from stillframe.coordinator.claims import claim_on, settle_claim
 from stillframe.coordinator.enumerators import enumerated_sources
 from stillframe.coordinator.history import AttemptStarted, CheckpointDamaged
+from stillframe.coordinator.job_parts import JobParts, UnfitStates
 from stillframe.coordinator.located import LocatedSnapshot, locate, own_checkpoint
+from stillframe.coordinator.plan_descriptions import describe_edges, describe_operators
 from stillframe.errors import SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from stillframe.ids import SubtaskIndex
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import JsonFields
+from stillframe.protocol.documents import JsonFields
 
 SPLITS_PER_ORDER_MAX = 1_000
 """So that a directory of a million files does not become one message."""

@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 
 from stillframe.ids import Attempt, CheckpointId, SlotIndex, SubtaskIndex
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import JsonFields
+from stillframe.protocol.documents import JsonFields
 
 FailureKind = Literal["permanent", "damaged snapshot", "bystander", "other", "driver lost"]
 """As a slot tells it (`messages.FailureCause`), or found out by the driver that came after."""

@@ -25,7 +25,7 @@ from typing import Literal, cast, get_args
 
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import (
+from stillframe.protocol.documents import (
     JsonFields,
     decode_document,
     decode_fields,

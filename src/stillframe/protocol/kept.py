@@ -19,13 +19,13 @@ from typing import TypeVar
 
 from stillframe.ids import Attempt, CheckpointId
 from stillframe.json_values import JsonObject
-from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure
-from stillframe.protocol.manifests import (
+from stillframe.protocol.documents import (
     JsonFields,
     decode_document,
     decode_fields,
     encode_document,
 )
+from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure
 from stillframe.protocol.statistics import (
     CheckpointingStatistics,
     CheckpointStatistics,

@@ -13,13 +13,8 @@ from typing import Literal, TypeVar, cast, get_args
 from stillframe.errors import StillframeError
 from stillframe.ids import CheckpointId, Epoch, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import (
-    ChannelState,
-    FileHandle,
-    JsonFields,
-    OperatorSnapshot,
-    SubtaskTimings,
-)
+from stillframe.protocol.documents import JsonFields
+from stillframe.protocol.manifests import ChannelState, FileHandle, OperatorSnapshot, SubtaskTimings
 from stillframe.protocol.restore import StartingChannels, StartingState, SubtaskState
 
 # --- orders ----------------------------------------------------------------------------------

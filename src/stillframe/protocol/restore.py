@@ -15,12 +15,12 @@ from typing import Literal
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject
 from stillframe.key_groups import key_group_range
+from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord
 from stillframe.protocol.manifests import (
     ChannelState,
     DiskState,
     GroupsReached,
-    JsonFields,
     KeyedState,
     Manifest,
     OperatorDescription,

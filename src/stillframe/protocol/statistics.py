@@ -17,8 +17,9 @@ from typing import Literal, TypeVar, cast, get_args
 
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject, JsonValue
+from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.failures import Restored
-from stillframe.protocol.manifests import JsonFields, SubtaskTimings
+from stillframe.protocol.snapshots import SnapshotCost, SubtaskTimings
 
 CheckpointStatus = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
 CheckpointType = Literal["CHECKPOINT", "UNALIGNED_CHECKPOINT", "SAVEPOINT", "SYNC_SAVEPOINT"]
@@ -50,24 +51,15 @@ class TaskShape:
         return cls(fields.text("vertex"), fields.text("name"), fields.integer("parallelism"))
 
 
-@dataclass(frozen=True, slots=True)
-class SubtaskStatistics:
-    """What one subtask's part of a checkpoint cost."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubtaskStatistics(SnapshotCost):
+    """What one subtask's part of a checkpoint cost, and when it was here."""
 
     vertex: str
     index: SubtaskIndex
     acknowledged_at_ms: int
     end_to_end_ms: float
     """From the trigger until the acknowledgement was here."""
-    start_delay_ms: float
-    alignment_ms: float
-    sync_ms: float
-    async_ms: float
-    bytes_written: int
-    state_bytes: int
-    """Of all files it needs, older ones included."""
-    in_flight_bytes: int
-    """Of records that a barrier overtook."""
 
     @classmethod
     def of(
@@ -78,13 +70,7 @@ class SubtaskStatistics:
             index=timings.subtask,
             acknowledged_at_ms=acknowledged_at_ms,
             end_to_end_ms=round(end_to_end_ms, 3),
-            start_delay_ms=timings.start_delay_ms,
-            alignment_ms=timings.alignment_ms,
-            sync_ms=timings.sync_ms,
-            async_ms=timings.async_ms,
-            bytes_written=timings.bytes_written,
-            state_bytes=timings.state_bytes,
-            in_flight_bytes=timings.in_flight_bytes,
+            **timings.figures(),
         )
 
     @property
@@ -104,7 +90,7 @@ class SubtaskStatistics:
             "checkpoint": {"sync": round(self.sync_ms), "async": round(self.async_ms)},
             "alignment": {
                 "buffered": 0,
-                "processed": 0,
+                "processed": self.processed_bytes,
                 "persisted": self.in_flight_bytes,
                 "duration": round(self.alignment_ms),
             },
@@ -119,13 +105,7 @@ class SubtaskStatistics:
             "index": self.index,
             "acknowledged_at_ms": self.acknowledged_at_ms,
             "end_to_end_ms": self.end_to_end_ms,
-            "start_delay_ms": self.start_delay_ms,
-            "alignment_ms": self.alignment_ms,
-            "sync_ms": self.sync_ms,
-            "async_ms": self.async_ms,
-            "bytes_written": self.bytes_written,
-            "state_bytes": self.state_bytes,
-            "in_flight_bytes": self.in_flight_bytes,
+            **self.figures(),
         }
 
     @classmethod
@@ -136,13 +116,7 @@ class SubtaskStatistics:
             index=SubtaskIndex(fields.integer("index")),
             acknowledged_at_ms=fields.integer("acknowledged_at_ms"),
             end_to_end_ms=fields.number("end_to_end_ms"),
-            start_delay_ms=fields.number("start_delay_ms"),
-            alignment_ms=fields.number("alignment_ms"),
-            sync_ms=fields.number("sync_ms"),
-            async_ms=fields.number("async_ms"),
-            bytes_written=fields.integer("bytes_written"),
-            state_bytes=fields.integer("state_bytes"),
-            in_flight_bytes=fields.integer("in_flight_bytes"),
+            **cls.figures_in(fields),
         )
 
 
@@ -196,6 +170,10 @@ class CheckpointStatistics:
         return sum(part.in_flight_bytes for part in self.subtasks)
 
     @property
+    def processed_bytes(self) -> int:
+        return sum(part.processed_bytes for part in self.subtasks)
+
+    @property
     def subtasks_total(self) -> int:
         return sum(task.parallelism for task in self.tasks)
 
@@ -218,7 +196,7 @@ class CheckpointStatistics:
             "state_size": self.state_bytes,
             "end_to_end_duration": round(self.end_to_end_ms),
             "alignment_buffered": 0,
-            "processed_data": 0,
+            "processed_data": self.processed_bytes,
             "persisted_data": self.in_flight_bytes,
             "num_subtasks": self.subtasks_total,
             "num_acknowledged_subtasks": len(self.subtasks),
@@ -270,7 +248,7 @@ class CheckpointStatistics:
                 max((part.end_to_end_ms for part in subtasks), default=0.0)
             ),
             "alignment_buffered": 0,
-            "processed_data": 0,
+            "processed_data": sum(part.processed_bytes for part in subtasks),
             "persisted_data": sum(part.in_flight_bytes for part in subtasks),
             "num_subtasks": task.parallelism,
             "num_acknowledged_subtasks": len(subtasks),
@@ -371,7 +349,6 @@ def _subtasks_summary(subtasks: Sequence[SubtaskStatistics]) -> JsonObject:
     def over(value: Callable[[SubtaskStatistics], float]) -> JsonObject:
         return StatsSummary.of(value(part) for part in subtasks).to_json()
 
-    nothing = over(lambda part: 0)
     return {
         "checkpointed_size": over(lambda part: part.bytes_written),
         "state_size": over(lambda part: part.state_bytes),
@@ -381,8 +358,8 @@ def _subtasks_summary(subtasks: Sequence[SubtaskStatistics]) -> JsonObject:
             "async": over(lambda part: part.async_ms),
         },
         "alignment": {
-            "buffered": nothing,
-            "processed": nothing,
+            "buffered": over(lambda part: 0),
+            "processed": over(lambda part: part.processed_bytes),
             "persisted": over(lambda part: part.in_flight_bytes),
             "duration": over(lambda part: part.alignment_ms),
         },
@@ -459,13 +436,12 @@ class CheckpointingStatistics:
         }
 
     def _summary_json(self) -> JsonObject:
-        nothing = self.summary(lambda each: 0).to_json()
         return {
             "checkpointed_size": self.summary(lambda each: each.bytes_written).to_json(),
             "state_size": self.summary(lambda each: each.state_bytes).to_json(),
             "end_to_end_duration": self.summary(lambda each: each.end_to_end_ms).to_json(),
-            "alignment_buffered": nothing,
-            "processed_data": nothing,
+            "alignment_buffered": self.summary(lambda each: 0).to_json(),
+            "processed_data": self.summary(lambda each: each.processed_bytes).to_json(),
             "persisted_data": self.summary(lambda each: each.in_flight_bytes).to_json(),
         }
 

@@ -82,10 +82,10 @@ class Announcement:
             log.warning("the job has ended but is still announced: %s", error)
 
     def _store(self) -> Store | None:
-        config = self._query.config
-        if config.checkpoint_location is None:
+        if self._registered.checkpoint_location is None:
             return None
-        location = open_store(config.checkpoint_location, config.storage_settings)
+        settings = self._query.config.storage_settings
+        location = open_store(self._registered.checkpoint_location, settings)
         directory = job_directory(self._query.name)
         # Nobody else writes into it, only into those below it: a driver that died may have.
         location.delete_unfinished(directory)

@@ -32,6 +32,7 @@ from stillframe.rest.jobs import ServedJobs
 from stillframe.rest.operations import Operations
 from stillframe.rest.refusals import Refused
 from stillframe.rest.registry import this_process
+from stillframe.storage.store import canonical_address
 
 CONNECTIONS_MAX = 32
 REQUEST_SECONDS_MAX = 10.0
@@ -90,6 +91,8 @@ class RestServer:
         """Answer for this query, from before it begins; tell others of it while it runs."""
         job = self._jobs.add(query)
         location = query.config.checkpoint_location
+        if location is not None:  # who looks it up may be in another working directory
+            location = canonical_address(location)
         registered = this_process(
             job.jid, job.name, self.url, self.token, location, job.started_at_ms
         )

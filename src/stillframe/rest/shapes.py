@@ -211,7 +211,9 @@ _FIGURES: dict[str, Schema] = {
     "state_size": described(BYTES, "Bytes of all files it needs, older ones included."),
     "end_to_end_duration": MS,
     "alignment_buffered": BYTES,
-    "processed_data": BYTES,
+    "processed_data": described(
+        BYTES, "Bytes of records that were taken between the first barrier and the last."
+    ),
     "persisted_data": described(BYTES, "Bytes of records that a barrier overtook."),
     "num_subtasks": COUNT,
     "num_acknowledged_subtasks": COUNT,

@@ -91,6 +91,8 @@ class _Alignment:
     barrier: Barrier
     start_delay_ms: float
     began_at_seconds: float
+    processed_bytes: int = 0
+    """Of records that were taken since."""
 
     def is_patience_over(self, now_seconds: float) -> bool:
         timeout_ms = self.barrier.alignment_timeout_ms
@@ -269,9 +271,20 @@ class InnerSubtask(Subtask):
         for checkpoint_id, channels in self._recorded.items():
             if index in channels:
                 self._record(checkpoint_id, place.name, [batch])
+        if self._alignments or self._recorded:
+            self._count_processed(batch.nbytes)
         if self._head_laps is not None and place.is_feedback:
             self._refuse_after_end()
             self._head_laps.on_record()
+
+    def _count_processed(self, size_bytes: int) -> None:
+        """For every checkpoint of which a barrier has come here and another has not."""
+        for alignment in self._alignments.values():
+            alignment.processed_bytes += size_bytes
+        for checkpoint_id in self._recorded:
+            snapshot = self._open.get(checkpoint_id)
+            if snapshot is not None:
+                snapshot.processed_bytes += size_bytes
 
     def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
         if self._places[index].input == 0:
@@ -452,6 +465,7 @@ class InnerSubtask(Subtask):
             (self._now() - alignment.began_at_seconds) * 1000,
             is_recording=bool(take.recorded),
             overtaken=overtaken,
+            processed_bytes=alignment.processed_bytes,
         )
 
     def _forget_alignments(self) -> None:

@@ -150,6 +150,8 @@ class _OpenSnapshot:
     """Whether the records had ended before it was taken."""
     savepoint: Store | None
     """Where it goes; None: it is a checkpoint."""
+    processed_bytes: int
+    """Of records taken since its first barrier came; more while it is recorded."""
     operators: Sequence[OperatorSnapshot] | None = None
     channels: Sequence[ChannelState] | None = None
 
@@ -310,7 +312,7 @@ class Subtask(ABC):
             self._decline(checkpoint_id, refused)
             return
         del self._open[checkpoint_id]
-        timings = self._timings(snapshot.started, operators, channels)
+        timings = self._timings(snapshot, operators, channels)
         self._events.acknowledged(self.ref, checkpoint_id, operators, timings, channels)
 
     def _decline(self, checkpoint_id: CheckpointId, reason: str) -> None:
@@ -327,10 +329,11 @@ class Subtask(ABC):
 
     def _timings(
         self,
-        started: SnapshotStarted,
+        snapshot: _OpenSnapshot,
         written: Sequence[OperatorSnapshot],
         channels: Sequence[ChannelState],
     ) -> SubtaskTimings:
+        started = snapshot.started
         elapsed_ms = (self._clock.monotonic_seconds() - started.started_at_seconds) * 1000
         in_flight_bytes = sum(channel.length_bytes for channel in channels)
         state_bytes = in_flight_bytes + sum(
@@ -347,6 +350,7 @@ class Subtask(ABC):
             + sum(file.length_bytes for file in files_written(started.checkpoint_id, written)),
             state_bytes=state_bytes,
             in_flight_bytes=in_flight_bytes,
+            processed_bytes=snapshot.processed_bytes,
         )
 
     def on_complete(self, checkpoint_id: CheckpointId, epoch: Epoch) -> None:
@@ -389,6 +393,7 @@ class Subtask(ABC):
         alignment_ms: float,
         is_recording: bool = False,
         overtaken: Mapping[ChannelName, list[pa.RecordBatch]] | None = None,
+        processed_bytes: int = 0,
     ) -> None:
         """The synchronous part, and the barrier on its way, which has `overtaken` these already."""
         checkpoint_id = barrier.checkpoint_id
@@ -413,6 +418,7 @@ class Subtask(ABC):
             self._leaves_by_seconds(barrier, began),
             self._has_finished,
             savepoint,
+            processed_bytes,
         )
         self._unwritten.append((checkpoint_id, savepoint))
         if self._writes_in_loop:

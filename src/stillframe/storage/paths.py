@@ -26,11 +26,13 @@ states) are quoted: letters and digits of any script, `_`, `-` and `.` stay, the
 from __future__ import annotations
 
 import re
+import uuid
 from typing import Literal
 from urllib.parse import unquote
 
 from stillframe.errors import BuildError
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.storage.store import canonical_address
 
 LEASE_DIRECTORY = "lease"
 LOG_DIRECTORY = "log"
@@ -80,6 +82,12 @@ def _quoted(char: str, kept: str) -> str:
 def job_directory(job: str) -> str:
     """Below the store's root; everything else here is below it."""
     return quoted_name(job, "job name")
+
+
+def job_id(location: str | None, job: str) -> str:
+    """Of a job by its checkpoint location, however that is written, and its name."""
+    place = None if location is None else canonical_address(location)
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{place}/{job}"))
 
 
 def lease_path(driver: str, renewal: int) -> str:

@@ -11,6 +11,7 @@ Rules of this file
 from __future__ import annotations
 
 import builtins
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -134,6 +135,20 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 def is_local_address(address: str) -> bool:
     """Whether the address is a directory of this machine, mounted ones included."""
     return _scheme(address) in ("", "file")
+
+
+def canonical_address(address: str) -> str:
+    """The one way to write where this is, whichever it was written in; nothing is opened for it.
+
+    A directory of this machine is its absolute path with links followed, be it given as a relative
+    one or as a `file:` URL; of others, slashes too many are gone and `s3a:` is `s3:`.
+    """
+    scheme = _scheme(address)
+    if scheme not in ("s3", "s3a", "hdfs"):
+        return os.path.realpath(_local_path(address))
+    authority, _, path = address.partition(":")[2].removeprefix("//").partition("/")
+    parts = [part for part in path.split("/") if part]
+    return "/".join([f"{scheme.replace('s3a', 's3')}://{authority}", *parts])
 
 
 def _scheme(address: str) -> str:

@@ -43,6 +43,23 @@ class GatedAlarm(KeyedFunction):
         yield fired
 
 
+class StandingAt(KeyedFunction):
+    """Passes records on; the subtask that gets one value of a column stands still, and its slot
+    with it, until the gate is open. That it stands there is told by opening `reached`."""
+
+    def __init__(self, column: str, value: int, gate: Gate, reached: Gate) -> None:
+        self._column = column
+        self._value = value
+        self._gate = gate
+        self._reached = reached
+
+    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        if self._value in batch.column(self._column).to_pylist():
+            self._reached.open()
+            self._gate.await_open()
+        yield batch
+
+
 @dataclass(frozen=True, slots=True)
 class DyingOf:
     """For `mapInArrow`: its process is killed by one value of a column, whenever it comes."""

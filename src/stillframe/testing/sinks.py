@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +11,6 @@ from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, Sink
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.testing.sources import Gate
-
-_WAIT_SECONDS_MAX = 60.0
-_LOOK_AGAIN_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,11 +44,7 @@ class GatedSink(Sink):
             self.reached.open()
         if self.breaks:
             raise StorageError(f"the gate {gate.path} is closed while {doing}: open it")
-        deadline = time.monotonic() + _WAIT_SECONDS_MAX
-        while not gate.is_open:
-            if time.monotonic() > deadline:
-                raise StorageError(f"nobody opened {gate.path} within {_WAIT_SECONDS_MAX:g} s")
-            time.sleep(_LOOK_AGAIN_SECONDS)
+        gate.await_open()
 
 
 class _GatedWriter(SinkWriter):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from stillframe.api.sources import (
     SourceReader,
     Split,
 )
+from stillframe.errors import StorageError
 
 _LOOK_AGAIN_SECONDS = 0.02
 
@@ -45,6 +47,14 @@ class Gate:
     @property
     def is_open(self) -> bool:
         return os.path.exists(self.path)
+
+    def await_open(self, seconds_max: float = 60.0) -> None:
+        """Stand still, and all that this thread does with it. Raises if nobody opens it."""
+        deadline = time.monotonic() + seconds_max
+        while not self.is_open:
+            if time.monotonic() > deadline:
+                raise StorageError(f"nobody opened {self.path} within {seconds_max:g} s")
+            time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,13 @@ from typing import Any, NoReturn
 
 from bytewax.dataflow import Dataflow
 from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition
+from bytewax.operators import StatefulBatchLogic
 from bytewax.outputs import DynamicSink, StatelessSinkPartition
 from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.run import cli_main
 
 Params = dict[str, Any]
+SOURCE_BATCH = 10_000
 _MASK = (1 << 64) - 1
 
 
@@ -58,6 +60,17 @@ class Tally:
         self.read = 0
         self.written = 0
         self.logics: list[Any] = []  # The logic of every key, with the count it has.
+
+
+class CountLogic(StatefulBatchLogic[None, int, int]):
+    """The count of one key; what is emitted of a batch, a program's own class says."""
+
+    def __init__(self, resume: int | None, tally: Tally) -> None:
+        self.count = resume or 0
+        tally.logics.append(self)
+
+    def snapshot(self) -> int:
+        return self.count
 
 
 class _Partition(StatefulSourcePartition[Any, int]):
@@ -99,6 +112,14 @@ class TableSource(FixedPartitionedSource[Any, int]):
     def build_part(self, step_id: str, for_part: str, resume_state: int | None) -> _Partition:
         share = self._records // self._partitions
         return _Partition(self._table, self._batch, share, resume_state or 0, self._tally)
+
+
+def table_source(params: Params, table: list[Any], records: int, tally: Tally) -> TableSource:
+    return TableSource(params["parallelism"], table, _source_batch(params), records, tally)
+
+
+def _source_batch(params: Params) -> int:
+    return int(params.get("source_batch") or SOURCE_BATCH)
 
 
 class _DiscardingPartition(StatelessSinkPartition[Any]):
@@ -221,7 +242,7 @@ def _together(answers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run_program(params: Params, program: str, flow_of: FlowOf, settings: dict[str, Any]) -> None:
+def run_program(params: Params, program: str, flow_of: FlowOf) -> None:
     """The whole program: the workers' side if it is one of them, else warm-up, job, result."""
     if len(sys.argv) > 2:
         _work(params, int(sys.argv[2]), flow_of)
@@ -245,7 +266,11 @@ def run_program(params: Params, program: str, flow_of: FlowOf, settings: dict[st
         "records_per_second": job["records"] / job["seconds"],
         "checkpoints": None,  # Bytewax says neither how many snapshots it made nor how long.
         "latency_ms": None,
-        "settings": settings,
+        "settings": {
+            "processes": params["parallelism"],
+            "records per source batch": _source_batch(params),
+            "recovery partitions": params["parallelism"],
+        },
         **job,
     }
     print("RESULT " + json.dumps(result), flush=True)

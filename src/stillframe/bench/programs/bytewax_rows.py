@@ -14,9 +14,7 @@ from typing import Any
 import bytewax.operators as op
 import bytewax_cluster as ours
 from bytewax.dataflow import Dataflow
-from bytewax.operators import StatefulBatchLogic
 
-SOURCE_BATCH = 10_000
 TABLE_RECORDS = 200_000
 
 
@@ -29,20 +27,13 @@ def keyed_by_site(urls: list[str]) -> list[tuple[str, None]]:
     return [(site_of(url), None) for url in urls]
 
 
-class CountLogic(StatefulBatchLogic[None, int, int]):
-    def __init__(self, resume: int | None, tally: ours.Tally) -> None:
-        self.count = resume or 0
-        tally.logics.append(self)
-
+class CountLogic(ours.CountLogic):
     def on_batch(self, values: list[None]) -> tuple[list[int], bool]:
         counts = []
         for _value in values:
             self.count += 1
             counts.append(self.count)
-        return counts, StatefulBatchLogic.RETAIN
-
-    def snapshot(self) -> int:
-        return self.count
+        return counts, self.RETAIN
 
 
 def urls() -> list[str]:
@@ -56,8 +47,7 @@ def urls() -> list[str]:
 
 def flow_of(params: ours.Params, records: int, tally: ours.Tally) -> Dataflow:
     flow = Dataflow("rows")
-    batch = params.get("source_batch") or SOURCE_BATCH
-    source = ours.TableSource(params["parallelism"], urls(), batch, records, tally)
+    source = ours.table_source(params, urls(), records, tally)
     lines = op.input("urls", flow, source)
     sites = op.flat_map_batch("site", lines, keyed_by_site)
     counts: Any = op.stateful_batch("count", sites, lambda resume: CountLogic(resume, tally))
@@ -69,12 +59,7 @@ def main() -> None:
     params = json.loads(sys.argv[1])
     if params["workload"] != "rows" or params["source"] != "generator":
         ours.refuse("This program does rows from a generator only: Bytewax reads no Parquet.")
-    settings = {
-        "processes": params["parallelism"],
-        "records per source batch": params.get("source_batch") or SOURCE_BATCH,
-        "recovery partitions": params["parallelism"],
-    }
-    ours.run_program(params, __file__, flow_of, settings)
+    ours.run_program(params, __file__, flow_of)
 
 
 if __name__ == "__main__":

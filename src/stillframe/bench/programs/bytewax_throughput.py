@@ -12,23 +12,14 @@ import sys
 import bytewax.operators as op
 import bytewax_cluster as ours
 from bytewax.dataflow import Dataflow
-from bytewax.operators import StatefulBatchLogic
 
-SOURCE_BATCH = 10_000
 TABLE_RECORDS = {"strings": 200_000, "integers": 2_000_000}
 
 
-class CountLogic(StatefulBatchLogic[None, int, int]):
-    def __init__(self, resume: int | None, tally: ours.Tally) -> None:
-        self.count = resume or 0
-        tally.logics.append(self)
-
+class CountLogic(ours.CountLogic):
     def on_batch(self, values: list[None]) -> tuple[list[int], bool]:
         self.count += len(values)
-        return [self.count], StatefulBatchLogic.RETAIN
-
-    def snapshot(self) -> int:
-        return self.count
+        return [self.count], self.RETAIN
 
 
 def keyed_records(workload: str, keys: int) -> list[tuple[str, None]]:
@@ -42,8 +33,7 @@ def keyed_records(workload: str, keys: int) -> list[tuple[str, None]]:
 def flow_of(params: ours.Params, records: int, tally: ours.Tally) -> Dataflow:
     flow = Dataflow("throughput")
     table = keyed_records(params["workload"], params["keys"])
-    batch = params.get("source_batch") or SOURCE_BATCH
-    source = ours.TableSource(params["parallelism"], table, batch, records, tally)
+    source = ours.table_source(params, table, records, tally)
     views = op.input("views", flow, source)
     counts = op.stateful_batch("count", views, lambda resume: CountLogic(resume, tally))
     op.output("discard", counts, ours.DiscardingSink(tally))
@@ -56,12 +46,7 @@ def main() -> None:
         ours.refuse("This program counts generated records only: Bytewax reads no Parquet.")
     if params["backend"] != "heap":
         ours.refuse("Bytewax keeps its state on the heap only; it has no RocksDB.")
-    settings = {
-        "processes": params["parallelism"],
-        "records per source batch": params.get("source_batch") or SOURCE_BATCH,
-        "recovery partitions": params["parallelism"],
-    }
-    ours.run_program(params, __file__, flow_of, settings)
+    ours.run_program(params, __file__, flow_of)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from functools import partial
 from stillframe.api.sources import SplitEnumerator
 from stillframe.config import JobConfig
 from stillframe.coordinator import control, enumerators
-from stillframe.coordinator.attempt import JobParts, RunningAttempt
+from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.history import Event, History
+from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
     AttemptBroke,

@@ -1,0 +1,49 @@
+"""What the attempts of a job work with and what outlives them, in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stillframe.clock import Clock
+from stillframe.config import JobConfig
+from stillframe.coordinator.history import History
+from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.recorder import Recorder
+from stillframe.coordinator.savepoints import OpenStore
+from stillframe.coordinator.sinks import DriverSinks
+from stillframe.graph.plan import Plan
+from stillframe.protocol.figures import Moment
+from stillframe.protocol.fit import Mismatch
+from stillframe.protocol.manifests import Manifest
+from stillframe.storage.store import Store, open_store
+
+UnfitStates = Callable[[Plan, Manifest, Store], Sequence[Mismatch]]
+
+
+def no_unfit_states(plan: Plan, manifest: Manifest, store: Store) -> Sequence[Mismatch]:
+    """Where nobody knows how states are kept it is found out when they are restored."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What an attempt works with and what outlives it."""
+
+    plan: Plan
+    config: JobConfig
+    clock: Clock
+    history: History
+    sinks: DriverSinks
+    ledger: Ledger
+    open_store: OpenStore = open_store
+    """Where savepoints go."""
+    on_running: Callable[[], None] = lambda: None
+    """Called when all slots of an attempt run, and everybody knows."""
+    unfit_states: UnfitStates = no_unfit_states
+    """Which states of a snapshot the plan cannot go on with, as far as that can be told here."""
+    recorder: Recorder = field(default_factory=Recorder)
+    """What became of checkpoints and attempts, for people."""
+
+    def now(self) -> Moment:
+        return Moment(self.clock.wall_ms(), self.clock.monotonic_seconds())
