@@ -1,4 +1,4 @@
-"""A driver's lease on a real store, and processes that have really ended."""
+"""A driver's lease on real stores, and processes that have really ended."""
 
 import json
 import os
@@ -6,17 +6,73 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.fs
 import pytest
 
 from stillframe.coordinator import lease as leases
 from stillframe.coordinator.lease import DriverLease
+from stillframe.errors import StorageError, Unanswered
 from stillframe.protocol.lease import Alive, Lease, LookAgain, TakeOver
-from stillframe.storage.local import LocalStore
+from stillframe.storage.hadoop import HadoopStore
+from stillframe.storage.store import open_store
+
+STORES = ["local", pytest.param("s3", marks=pytest.mark.s3), "hadoop"]
+
+
+@pytest.fixture(params=STORES)
+def store(request, tmp_path):
+    if request.param == "local":
+        return open_store(str(tmp_path / "job"))
+    if request.param == "hadoop":
+        # The code that runs on HDFS, on what there is here.
+        return HadoopStore(pa.fs.LocalFileSystem(), "hdfs://", str(tmp_path / "job"))
+    return open_store(*request.getfixturevalue("on_s3"))
 
 
 @pytest.fixture
-def store(tmp_path):
-    return LocalStore(tmp_path / "job")
+def on_s3(s3_bucket, s3_settings):
+    """Address and settings of a store whose way can be broken."""
+    return f"s3://{s3_bucket}/jobs/job", s3_settings
+
+
+class Interrupted:
+    """A store with which something happens after a listing, once."""
+
+    def __init__(self, store, happens):
+        self._store, self._happens = store, happens
+
+    def list(self, directory):
+        names = self._store.list(directory)
+        happens, self._happens = self._happens, lambda: None
+        happens()
+        return names
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+class Flaky:
+    """A store that fails in one request: a file is written all the same, or not deleted."""
+
+    def __init__(self, store, fails=None):
+        self._store, self.fails = store, fails
+
+    def write(self, path, chunks):
+        self._store.write(path, chunks)
+        self._fail_once("write")
+
+    def delete(self, path):
+        self._fail_once("delete")
+        self._store.delete(path)
+
+    def _fail_once(self, request):
+        if self.fails == request:
+            self.fails = None
+            raise Unanswered(f"cannot {request}: no answer came")
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
 
 
 def there(store) -> list[Lease]:
@@ -54,7 +110,7 @@ def test_a_lease_is_there_while_it_is_held_and_not_afterwards(store):
 
 
 def test_a_lease_is_renewed_again_and_again(store):
-    first, second = DriverLease(store, 0.03), DriverLease(store, 15.0)
+    first, second = DriverLease(store, 0.3), DriverLease(store, 15.0)
     first.take()
     found = second.look(0.0)
     for _ in range(10_000):
@@ -97,6 +153,78 @@ def test_who_takes_a_job_over_clears_away_what_the_driver_before_left(store):
     driver.release()
 
     assert lease.pid == os.getpid()
+
+
+def test_a_lease_that_is_renewed_while_it_is_read_is_in_the_way_all_the_same(store):
+    first = DriverLease(store, 15.0)
+    first.take()
+    second = DriverLease(Interrupted(store, first._renew), 15.0)
+    found = second.look(0.0)
+    first.release()
+
+    assert isinstance(found, LookAgain)
+
+
+def test_a_lease_that_is_given_back_while_it_is_read_is_not_in_the_way(store):
+    first = DriverLease(store, 15.0)
+    first.take()
+    second = DriverLease(Interrupted(store, first.release), 15.0)
+
+    assert second.look(0.0) == TakeOver()
+
+
+@pytest.mark.s3
+def test_a_lease_that_cannot_be_read_is_no_lease_that_has_run_out(on_s3, gateway):
+    first = DriverLease(open_store(*on_s3), 15.0)
+    first.take()
+    second = DriverLease(Interrupted(open_store(*on_s3), gateway.close), 15.0)
+
+    with pytest.raises(StorageError, match="cannot be reached"):
+        second.look(0.0)
+    gateway.open()
+    assert isinstance(DriverLease(open_store(*on_s3), 15.0).look(0.0), LookAgain)
+    first.release()
+
+
+def test_a_driver_of_another_machine_killed_between_two_renewals_is_not_taken_for_alive(store):
+    """It has written the new one and not deleted the old one yet."""
+    lease = left_behind(store, machine="another boot pid:[1]", renewal=9)
+    older = replace(lease, renewal=8)
+    store.write(f"lease/{lease.driver}-8", [json.dumps(older.to_json()).encode()])
+    driver = DriverLease(store, 3.0)
+
+    assert driver.look(0.0) == LookAgain(2.5, lease)
+    assert driver.look(15.0) == TakeOver()
+
+
+@pytest.mark.parametrize("request_lost", ["write", "delete"])
+def test_a_renewal_of_which_half_was_done_leaves_one_lease_and_in_the_end_none(store, request_lost):
+    flaky = Flaky(store)
+    driver = DriverLease(flaky, 3_600.0)
+    driver.take()
+    for _ in range(2):
+        flaky.fails = request_lost
+        with pytest.raises(StorageError):
+            driver._renew()
+    driver._renew()
+    assert [lease.renewal for lease in there(store)] == [4]
+
+    flaky.fails = request_lost
+    with pytest.raises(StorageError):
+        driver._renew()
+    driver.release()
+    assert there(store) == []
+
+
+def test_a_lease_that_could_not_be_taken_is_given_back_all_the_same(store):
+    flaky = Flaky(store, "write")
+    driver = DriverLease(flaky, 15.0)
+    with pytest.raises(StorageError):
+        driver.take()
+    assert there(store), "it came to be after all"
+
+    driver.release()
+    assert there(store) == []
 
 
 def test_files_that_are_no_leases_are_passed_over(store):

@@ -48,6 +48,17 @@ def test_of_several_leases_the_one_that_lasts_longest_is_waited_for():
     assert watch.on_look([THEIRS, OTHERS], (), 60.0) == TakeOver()
 
 
+def test_of_two_renewals_that_are_there_at_once_the_newer_counts():
+    """Their driver may have died between writing the one and deleting the other."""
+    watch, renewed = LeaseWatch(), replace(THEIRS, renewal=8)
+
+    assert watch.on_look([THEIRS, renewed], (), 0.0) == LookAgain(2.5, renewed)
+    assert watch.on_look([renewed, THEIRS], (), 15.0) == TakeOver()
+    assert watch.on_look([THEIRS, replace(THEIRS, renewal=9)], (), 16.0) == Alive(
+        replace(THEIRS, renewal=9)
+    )
+
+
 def test_a_lease_given_back_need_not_be_waited_for():
     watch = LeaseWatch()
     watch.on_look([THEIRS], (), 0.0)

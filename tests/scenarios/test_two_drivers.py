@@ -18,19 +18,31 @@ from stillframe.testing.sinks import GatedSink
 from stillframe.testing.sources import ScriptedSource
 
 
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def anywhere(request, page_views):
+    """Options of a job whose checkpoints are on a local disk or in a bucket."""
+    if request.param == "local":
+        yield {}
+        return
+    page_views.location = f"s3://{request.getfixturevalue('s3_bucket')}/jobs"
+    settings = request.getfixturevalue("s3_settings")
+    yield {**settings, "fs.s3a.connection.request.timeout": "10s"}
+    page_views.stop_all()  # while the bucket can be reached
+
+
 def pass_through(source: ScriptedSource, sink: Sink) -> Plan:
     read = Node(Read(source), source.schema, given_uid="clicks")
     write = Node(Write(sink), source.schema, (read,), given_uid="write-clicks")
     return build_plan("page-views", [write], 2)
 
 
-def test_a_second_driver_is_refused_while_the_first_lives(page_views):
+def test_a_second_driver_is_refused_while_the_first_lives(page_views, anywhere):
     half = page_views.gate("second-half")
     source = page_views.halves(half)
-    first = page_views.start(page_views.plan(source), leaseTimeout="3 s")
+    first = page_views.start(page_views.plan(source), leaseTimeout="3 s", **anywhere)
     first.wait(CheckpointCompleted)
 
-    second = page_views.start(page_views.plan(source))
+    second = page_views.start(page_views.plan(source), **anywhere)
     with pytest.raises(JobFailed, match=r"another driver runs it, on .* \(pid \d+\): stop"):
         second.query.awaitTermination(90)
     half.open()
@@ -54,13 +66,13 @@ def test_a_driver_that_waits_for_another_one_can_be_stopped(page_views):
     assert first.query.isActive
 
 
-def test_a_driver_that_waits_goes_on_when_the_first_has_stopped(page_views):
+def test_a_driver_that_waits_goes_on_when_the_first_has_stopped(page_views, anywhere):
     half = page_views.gate("second-half")
     source = page_views.halves(half)
-    first = page_views.start(page_views.plan(source), leaseTimeout="10 s")
+    first = page_views.start(page_views.plan(source), leaseTimeout="10 s", **anywhere)
     first.wait(CheckpointCompleted)
 
-    second = page_views.start(page_views.plan(source))
+    second = page_views.start(page_views.plan(source), **anywhere)
     second.wait(DriverAwaited)
     first.query.stop()
     half.open()
@@ -69,22 +81,24 @@ def test_a_driver_that_waits_goes_on_when_the_first_has_stopped(page_views):
     page_views.check_exactly_once(source)
 
 
-def test_metadata_of_an_older_driver_does_not_replace_that_of_a_newer_one(page_views, until):
+def test_metadata_of_an_older_driver_does_not_replace_that_of_a_newer_one(
+    page_views, until, anywhere
+):
     prepare, reached = page_views.gate("prepare"), page_views.gate("reached")
     source = page_views.halves(page_views.gate("never"))
     slow = GatedSink(DiscardSink(), prepare=prepare, reached=reached)
-    first = page_views.start(pass_through(source, slow))
+    first = page_views.start(pass_through(source, slow), **anywhere)
     until(lambda: reached.is_open)
 
     plan = pass_through(source, DiscardSink())
-    second = page_views.start(plan, checkpointInterval="1 hour", leaseTimeout="0 s")
+    second = page_views.start(plan, checkpointInterval="1 hour", leaseTimeout="0 s", **anywhere)
     second.wait(SlotsRunning)
     completed = second.query.checkpoint(timeout=60)
     prepare.open()
     with pytest.raises(JobFailed, match="only one driver"):
         first.query.awaitTermination(90)
     second.query.stop()
-    third = page_views.start(plan)
+    third = page_views.start(plan, **anywhere)
 
     assert third.wait(AttemptStarted).restored_from == completed
 

@@ -2,11 +2,15 @@
 
 Theory of operation
 -------------------
-Files are written once, so each renewal is a new one, `lease/<driver>-<renewal>`, and the one before
-it is deleted. `protocol/lease` says what the leases of others mean. A renewal that fails is tried
-again at the next: a storage that is down fails checkpoints, and whoever waits for the lease cannot
-read it either. It is given back when the job has ended, whichever way; only a driver that dies
-leaves it behind.
+Files are written once, so each renewal is a new one, `lease/<driver>-<renewal>`, and then the one
+before it is deleted: at any moment there is one. Whoever reads may find a name listed whose file
+is gone by then, and lists again; only what has been read, or is not there, counts. `protocol/lease`
+says what the leases of others mean.
+
+A renewal that fails is tried again at the next: a storage that is down fails checkpoints, and
+whoever waits for the lease cannot read it either. An answer may be lost, so after a failure nobody
+knows which renewals are there, and the next one looks. It is given back when the job has ended,
+whichever way; only a driver that dies leaves it behind.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from stillframe.errors import StillframeError, StorageError
+from stillframe.errors import SnapshotDamaged, StillframeError, StorageError
 from stillframe.protocol.lease import (
     RENEWALS_PER_TIMEOUT,
     Alive,
@@ -36,6 +40,7 @@ from stillframe.storage.store import Store
 log = logging.getLogger("stillframe")
 
 _END_SECONDS_MAX = 10.0
+_LOOK_TRIES_MAX = 5
 _PROC = Path("/proc")
 
 
@@ -54,6 +59,8 @@ class DriverLease:
             pid=os.getpid(),
             process_started=_start_of(os.getpid()) or 0,
         )
+        self._is_untidy = False
+        """Whether a renewal has failed, so that older ones may still be there."""
         self._watch = LeaseWatch()
         self._released = threading.Event()
         self._renewing: threading.Thread | None = None
@@ -81,8 +88,10 @@ class DriverLease:
         if self._renewing is not None:
             self._renewing.join(_END_SECONDS_MAX)
             self._renewing = None
+        if self._own.renewal > 0:
             with suppress(StorageError):
-                self._store.delete(self._path())
+                for path in self._own_paths():
+                    self._store.delete(path)
 
     def _renew_until_released(self) -> None:
         pause_seconds = self._own.timeout_seconds / RENEWALS_PER_TIMEOUT
@@ -93,23 +102,42 @@ class DriverLease:
                 log.warning("the lease of this driver could not be renewed: %s", error)
 
     def _renew(self) -> None:
-        before = self._path()
+        before = {self._path()}
         self._own = replace(self._own, renewal=self._own.renewal + 1)
+        was_untidy, self._is_untidy = self._is_untidy, True
         self._store.write(self._path(), [json.dumps(self._own.to_json()).encode()])
-        self._store.delete(before)
+        for path in self._own_paths() - {self._path()} if was_untidy else before:
+            self._store.delete(path)
+        self._is_untidy = False
 
     def _path(self) -> str:
         return lease_path(self._own.driver, self._own.renewal)
 
+    def _own_paths(self) -> set[str]:
+        """All renewals of ours that are there."""
+        names = self._store.list(LEASE_DIRECTORY)
+        return {f"{LEASE_DIRECTORY}/{name}" for name in names if name.startswith(self._own.driver)}
+
     def _all(self) -> list[Lease]:
-        leases = (self._read(name) for name in self._store.list(LEASE_DIRECTORY))
-        return [lease for lease in leases if lease is not None]
+        """Those of one moment."""
+        for _ in range(_LOOK_TRIES_MAX):
+            names = self._store.list(LEASE_DIRECTORY)
+            with suppress(SnapshotDamaged):  # renewed or given back since it was listed
+                leases = [self._read(name) for name in names]
+                return [lease for lease in leases if lease is not None]
+        raise StorageError(
+            f"the leases in {self._store.address}/{LEASE_DIRECTORY} change faster than they can be"
+            " read: another driver is running the job; stop it, or leave the job to it"
+        )
 
     def _read(self, name: str) -> Lease | None:
+        """None: nothing of ours. That it cannot be read does not say that nobody holds it."""
+        data = self._store.read(f"{LEASE_DIRECTORY}/{name}")
         try:
-            return Lease.from_json(json.loads(self._store.read(f"{LEASE_DIRECTORY}/{name}")))
-        except (StillframeError, ValueError):
-            return None  # renewed while we looked, or nothing of ours
+            value = json.loads(data)
+            return Lease.from_json(value) if isinstance(value, dict) else None
+        except ValueError:
+            return None
 
 
 def _is_gone(lease: Lease) -> bool:

@@ -10,7 +10,8 @@ lives, and one that starts looks at the leases of others first.
 A lease is passed over if its driver is known to be gone (its process has ended), or if it was not
 renewed for as long as it says itself. That time is measured by the clock of whoever waits, from
 when it looked first: clocks of two machines need not agree. A lease that is renewed while somebody
-waits belongs to a driver that lives, and the other is refused.
+waits belongs to a driver that lives, and the other is refused. Two renewals that are seen at once
+say nothing of the kind: their driver may have died before it could delete the older one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from stillframe.json_values import JsonObject
-from stillframe.protocol.manifests import JsonFields
+from stillframe.protocol.documents import JsonFields
 
 RENEWALS_PER_TIMEOUT = 3
 """So two in a row may come late."""
@@ -101,7 +102,7 @@ class LeaseWatch:
         `gone` are drivers whose process is known to have ended.
         """
         awaited: LookAgain | None = None
-        for lease in leases:
+        for lease in _newest_of_each(leases):
             if lease.driver in gone:
                 continue
             renewal, since = self._first_seen.setdefault(lease.driver, (lease.renewal, now_seconds))
@@ -115,3 +116,13 @@ class LeaseWatch:
         # Often enough to see a renewal soon after it came.
         pause = awaited.lease.timeout_seconds / RENEWALS_PER_TIMEOUT / 2
         return LookAgain(min(awaited.seconds, pause), awaited.lease)
+
+
+def _newest_of_each(leases: Iterable[Lease]) -> Iterable[Lease]:
+    """One for every driver."""
+    newest: dict[str, Lease] = {}
+    for lease in leases:
+        known = newest.setdefault(lease.driver, lease)
+        if lease.renewal > known.renewal:
+            newest[lease.driver] = lease
+    return newest.values()
