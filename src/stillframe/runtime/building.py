@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +48,7 @@ from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.deduplicating import Deduplicating, seen_keys
 from stillframe.runtime.disk import AggregatingOnDisk, DiskRoom, rows_of_databases
 from stillframe.runtime.enriching import Enriching, newest_rows
+from stillframe.runtime.fitting import Fit, as_it_is, kept_states
 from stillframe.runtime.joining import Joining
 from stillframe.runtime.kept_states import KeptStates, StatesOnDisk, StatesOnHeap
 from stillframe.runtime.keyed_functions import FunctionOperator, Processing
@@ -76,7 +79,6 @@ from stillframe.state.aggregates import AggregateTable
 from stillframe.state.disk import Disk
 from stillframe.state.disk_pages import PagedAggregates
 from stillframe.state.disk_rows import DiskBackend
-from stillframe.state.evolution import fitted_columns
 from stillframe.state.heap import HeapBackend
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.store import Store
@@ -139,10 +141,11 @@ class Site:
     def restored_rows(
         self, keyed_states: Sequence[KeyedState] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of these files, or of all there are, whose key groups it owns."""
+        """The rows of these files, or of all there are, whose key groups it owns; they fit."""
         for keyed in self.state.keyed if keyed_states is None else keyed_states:
             buffer = read_file(self.around.store, keyed.file)
-            yield from read_keyed_snapshot(buffer, keyed.key_groups, self.owned)
+            fit = self._fit_of(keyed.name)
+            yield from map(fit, read_keyed_snapshot(buffer, keyed.key_groups, self.owned))
 
     def restored_states(self) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows of all keyed states, and their names, whatever they were kept in; without those
@@ -151,7 +154,14 @@ class Site:
             for batch in self.restored_rows([keyed]):
                 yield keyed.name, batch
         if self.around.room is None:
-            yield from rows_of_databases(self.around.store, self.state.disks, self.owned)
+            stored = rows_of_databases(self.around.store, self.state.disks, self.owned)
+            for name, group in groupby(stored, itemgetter(0)):
+                fit = self._fit_of(name)
+                yield from ((name, fit(batch)) for _, batch in group)
+
+    def _fit_of(self, name: str) -> Fit:
+        kept = kept_states(self.around.plan, self.task, self.planned).get(name)
+        return as_it_is if kept is None else kept.fit
 
     def own_time_us(self) -> int | None:
         """How far event time had come for all key groups that are here now.
@@ -284,7 +294,7 @@ def _aggregating(site: Site, operator: Aggregate) -> RunningOperator:
         return _aggregating_on_disk(site, site.around.room, what, emits_all=emits_all)
     table = AggregateTable(*what)
     for _, batch in site.restored_states():
-        table.restore(fitted_columns(batch, table.snapshot_schema, site.planned.uid))
+        table.restore(batch)
     return Aggregating(*site.place, table, store, emits_all=emits_all)
 
 
@@ -302,7 +312,7 @@ def _aggregating_on_disk(
     try:
         table = PagedAggregates(*what, disk, site.owned, room.buffer_bytes_max)
         for _, batch in site.restored_states():
-            table.restore(fitted_columns(batch, table.snapshot_schema, site.planned.uid))
+            table.restore(batch)
     except BaseException:
         disk.close()
         raise

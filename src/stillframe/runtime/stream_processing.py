@@ -7,6 +7,7 @@ them; of a list of which every subtask was given all, each carries a share, so t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -30,7 +31,8 @@ from stillframe.state.subtask_rows import SubtaskList, SubtaskMap
 from stillframe.storage.paths import quoted_name
 from stillframe.storage.store import Store
 
-_IN_WORDS: Mapping[Redistribution, str] = {
+_IN_WORDS: Mapping[Redistribution | None, str] = {
+    None: "state by key",
     "dealt": "list",
     "united": "union list",
     "copied": "broadcast state",
@@ -143,6 +145,18 @@ class StreamProcessing(StatefulOperator):
 # --- states
 
 
+def declared_states(operator: ProcessStream) -> list[tuple[Declared, Redistribution]]:
+    """What the user's function keeps: it is opened for that, without rows, and closed again."""
+    function = operator.make()
+    states = _SubtaskStates(SubtaskIndex(0), 1, {}, operator.other_schema)
+    try:
+        function.open(states)
+        return list(states.declared)
+    finally:
+        with contextlib.suppress(Exception):
+            function.close()
+
+
 class _Carried:
     """The rows of a state that the function does not declare."""
 
@@ -211,6 +225,10 @@ class _SubtaskStates(SubtaskStates):
         self._restore(made, "copied")
         return made
 
+    @property
+    def declared(self) -> Iterator[tuple[Declared, Redistribution]]:
+        return ((state.declared, how) for how, state in self._declared.values())
+
     def delete(self, name: str) -> None:
         self._restored.pop(name, None)
         if self._carried is not None:
@@ -269,8 +287,17 @@ class _SubtaskStates(SubtaskStates):
         if name in self._declared:
             raise BuildError(f"State variable with name {name} has already been defined: rename it")
         found = self._restored.get(name)
-        if found is not None and found.how != how:
-            raise StartRefused(
-                f"state {name!r} is a {_IN_WORDS[found.how]} in the checkpoint, and the function"
-                f" declares it as a {_IN_WORDS[how]}: give the new one another name"
-            )
+        if found is not None:
+            refuse_other_redistribution(name, found.how, how)
+
+
+def refuse_other_redistribution(
+    name: str, found: Redistribution | None, declared: Redistribution | None
+) -> None:
+    """Rows that one subtask had are not those that every subtask had; None: they have keys."""
+    if found != declared:
+        raise StartRefused(
+            f"state {name!r} is a {_IN_WORDS[found]} in the checkpoint, and the function declares"
+            f" it as a {_IN_WORDS[declared]}: give the new one another name, or its operator"
+            " another uid"
+        )

@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 The metadata of a snapshot says of each state which columns it has and of which kind it is. What an
-operator keeps now follows from the plan; what a user's program keeps it declares when it is opened,
-so it is opened here once, without rows, as Spark does with a `StatefulProcessor`. Where both say
-the same nothing is read. Where they differ the schema is read from one file of the state, and the
-rules of `state/evolution`, by which the state will be restored, say whether the rows can be made to
-fit.
+operator keeps now follows from the plan (`fitting`). What a user's program keeps it declares when
+it is opened, so it is opened here once, without rows, as Spark does with a `StatefulProcessor`.
+Where both say the same nothing is read. Where they differ the schema is read from one file of the
+state, and the rules of `state/evolution`, by which the state will be restored, say whether the rows
+can be made to fit.
 
 Rules of this file
 ------------------
@@ -22,41 +22,28 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from stillframe.clock import SystemClock
 from stillframe.errors import StartRefused, StillframeError
-from stillframe.graph.logical import Aggregate, DropDuplicates, Enrich, Join, JoinSide, Transform
+from stillframe.graph.logical import ProcessStream, Transform
 from stillframe.graph.plan import Plan, PlannedOperator, Task
 from stillframe.protocol.fit import Mismatch
-from stillframe.protocol.manifests import DiskState, KeyedState, Manifest
-from stillframe.runtime.deduplicating import Deduplicating
-from stillframe.runtime.enriching import Enriching, newest_rows
-from stillframe.runtime.joining import LEFT, RIGHT
-from stillframe.runtime.operators import Aggregating
+from stillframe.protocol.manifests import Manifest, Redistribution
+from stillframe.runtime.fitting import Fit, Kept, kept_states
 from stillframe.runtime.stored_states import StatePart, schema_of
+from stillframe.runtime.stream_processing import declared_states, refuse_other_redistribution
 from stillframe.runtime.transforming import KeyedStates
-from stillframe.runtime.windowing import Windowing, empty_windows
-from stillframe.state.aggregates import AggregateTable
 from stillframe.state.backends import Declared
-from stillframe.state.duplicates import SeenKeys
-from stillframe.state.evolution import fitted_columns, fitted_to
+from stillframe.state.evolution import fitted_to
 from stillframe.state.heap import HeapBackend
-from stillframe.state.joins import JoinRows
-from stillframe.state.snapshots import kind_of, schema_text
 from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
 
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A state as an operator keeps it now."""
-
-    schema: pa.Schema
-    fit: Callable[[pa.RecordBatch], object]
-    """Makes rows fit, or raises `StartRefused`."""
+_NO_KEYS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +53,8 @@ class _Stored:
     columns: str
     kind: str
     part: StatePart
+    how: Redistribution | None = None
+    """None: by key."""
 
 
 def unfit_states(plan: Plan, manifest: Manifest, store: Store) -> list[Mismatch]:
@@ -81,24 +70,28 @@ def unfit_states(plan: Plan, manifest: Manifest, store: Store) -> list[Mismatch]
 def _unfit(
     planned: PlannedOperator,
     stored: Mapping[str, _Stored],
-    kept_now: Mapping[str, _Kept],
+    kept_now: Mapping[str, Kept],
     store: Store,
 ) -> Iterator[Mismatch]:
     for name, kept in kept_now.items():
-        if name not in stored:
-            continue
-        found = stored[name]
-        same_kind = found.kind in ("", kind_of(kept.schema))
-        if found.columns == schema_text(kept.schema) and same_kind:
+        found = stored.get(name)
+        if found is None:
             continue
         try:
+            refuse_other_redistribution(name, found.how, kept.how)
+            if kept.is_as_described(found.columns, found.kind):
+                continue
             schema = schema_of(store, found.part)
             kept.fit(pa.RecordBatch.from_pylist([], schema=schema))
         except StartRefused as error:
-            what, _, remedy = str(error).rpartition(": ")
-            yield Mismatch(f"operator {planned.uid}: {what}", remedy, planned.uid)
+            yield _mismatch(planned, error)
         except (StillframeError, KeyError, pa.ArrowException) as error:
             log.debug("the schema of %s of %s cannot be read here: %s", name, planned.uid, error)
+
+
+def _mismatch(planned: PlannedOperator, error: StartRefused) -> Mismatch:
+    what, _, remedy = str(error).rpartition(": ")
+    return Mismatch(f"operator {planned.uid}: {what}", remedy, planned.uid)
 
 
 # --- what the snapshot has
@@ -108,88 +101,69 @@ def _stored(manifest: Manifest, planned: PlannedOperator) -> dict[str, _Stored]:
     """By name, of the first subtask that has it: all subtasks declare the same."""
     found: dict[str, _Stored] = {}
     for snapshot in manifest.snapshots_of(planned.uid):
-
-        def part(name: str, stored: KeyedState | DiskState) -> StatePart:
-            return StatePart(planned.uid, snapshot.subtask, name, stored)  # noqa: B023 - used now
-
-        for keyed in snapshot.keyed:
-            named = _Stored(keyed.schema, keyed.kind, part(keyed.name, keyed))
-            found.setdefault(keyed.name, named)
+        uid, subtask = planned.uid, snapshot.subtask
+        for state in snapshot.keyed:
+            part = StatePart(uid, subtask, state.name, state)
+            found.setdefault(state.name, _Stored(state.schema, state.kind, part))
+        for state in snapshot.broadcast:
+            part, how = StatePart(uid, subtask, state.name, state), state.redistribution
+            found.setdefault(state.name, _Stored(state.schema, state.kind, part, how))
         if snapshot.disk is not None:
             for table in snapshot.disk.tables:
-                named = _Stored(table.schema, table.kind, part(table.name, snapshot.disk))
-                found.setdefault(table.name, named)
+                part = StatePart(uid, subtask, table.name, snapshot.disk)
+                found.setdefault(table.name, _Stored(table.schema, table.kind, part))
     return found
 
 
 # --- what the plan keeps
 
 
-def _kept(plan: Plan, task: Task, planned: PlannedOperator) -> dict[str, _Kept]:
+def _kept(plan: Plan, task: Task, planned: PlannedOperator) -> dict[str, Kept]:
     """The states of which it can be told, by name."""
-    max_parallelism = plan.max_parallelism
     match planned.operator:
-        case Aggregate() as aggregate:
-            states = Aggregating.STATE, Windowing.STATE
-            return dict.fromkeys(states, _aggregates(planned, aggregate, max_parallelism))
         case Transform() as transform:
-            return _declared(planned, transform, max_parallelism)
-        case DropDuplicates(keys=keys, time=time, keep_us=keep_us):
-            seen = SeenKeys(planned.input_schema, keys, max_parallelism, time, keep_us).freeze()
-            return {Deduplicating.STATE: _by_place(planned, seen.snapshot_schema, "deduplicate")}
-        case Enrich() as enrich:
-            schemas = planned.input_schema, planned.schema
-            newest = newest_rows(enrich, *schemas, max_parallelism, ()).freeze()
-            return {Enriching.STATE: _by_place(planned, newest.snapshot_schema, "look up")}
-        case Join(left=left, right=right):
-            edges = (plan.edges[edge] for edge in task.input_edges)
-            second = next(edge.schema for edge in edges if edge.input == 1)
-
-            def rows(side: JoinSide, schema: pa.Schema) -> _Kept:
-                kept = JoinRows(schema, side.keys, side.time, max_parallelism)
-                return _by_place(planned, kept.snapshot_schema, "join")
-
-            return {LEFT: rows(left, planned.input_schema), RIGHT: rows(right, second)}
+            read = partial(_of_program, planned, transform, plan.max_parallelism)
+            return _declared(planned, read)
+        case ProcessStream() as process:
+            return _declared(planned, partial(_of_stream_function, process))
         case _:
-            return {}
+            return kept_states(plan, task, planned)
 
 
-def _by_place(planned: PlannedOperator, schema: pa.Schema, as_before: str) -> _Kept:
-    return _Kept(schema, lambda batch: fitted_columns(batch, schema, planned.uid, as_before))
-
-
-def _aggregates(planned: PlannedOperator, aggregate: Aggregate, max_parallelism: int) -> _Kept:
-    if aggregate.window is not None:
-        schema = empty_windows(planned.input_schema, aggregate, max_parallelism).snapshot_schema
-    else:
-        what = (planned.input_schema, aggregate.keys, aggregate.calls, max_parallelism)
-        schema = AggregateTable(*what).snapshot_schema
-    return _Kept(schema, lambda batch: fitted_columns(batch, schema, planned.uid))
-
-
-def _declared(
-    planned: PlannedOperator, transform: Transform, max_parallelism: int
-) -> dict[str, _Kept]:
-    """The states of a user's program, which is opened for that and closed again."""
-    key_schema = pa.schema([planned.input_schema.field(key) for key in transform.keys])
-    backend = HeapBackend(key_schema, max_parallelism)
+def _declared(planned: PlannedOperator, read: Callable[[], dict[str, Kept]]) -> dict[str, Kept]:
+    """The states of a user's program, which is opened for that."""
     try:
-        program = transform.make()
-        try:
-            program.open(KeyedStates(transform, backend, SystemClock()))
-            declared = [table.declared for table in backend.tables]
-        finally:
-            with contextlib.suppress(Exception):
-                program.close()
+        return read()
     except Exception as error:  # the user's, and no reason not to start
         log.debug("the states of %s cannot be told on the driver: %s", planned.uid, error)
         return {}
+
+
+def _of_program(
+    planned: PlannedOperator, transform: Transform, max_parallelism: int
+) -> dict[str, Kept]:
+    key_schema = pa.schema([planned.input_schema.field(key) for key in transform.keys])
+    backend = HeapBackend(key_schema, max_parallelism)
+    program = transform.make()
+    try:
+        program.open(KeyedStates(transform, backend, SystemClock()))
+        declared = [table.declared for table in backend.tables]
+    finally:
+        with contextlib.suppress(Exception):
+            program.close()
     return {
-        each.name: _Kept(each.snapshot_schema(key_schema), _fit_to(each, key_schema))
+        each.name: Kept(each.snapshot_schema(key_schema), _fit_to(each, key_schema))
         for each in declared
         if not each.name.startswith("$")
     }
 
 
-def _fit_to(declared: Declared, key_schema: pa.Schema) -> Callable[[pa.RecordBatch], object]:
+def _of_stream_function(process: ProcessStream) -> dict[str, Kept]:
+    return {
+        each.name: Kept(each.snapshot_schema(_NO_KEYS), _fit_to(each, _NO_KEYS), how)
+        for each, how in declared_states(process)
+    }
+
+
+def _fit_to(declared: Declared, key_schema: pa.Schema) -> Fit:
     return lambda batch: fitted_to(declared, batch, key_schema)

@@ -86,7 +86,7 @@ class SeenKeys:
         # Without keys too: a batch without columns would not say that its one row is there.
         has_times = keep_us is not None or not fields
         expires = [pa.field(EXPIRES, pa.int64())] if has_times else []
-        self._snapshot_schema = keyed_by(pa.schema([*fields, *expires]), range(len(fields)))
+        self.snapshot_schema = keyed_by(pa.schema([*fields, *expires]), range(len(fields)))
         self._index = KeyIndex(self._types)
         self._expires = _no_times()
         self._now_us = BEGINNING_US
@@ -154,7 +154,7 @@ class SeenKeys:
             self._index.freeze(),
             self._expires.freeze(),
             None if self._keep_us is None else self._now_us,
-            self._snapshot_schema,
+            self.snapshot_schema,
             self._max_parallelism,
         )
 

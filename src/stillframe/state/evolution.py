@@ -10,7 +10,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from stillframe.errors import StartRefused
+from stillframe.key_groups import is_text
 from stillframe.state.backends import EXPIRES, EXPIRES_TYPE, USER_KEY, VALUE, Declared, Kind
+from stillframe.state.key_places import key_places
+from stillframe.state.snapshots import kind_of, schema_text
 
 
 def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) -> pa.RecordBatch:
@@ -41,27 +44,72 @@ def fitted_columns(
     """Rows of a state with a column for each value, which is taken back by place: so the names have
     to be these, in this order, and the types such that nothing is lost. `as_before` is what to do
     as it was done."""
+    remedy = f"{as_before} as before, or give the operator another uid"
+    found, wanted = kind_of(batch.schema), kind_of(schema)
+    if found and found != wanted:
+        raise StartRefused(
+            f"the state of operator {uid!r} holds {found} in the snapshot, and the job keeps"
+            f" {wanted or 'none'}: {remedy}"
+        )
     if batch.schema.equals(schema):
         return batch
     try:
-        if batch.schema.names == schema.names:
+        if _can_become(batch.schema, schema):
             return batch.cast(schema)
         problem = ""
     except pa.ArrowException as error:
         problem = f" ({error})"
     raise StartRefused(
-        f"the state of operator {uid!r} has the columns {_in_words(batch.schema)} in the snapshot,"
-        f" and the job keeps {_in_words(schema)}{problem}: {as_before} as before, or give the"
+        f"the state of operator {uid!r} has the columns {schema_text(batch.schema)} in the"
+        f" snapshot, and the job keeps {schema_text(schema)}{problem}: {remedy}"
+    )
+
+
+def _can_become(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """By the types alone, so that the driver says the same of no rows as a slot of many."""
+    keys = key_places(wanted) or ()
+    return found.names == wanted.names and all(
+        hash_alike(old.type, new.type) if place in keys else _can_be_cast(old.type, new.type)
+        for place, (old, new) in enumerate(zip(found, wanted, strict=True))
+    )
+
+
+def hash_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a key of one type belongs to the same key group, and is found, with the other."""
+    if found.equals(wanted) or (is_text(found) and is_text(wanted)):
+        return True
+    both_float = pt.is_floating(found) and pt.is_floating(wanted)
+    both_integer = pt.is_integer(found) and pt.is_integer(wanted)
+    return (both_float or both_integer) and _is_wider(found, wanted)
+
+
+def _can_be_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """What a value that is lost by it raises, the cast says."""
+    return (
+        _fits(found, wanted)
+        or (is_text(found) and is_text(wanted))
+        or (
+            pt.is_primitive(found)
+            and pt.is_primitive(wanted)
+            and pt.is_temporal(found) == pt.is_temporal(wanted)
+        )
+    )
+
+
+def refuse_other_keys(found: pa.Schema, key_schema: pa.Schema, uid: str) -> None:
+    """Rows that a user's function keeps as it likes are found by their keys alone."""
+    here = {field.name: field.type for field in found}
+    if all(f.name in here and hash_alike(here[f.name], f.type) for f in key_schema):
+        return
+    raise StartRefused(
+        f"the state of operator {uid!r} has the columns {schema_text(found)} in the snapshot, and"
+        f" the stream is keyed by {schema_text(key_schema)} now: key by what it was, or give the"
         " operator another uid"
     )
 
 
-def _in_words(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
 def _refuse_other_kind(declared: Declared, found: pa.Schema) -> None:
-    kind = (found.metadata or {}).get(b"kind", b"").decode()
+    kind = kind_of(found)
     if kind != declared.kind:
         raise StartRefused(
             f"state {declared.name!r} is a {kind or 'state of a function'} in the checkpoint, and"

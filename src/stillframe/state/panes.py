@@ -61,6 +61,12 @@ class Panes:
         self.is_tumbling = window.size_us == window.slide_us
         self._start_us = window.start_us
 
+    def __str__(self) -> str:
+        """What rows by pane mean: whoever takes them back must say the same."""
+        every = "" if self.is_tumbling else f" every {_span(self.slide_us)}"
+        moved = f" moved by {_span(self._start_us)}" if self._start_us % self.slide_us else ""
+        return f"windows of {_span(self.size_us)}{every}{moved}"
+
     def starts_of(self, times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """When the pane of each time begins."""
         shift = self._start_us % self.width_us
@@ -102,6 +108,10 @@ class Panes:
         """The last end of a window at this time or earlier."""
         first = self._start_us + self.size_us
         return (time_us - first) // self.slide_us * self.slide_us + first
+
+
+def _span(us: int) -> str:
+    return f"{us} µs" if us % 1_000_000 else f"{us // 1_000_000} s"
 
 
 def panes_of(times: pa.Array, window: Window) -> npt.NDArray[np.int64]:

@@ -42,7 +42,7 @@ class WrittenSnapshot:
     data: bytes | None = field(default=None, repr=False)
     """As the store answered it: the snapshot itself, if there is no file."""
     kind: str = ""
-    """What a state of a program is: a value, a list or a map; of others nothing is said."""
+    """What the rows are, where their columns do not tell (`kind_of`)."""
 
 
 def write_keyed_snapshot(store: Store, path: str, frozen: FrozenRows) -> WrittenSnapshot:
@@ -132,8 +132,14 @@ class _Pieces:
         self.closed = True
 
 
+def with_kind(schema: pa.Schema, kind: str) -> pa.Schema:
+    """The schema, saying what the rows are, where their columns do not tell."""
+    return schema.with_metadata({**(schema.metadata or {}), b"kind": kind.encode()})
+
+
 def kind_of(schema: pa.Schema) -> str:
-    """What a state of a program is, as its snapshots say; nothing of other states."""
+    """What the rows are, as a snapshot says: a state of a program (value, list, map), or windows of
+    some length; nothing of others."""
     return str((schema.metadata or {}).get(b"kind", b"").decode())
 
 

@@ -259,6 +259,8 @@ class TimerTable:
         self._max_parallelism = max_parallelism
         self._numbers_min = numbers_min
         self.schema = pa.schema([*self._fields, pa.field(TIME, TIME_TYPE)])
+        saved = [*self._fields, (_SAVED_TIME, TIME_TYPE), (_SAVED_CLOCK, pa.string())]
+        self.snapshot_schema = keyed_by(pa.schema(saved), range(len(self._fields)))
         """Of timers that are shown or fired."""
         self._version = 0
         self._keys = self._no_keys()
@@ -318,9 +320,8 @@ class TimerTable:
     def freeze(self) -> FrozenTimers:
         """The table as it is now: the synchronous part of a snapshot."""
         clocks = [each.freeze() for each in self._clocks.values()]
-        schema = pa.schema([*self._fields, (_SAVED_TIME, TIME_TYPE), (_SAVED_CLOCK, pa.string())])
-        schema = keyed_by(schema, range(len(self._fields)))
-        return FrozenTimers(self._keys.freeze(), clocks, len(self), schema, self._max_parallelism)
+        keys, schema = self._keys.freeze(), self.snapshot_schema
+        return FrozenTimers(keys, clocks, len(self), schema, self._max_parallelism)
 
     def restore(self, batch: pa.RecordBatch) -> None:
         """Take rows of a snapshot back."""

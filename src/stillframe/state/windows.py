@@ -60,6 +60,7 @@ from stillframe.state.panes import (
 from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, END_US, GroupSpan, Reached
 from stillframe.state.sliding import Closing, PaneParts
+from stillframe.state.snapshots import with_kind
 from stillframe.state.window_rows import (
     WindowRows,
     WindowValues,
@@ -120,7 +121,9 @@ class WindowTables:
         """By key group, where some had come further than `_closed_us` before a restore."""
         key_fields = key_fields_of(input_schema, keys)
         layout = Layout(key_fields, accumulators_of(input_schema, calls))
-        self._snapshot_schema = layout.snapshot_schema.insert(len(self._keys), PANE_FIELD)
+        self._snapshot_schema = with_kind(
+            layout.snapshot_schema.insert(len(self._keys), PANE_FIELD), str(self._panes)
+        )
         place = place_of_count(calls)
         in_snapshot = layout.in_snapshot[place].start if place is not None else None
         self._records_at = 1 + (len(layout.snapshot_schema) if in_snapshot is None else in_snapshot)
