@@ -19,6 +19,7 @@ from stillframe.runtime.row_functions import (
     PandasFunction,
     RowFlatMap,
     RowMap,
+    python_values,
 )
 
 CLICKS = pa.record_batch({"app_id": ["chess", "go", "chess"], "n": [1, 2, 3]})
@@ -219,3 +220,29 @@ def test_a_pandas_frame_with_other_columns_is_refused() -> None:
 
     with pytest.raises(DataError, match=r"function other declared .* gave back columns app_id, n"):
         rows(PandasFunction(other, NAMED, "UTC"))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, -1, 2**63 - 1]),
+        pa.array([1.5, float("inf")]),
+        pa.array([1, None]),
+        pa.array([-62_135_596_800_000_000, -1, 253_402_300_799_999_999], pa.timestamp("us", "UTC")),
+        pa.array([5, None], pa.timestamp("us", "UTC")),
+        pa.array([5], pa.timestamp("us")),
+        pa.array([5_000_000], pa.timestamp("us", "Europe/Vienna")),
+        pa.array([1, 2, 3], pa.timestamp("us", "UTC")).slice(1),
+        pa.array(["a", "b"]),
+    ],
+    ids=lambda column: f"{column.type}, {len(column)}",
+)
+def test_values_are_those_that_arrow_gives_down_to_the_zone(column):
+    values = python_values(column)
+
+    assert repr(values) == repr(column.to_pylist())
+
+
+def test_an_instant_that_python_cannot_say_is_refused_as_arrow_does():
+    with pytest.raises(OverflowError):
+        python_values(pa.array([253_402_300_800_000_000], pa.timestamp("us", "UTC")))

@@ -37,7 +37,7 @@ SEED = 20
 WAIT_SECONDS_MAX = 90.0
 
 JOB = """
-import json, os, signal, sys, threading
+import json, logging, os, signal, sys, threading
 from pathlib import Path
 from pyspark.sql import SparkSession
 import stillframe
@@ -45,6 +45,9 @@ from stillframe.coordinator.history import AttemptStarted
 from stillframe.spark.java import ensure_java
 
 ensure_java()
+told = logging.getLogger("stillframe")  # a listener may come too late for the first events
+told.setLevel(logging.INFO)
+told.addHandler(logging.StreamHandler(sys.stdout))
 directory, location, records, rate, partitions, apps, then = sys.argv[1:]
 spark = (
     SparkSession.builder.master("local[4]")
@@ -83,7 +86,6 @@ query = still.start(
     leaseTimeout="6 s",
     parallelism=2,
 )
-query.add_listener(lambda event: print(event, flush=True))
 if then == "wait":
     query.awaitTermination()
 while query.isActive and query.summary.checkpoints_completed < 2:

@@ -24,8 +24,7 @@ from stillframe.api.programs import Fired, Groups, KeyedProgram, States
 from stillframe.api.timers import TimerClock
 from stillframe.config import parse_duration_seconds
 from stillframe.errors import BuildError, UserCodeError
-from stillframe.key_groups import fixed_width_values
-from stillframe.runtime.row_functions import batch_of, joined, record_maker
+from stillframe.runtime.row_functions import batch_of, joined, python_values, record_maker
 from stillframe.state.handles import (
     OPAQUE_SCHEMA,
     PICKLED,
@@ -103,7 +102,7 @@ class _Program(KeyedProgram):
 
     def _handled(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         process, output = self._processor.process, _Output(self._about)
-        keys, columns = _records(groups.keys), columns_of_rows(groups, _values)
+        keys, columns = _records(groups.keys), columns_of_rows(groups, python_values)
         make = record_maker(tuple(groups.rows.schema.names))
         for place, start, stop in groups:
             rows = map(make, zip(*[column[start:stop] for column in columns], strict=True))
@@ -132,14 +131,7 @@ class _Program(KeyedProgram):
 
 def _records(batch: pa.RecordBatch) -> list[Any]:
     make = record_maker(tuple(batch.schema.names))
-    return list(map(make, zip(*map(_values, batch.columns), strict=True)))
-
-
-def _values(column: pa.Array) -> Sequence[Any]:
-    """As `to_pylist`, several times as fast for the most common columns."""
-    if not column.null_count and (pt.is_integer(column.type) or pt.is_float64(column.type)):
-        return cast(Sequence[Any], fixed_width_values(column).tolist())
-    return cast(Sequence[Any], column.to_pylist())
+    return list(map(make, zip(*map(python_values, batch.columns), strict=True)))
 
 
 def columns_of_rows(

@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from stillframe.errors import DataError
+from stillframe.key_groups import fixed_width_values
 
 if TYPE_CHECKING:
     import pandas
 
 Batches = Iterator[pa.RecordBatch]
 
+_INSTANT = pa.timestamp("us", "UTC")
+_EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
+"""With the zone that Arrow gives its own."""
 _SLICE_ROWS = 4_096
 """So many rows are Python objects at a time: more of them would leave the processor's caches."""
 _BATCH_ROWS = 32_768
@@ -178,11 +185,23 @@ def record_maker(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Any]:
     return cast(Callable[[Iterable[Any]], Any], type("Row", (Record, fields), about))
 
 
+def python_values(column: pa.Array) -> Sequence[Any]:
+    """As `to_pylist`, many times as fast for the most common columns."""
+    kind = column.type
+    if not column.null_count:
+        if pt.is_integer(kind) or pt.is_float64(kind):
+            return cast(Sequence[Any], fixed_width_values(column).tolist())
+        if kind == _INSTANT:
+            since = fixed_width_values(column).view("timedelta64[us]").tolist()
+            return list(map(_EPOCH.__add__, since))
+    return cast(Sequence[Any], column.to_pylist())
+
+
 def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
     for batch in batches:
         make = record_maker(tuple(batch.schema.names))
         for start in range(0, batch.num_rows, _SLICE_ROWS):
-            columns = [column.to_pylist() for column in batch.slice(start, _SLICE_ROWS).columns]
+            columns = map(python_values, batch.slice(start, _SLICE_ROWS).columns)
             yield map(make, zip(*columns, strict=True))
 
 

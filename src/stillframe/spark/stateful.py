@@ -45,7 +45,7 @@ from stillframe.api.programs import Fired, Groups, KeyedProgram, States
 from stillframe.clock import SystemClock
 from stillframe.errors import BuildError, DataError, StartRefused, StillframeError, UserCodeError
 from stillframe.graph.logical import Node, TimeMode, Transform
-from stillframe.key_groups import fixed_width_values
+from stillframe.runtime import row_functions
 from stillframe.runtime.key_processing import columns_of_rows
 from stillframe.runtime.row_functions import PandasFunction, column_of, joined
 from stillframe.runtime.transforming import KeyedStates
@@ -511,14 +511,12 @@ def python_values(column: pa.Array, time_zone: str) -> Sequence[Any]:
     if pt.is_dictionary(column.type):
         values = python_values(column.dictionary, time_zone)
         return [None if at is None else values[at] for at in column.indices.to_pylist()]
-    if not column.null_count and (pt.is_integer(column.type) or pt.is_float64(column.type)):
-        return cast(Sequence[Any], fixed_width_values(column).tolist())
-    if pt.is_timestamp(column.type) and column.type.tz and not column.null_count:
-        return _instants(column, time_zone)
     wanted = _in_zone(column.type, time_zone)
-    return cast(
-        Sequence[Any],
-        (column if wanted.equals(column.type) else column.cast(wanted)).to_pylist(),
+    is_instant = pt.is_timestamp(wanted) and wanted.tz
+    if is_instant and wanted != pa.timestamp("us", "UTC") and not column.null_count:
+        return _instants(column, time_zone)
+    return row_functions.python_values(
+        column if wanted.equals(column.type) else column.cast(wanted)
     )
 
 
