@@ -63,7 +63,7 @@ class Verdict:
         if self.target.at_least is not None:
             return f"missed: {self.value.median / self.target.at_least:.0%} of it"
         assert self.target.at_most is not None
-        return f"missed: {self.value.median / self.target.at_most:.2g} times that"
+        return f"missed: {self.value.median / self.target.at_most:.3g} times that"
 
 
 def spread_of(runs: Iterable[Run], metric: str) -> Spread | None:
