@@ -28,14 +28,14 @@ CALLS = [AggregateCall("max", "x", "max(x)", pa.float64())]
 GROUPS = 16
 
 
-def make_savepoint(store: Store) -> None:
-    """Two subtasks with the same columns and other keys."""
+def make_savepoint(store: Store, *besides: str) -> None:
+    """Two subtasks with the same columns and other keys; states `besides` look the same."""
     snapshots = []
     for subtask, app in enumerate(["a", "b"]):
         table = AggregateTable(SCHEMA, ["app"], CALLS, GROUPS)
         table.update(pa.record_batch({"app": [app], "x": [1.5]}, schema=SCHEMA))
         written = write_keyed_snapshot(store, f"state/{subtask}", table.freeze())
-        keyed = (described_file("aggregates", written),)
+        keyed = tuple(described_file(name, written) for name in ("aggregates", *besides))
         snapshots.append(OperatorSnapshot(OperatorUid("top"), SubtaskIndex(subtask), keyed=keyed))
     source = OperatorSnapshot(OperatorUid("read"), SubtaskIndex(0), items=({"id": "p"},))
     operators = (
@@ -93,6 +93,16 @@ def test_a_name_will_do_where_only_one_operator_has_it(tmp_path: Path) -> None:
     by_name = rows_read(SnapshotSource, path=str(tmp_path), operator="max(x) by app")
 
     assert by_name == rows_read(SnapshotSource, path=str(tmp_path), operator="top")
+
+
+def test_timers_do_not_stand_in_the_way_of_the_only_state(tmp_path: Path) -> None:
+    make_savepoint(open_store(str(tmp_path)), "$event_timers", "$processing_timers")
+
+    found = rows_read(SnapshotSource, path=str(tmp_path), operator="top")
+
+    assert found == rows_read(
+        SnapshotSource, path=str(tmp_path), operator="top", state="aggregates"
+    )
 
 
 def test_the_table_of_what_there_is_names_sources_too(tmp_path: Path) -> None:
