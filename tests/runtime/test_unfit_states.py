@@ -13,6 +13,7 @@ from stillframe import StreamFunction, SubtaskStates
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.functions import KeyedFunction
 from stillframe.connectors.discard import DiscardSink
+from stillframe.errors import StartRefused
 from stillframe.graph.logical import (
     Aggregate,
     Connect,
@@ -33,6 +34,8 @@ from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.protocol.fit import Mismatch
 from stillframe.protocol.manifests import Manifest, OperatorSnapshot
+from stillframe.protocol.restore import SubtaskState
+from stillframe.runtime.building import Site, Surroundings
 from stillframe.runtime.state_files import described_file
 from stillframe.runtime.unfit_states import unfit_states
 from stillframe.runtime.windowing import empty_windows, output_schema
@@ -320,6 +323,25 @@ def test_a_function_that_cannot_be_opened_on_the_driver_is_left_to_the_slots(sto
     operator = ProcessStream(NeedsAnExecutor, "it")
 
     assert found(store, operator, {"rows": rows_of(TEXT)}, "dealt") == []
+
+
+def test_what_the_driver_refuses_a_slot_refuses_too(store):
+    before = Aggregate(("key",), (COUNT,), Window("at", 10, 10), emits_closed=True)
+    after = Aggregate(("key",), (COUNT,), Window("at", 20, 20), emits_closed=True)
+    [snapshot] = snapshot_of(store, before).snapshots
+    starting = {(snapshot.uid, snapshot.subtask): SubtaskState(keyed=snapshot.keyed)}
+
+    def rows_in_a_slot(made: Aggregate) -> int:
+        plan = plan_of(made)
+        [(task, planned)] = [each for each in plan.operators() if each[1].uid == "count"]
+        around = Surroundings(
+            plan, 0, 1, starting, store, None, 1, None, None, None, None, "aligned"
+        )
+        return sum(batch.num_rows for batch in Site(around, planned, task, 0).restored_rows())
+
+    assert rows_in_a_slot(before) == 0
+    with pytest.raises(StartRefused, match="windows of 10 µs in the snapshot"):
+        rows_in_a_slot(after)
 
 
 def test_a_file_that_cannot_be_read_is_left_to_who_restores_it(store):
