@@ -26,6 +26,7 @@ from stillframe.protocol.messages import (
     Running,
     TriggerCheckpoint,
 )
+from stillframe.storage.paths import state_path
 from stillframe.storage.store import open_store
 from stillframe.testing.clock import ManualClock
 
@@ -57,12 +58,12 @@ class Ports(SlotsPort, CommitsPort):
 class Attempt:
     """One slot that runs; its subtasks acknowledge when told to."""
 
-    def __init__(self, store, config=CONFIG, sink=None):
+    def __init__(self, store, config=CONFIG, sink=None, after=None):
         read = Node(Read(CLICKS), CLICKS.schema, given_uid="read")
         sink = sink or DiscardSink()
         self.plan = build_plan("views", [Node(Write(sink), CLICKS.schema, (read,), "write")], 1)
         self.clock, self.ports, self.history = ManualClock(), Ports(), History()
-        self.ledger = Ledger(store, "views", 2, self.clock)
+        self.ledger = after.ledger if after else Ledger(store, "views", 2, self.clock)
         self.ledger.begin_attempt(None)
         parts = JobParts(
             self.plan, config, self.clock, self.history, DriverSinks(self.plan), self.ledger
@@ -188,3 +189,20 @@ def test_too_many_failed_checkpoints_break_the_attempt_and_another_one_may_follo
         " tolerableFailedCheckpoints is 1",
         "other",
     )
+
+
+def test_what_a_slot_of_the_attempt_before_wrote_late_is_deleted_with_the_first_checkpoint(store):
+    attempt = Attempt(store, after=Attempt(store))
+    late = state_path(1, "write", 0, attempt.ledger.attempt - 1, "rows")
+    own = state_path(1, "write", 0, attempt.ledger.attempt, "rows")
+    for path in (late, own):
+        store.write(path, [b"rows"])
+
+    def there():
+        return [path for path in (late, own) if path.split("/")[1] in store.list("shared")]
+
+    assert there() == [late, own]
+    attempt.after(1.0)
+    attempt.acknowledge(1)
+
+    assert there() == [own]
