@@ -49,6 +49,7 @@ from stillframe.testing.processes import ProcessDeployment
 
 def stuck(batches):
     for batch in batches:
+        print("stuck", flush=True)
         threading.Event().wait()
         yield batch
 
@@ -254,7 +255,7 @@ def test_detached_the_command_ends_at_once_as_after_a_crash_and_the_next_start_i
 
 def test_a_job_that_does_not_end_within_the_bound_is_ended_by_force(start):
     program = start("stop", seconds_max=1.5, function="stuck")
-    program.wait_for("SlotsRunning")
+    program.wait_for("stuck")
     began = time.monotonic()
     program.signal(signal.SIGTERM)
 
@@ -273,7 +274,7 @@ def test_a_child_that_the_script_forks_ends_by_its_own_signals_and_tells_us_noth
 
 def test_a_second_signal_ends_everything_at_once(start):
     program = start("stop", function="stuck")
-    program.wait_for("SlotsRunning")
+    program.wait_for("stuck")
     program.signal(signal.SIGINT)
     program.signal(signal.SIGTERM)
 
