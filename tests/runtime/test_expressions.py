@@ -22,6 +22,7 @@ from stillframe.runtime.expressions import (
     filter_batch,
     project,
 )
+from stillframe.runtime.row_functions import SLICE_ROWS
 
 INT = pa.int64()
 BOOL = pa.bool_()
@@ -219,6 +220,18 @@ def test_a_row_function_sees_each_record_once_however_often_its_result_is_used()
 
 def test_a_row_function_without_arguments_is_called_for_each_record() -> None:
     assert evaluate(RowFunction(lambda: 1, (), INT, "one"), BATCH).to_pylist() == [1] * 4
+
+
+@pytest.mark.parametrize("rows", [0, 1, SLICE_ROWS, 2 * SLICE_ROWS + 1])
+def test_a_row_function_is_called_for_each_record_of_a_batch_of_any_size(rows: int) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array(range(rows), INT)], names=["x"])
+    numbers, added = iter(range(rows)), lambda one, other: one + other
+
+    twice = evaluate(RowFunction(added, (X, X), INT, "added"), batch)
+    counted = evaluate(RowFunction(lambda: next(numbers), (), INT, "counted"), batch)
+
+    assert twice.to_pylist() == [2 * n for n in range(rows)]
+    assert counted.to_pylist() == list(range(rows))
 
 
 def test_a_row_function_that_raises_is_named_with_its_error() -> None:

@@ -360,6 +360,24 @@ def test_a_key_that_looks_different_from_row_to_row_is_seen_as_it_came(tmp_path:
 
     assert fed.process((0.0, 1), (-0.0, 2)) == [("k", "0.0 -0.0")]
 
+    keys_only = HandFed(program, schema.remove(1), OUTPUT, tmp_path, GROUPS, ManualClock(wall_ms=1))
+    assert keys_only.process((0.0,), (-0.0,)) == [("k", "0.0 -0.0")]
+
+
+def test_rows_that_are_all_key_come_as_often_as_they_came_by_name_and_in_their_order(
+    tmp_path: Path,
+) -> None:
+    class Says(KeyProcessor):
+        def process(self, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+            yield key.a, " ".join(f"{row.n}{row.a}" for row in rows)
+
+    schema = pa.schema([("n", pa.int64()), ("a", pa.string())])
+    program = Transform(KeyProgram(Says, "Says", OUTPUT), "Says", ("a", "n"), "both")
+    fed = HandFed(program, schema, OUTPUT, tmp_path, GROUPS, ManualClock(wall_ms=1))
+
+    said = fed.process((1, "x"), (2, "y"), (1, "x"), (1, None), (1, "x"))
+    assert sorted(said, key=str) == [("x", "1x 1x 1x"), ("y", "2y"), (None, "1None")]
+
 
 # --- time to live
 

@@ -20,13 +20,28 @@ from stillframe.api.timers import TimerClock
 class Groups:
     """The rows of a batch, key by key."""
 
-    rows: pa.RecordBatch
-    """Those of one key stand together, in the order in which they came."""
+    batch: pa.RecordBatch
+    """The rows in the order in which they came."""
+    order: pa.Array
+    """Their places in it, key by key; those of one key in the order in which they came."""
     keys: pa.RecordBatch
     """The key columns, with a row for each key."""
     bounds: Sequence[int]
     """Where each key's rows begin, and where the last one's end."""
     enter: Callable[[int], None]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the columns."""
+        return tuple(self.batch.schema.names)
+
+    def rows(self) -> pa.RecordBatch:
+        """All columns, key by key."""
+        return self.batch.take(self.order)
+
+    def column(self, name: str) -> pa.Array:
+        """One of them."""
+        return self.batch.column(name).take(self.order)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         """Each key in turn, by its place among the keys, and where its rows begin and end.

@@ -10,7 +10,7 @@ The names a `Call` may have are those in `runtime/functions` and the four above.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC
 from typing import Any
 
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
 from stillframe.runtime.functions import FUNCTIONS, Datum, as_array
+from stillframe.runtime.row_functions import SLICE_ROWS, python_values
 from stillframe.runtime.times import INSTANT
 
 
@@ -112,10 +113,19 @@ class _Evaluation:
         return _GUARDS[call.function][0](values)
 
     def _call_per_row(self, call: RowFunction) -> pa.Array:
-        columns = [_python_values(self.array(argument)) for argument in call.arguments]
-        rows = zip(*columns, strict=True) if columns else [()] * self._batch.num_rows
+        columns = [self.array(argument) for argument in call.arguments]
+        starts = range(0, self._batch.num_rows, SLICE_ROWS) or [0]
+        return pa.concat_arrays([self._called(call, columns, start) for start in starts])
+
+    def _called(self, call: RowFunction, columns: list[pa.Array], start: int) -> pa.Array:
+        """For the rows of one slice, from `start` on."""
+        arguments = [_python_values(column.slice(start, SLICE_ROWS)) for column in columns]
         try:
-            values = [call.function(*row) for row in rows]
+            if arguments:
+                values = list(map(call.function, *arguments))
+            else:
+                left = self._batch.num_rows - start
+                values = [call.function() for _ in range(min(SLICE_ROWS, left))]
         except Exception as error:
             raise UserCodeError(
                 f"the function {call.name} raised {type(error).__name__}: {error}; "
@@ -204,9 +214,9 @@ def _mask(condition: pa.Array, *, null_is: bool) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _python_values(array: pa.Array) -> list[Any]:
+def _python_values(array: pa.Array) -> Sequence[Any]:
     """What a user's function gets; a timestamp as PySpark hands it out: the machine's own time."""
-    values: list[Any] = array.to_pylist()
+    values = python_values(array)
     if array.type != INSTANT:
         return values
     return [None if at is None else at.astimezone().replace(tzinfo=None) for at in values]

@@ -29,7 +29,7 @@ Batches = Iterator[pa.RecordBatch]
 _INSTANT = pa.timestamp("us", "UTC")
 _EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
 """With the zone that Arrow gives its own."""
-_SLICE_ROWS = 4_096
+SLICE_ROWS = 4_096
 """So many rows are Python objects at a time: more of them would leave the processor's caches."""
 _BATCH_ROWS = 32_768
 """What row functions answer is put together up to this many rows: whoever takes a batch apart by
@@ -200,8 +200,8 @@ def python_values(column: pa.Array) -> Sequence[Any]:
 def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
     for batch in batches:
         make = record_maker(tuple(batch.schema.names))
-        for start in range(0, batch.num_rows, _SLICE_ROWS):
-            columns = map(python_values, batch.slice(start, _SLICE_ROWS).columns)
+        for start in range(0, batch.num_rows, SLICE_ROWS):
+            columns = map(python_values, batch.slice(start, SLICE_ROWS).columns)
             yield map(make, zip(*columns, strict=True))
 
 
@@ -242,11 +242,14 @@ def _columns_alike(made: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[
     if len(kinds) != 1:
         return None
     (kind,) = kinds
-    if not issubclass(kind, tuple | list | dict) or set(map(len, made)) != {len(schema)}:
-        return None
     if kind is tuple or kind is list:
-        # `zip(*made)` would make an iterator of each record, which the garbage collector counts.
-        return [list(map(itemgetter(place), made)) for place in range(len(schema))]
+        try:
+            columns = list(zip(*made, strict=True))
+        except ValueError:  # some are longer than others
+            return None
+        return columns if len(columns) == len(schema) else None
+    if not issubclass(kind, tuple | dict) or set(map(len, made)) != {len(schema)}:
+        return None
     if kind is dict:
         try:
             return [list(map(itemgetter(name), made)) for name in schema.names]

@@ -336,7 +336,8 @@ class Transforming(FiringOperator):
         here = [names[number] for number in by_key[starts].tolist()]
         enter = self._states.scene.enter
         return Groups(
-            batch.take(pa.array(order)),
+            batch,
+            pa.array(order),
             keys,
             [*starts.tolist(), len(by_key)],
             lambda place: enter(here[place]),

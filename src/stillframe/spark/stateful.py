@@ -46,7 +46,7 @@ from stillframe.clock import SystemClock
 from stillframe.errors import BuildError, DataError, StartRefused, StillframeError, UserCodeError
 from stillframe.graph.logical import Node, TimeMode, Transform
 from stillframe.runtime import row_functions
-from stillframe.runtime.key_processing import columns_of_rows
+from stillframe.runtime.key_processing import rows_by_key
 from stillframe.runtime.row_functions import PandasFunction, column_of, joined
 from stillframe.runtime.transforming import KeyedStates
 from stillframe.spark.aggregations import aggregation_of
@@ -317,12 +317,7 @@ class _RowProgram(_Program):
                 self._processor.handleInitialState(keys[place], row, values)
 
     def _rows_by_key(self, groups: Groups) -> Iterator[tuple[int, Iterator[Any]]]:
-        rows = groups.rows
-        make = row_maker(tuple(rows.schema.names))
-        columns = columns_of_rows(groups, self._values)
-        for place, start, stop in groups:
-            slices = [column[start:stop] for column in columns]
-            yield place, map(make, zip(*slices, strict=True))
+        return rows_by_key(groups, row_maker(groups.names), self._values)
 
 
 class _PandasProgram(_Program):
@@ -342,7 +337,7 @@ class _PandasProgram(_Program):
             self._processor.handleInitialState(keys[place], frame, values)
 
     def _frames_by_key(self, groups: Groups) -> Iterator[tuple[int, pandas.DataFrame]]:
-        whole = pandas_function(self._about).to_pandas(groups.rows)
+        whole = pandas_function(self._about).to_pandas(groups.rows())
         for place, start, stop in groups:
             # Which copies: what a processor changes in its frame is not seen by another key.
             yield place, whole.iloc[start:stop].reset_index(drop=True)

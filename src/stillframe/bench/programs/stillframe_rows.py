@@ -2,7 +2,7 @@
 
     python stillframe_rows.py '{"workload": "rows", "seconds": 20, …}'
 
-`map_rows` makes the site of each url; a `KeyProcessor` by site then reads its value state, adds
+A Python UDF makes the site of each url; a `KeyProcessor` by site then reads its value state, adds
 one, writes it and yields (site, count). Variant "each-row" reads and writes the state for every
 single row, variant "each-call" once for all the rows of a key that a call gets. The sink is `noop`.
 
@@ -17,6 +17,7 @@ import time
 STARTED_S = time.monotonic()
 
 import stillframe_session as ours  # noqa: E402
+from pyspark.sql.functions import udf  # noqa: E402
 
 import stillframe  # noqa: E402
 
@@ -24,8 +25,8 @@ URL = "concat('https://', app_id, '.example.org/p/', id % 1000, '?u=', user_id) 
 PARTITIONS_PER_SUBTASK = 2
 
 
-def site_of(row):
-    return (row.url.split("/")[2],)
+def site_of(url):
+    return url.split("/")[2]
 
 
 class CountWithEachRow(stillframe.KeyProcessor):
@@ -66,7 +67,7 @@ def main():
 
 
 def counts(still, params, name, records):
-    sites = urls(still, params, records).map_rows(site_of, "site string")
+    sites = urls(still, params, records).select(udf(site_of, "string")("url").alias("site"))
     processor = PROCESSORS[params["variant"]]
     return sites.groupBy("site").process(processor, "site string, n long").uid("count")
 
