@@ -13,6 +13,7 @@ from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import hash_columns, key_groups_of, subtask_of_key_group
 from stillframe.runtime.channels import OutputChannel
 from stillframe.runtime.elements import Barrier, Marker, Watermark
+from stillframe.state.known_keys import KnownKeys, Numbers
 from stillframe.state.partials import is_partial
 
 
@@ -49,6 +50,7 @@ class EdgeOutput:
         self._channel_of_group = subtask_of_key_group(
             groups, len(channels), max_parallelism
         ).astype(narrow)
+        self._known = KnownKeys(self._targets_of)
 
     def has_room(self) -> bool:
         return all(channel.has_room() for channel in self._channels)
@@ -91,8 +93,7 @@ class EdgeOutput:
         return any(channel.holds(checkpoint_id) for channel in self._channels)
 
     def _send_by_key(self, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> None:
-        hashes = hash_columns(keys)
-        targets = self._channel_of_group.take(key_groups_of(hashes, self._max_parallelism))
+        targets = self._known.numbers_of(keys)
         # A stable sort keeps the order of records within each channel.
         order = np.argsort(targets, kind="stable")
         bounds = np.searchsorted(targets.take(order), np.arange(len(self._channels) + 1))
@@ -102,6 +103,10 @@ class EdgeOutput:
         ):
             if start < stop:
                 channel.send(by_target.slice(start, stop - start))
+
+    def _targets_of(self, keys: Sequence[pa.Array]) -> Numbers:
+        groups = key_groups_of(hash_columns(keys), self._max_parallelism)
+        return self._channel_of_group.take(groups)
 
 
 def key_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:

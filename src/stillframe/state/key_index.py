@@ -41,6 +41,7 @@ from stillframe.key_groups import (
     words_at,
 )
 from stillframe.state.columns import AppendOnly, Array
+from stillframe.state.known_keys import KnownKeys
 
 _FIRST_SLOTS_LOG2 = 16
 _LOAD_TO_START_GROWING = 0.3
@@ -254,6 +255,7 @@ class KeyIndex:
         self._slots = _Slots(slots_log2)
         self._next_slots: _Slots | None = None
         self._moved_rows = 0
+        self._known = KnownKeys(self._rows_of_columns)
 
     def __len__(self) -> int:
         return len(self._hashes) - 1
@@ -262,7 +264,8 @@ class KeyIndex:
     def nbytes(self) -> int:
         tables = [self._slots, *([self._next_slots] if self._next_slots else [])]
         slots = sum(table.places.nbytes for table in tables)
-        return slots + self._hashes.nbytes + sum(keys.nbytes for keys in self._stored)
+        stored = sum(keys.nbytes for keys in self._stored)
+        return slots + self._hashes.nbytes + stored + self._known.nbytes
 
     def rows_of(self, columns: Sequence[pa.Array], hashes: Words | None = None) -> Positions:
         """The row of each key; keys not seen before get the next ones.
@@ -270,10 +273,15 @@ class KeyIndex:
         `hashes`, if they are known already, are those of `hash_columns`. Without any column all
         keys are the same, and only the hashes tell how many there are.
         """
-        if self._encodes and hashes is None and keys_repeat(columns[0]):
+        if hashes is None:
+            return self._known.numbers_of(columns).astype(np.int64, copy=False)
+        return self._rows_of([key_column(column) for column in columns], hashes)
+
+    def _rows_of_columns(self, columns: Sequence[pa.Array]) -> Positions:
+        if self._encodes and keys_repeat(columns[0]):
             return self._rows_of_encoded(columns[0])
         prepared = [key_column(column) for column in columns]
-        return self._rows_of(prepared, self._hash_of(prepared) if hashes is None else hashes)
+        return self._rows_of(prepared, self._hash_of(prepared))
 
     def append(self, columns: Sequence[pa.Array]) -> None:
         """Give keys that are all different and not here yet the next rows, in their order.
