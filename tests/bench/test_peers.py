@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -172,19 +173,43 @@ def test_java_is_compiled_once_for_each_state_of_its_sources(tmp_path):
     assert len(list(tmp_path.glob("flink-classes-*"))) == 2
 
 
-def test_a_jar_is_fetched_once_and_only_the_one_that_is_meant(tmp_path):
-    repository, directory = tmp_path / "repository", tmp_path / "jars"
-    (repository / "org").mkdir(parents=True)
-    (repository / "org" / "tiny.jar").write_bytes(b"tiny")
-    tiny = {"org/tiny.jar": hashlib.sha256(b"tiny").hexdigest()}
+@pytest.fixture
+def maven(tmp_path):
+    """A stand-in: copies `repository/NAME` to where it is told, and says what it has not."""
+    program = tmp_path / "mvn"
+    program.write_text(
+        f"""#!{sys.executable}
+import pathlib, shutil, sys
+given = dict(each[2:].split("=") for each in sys.argv if each.startswith("-D"))
+name = "-".join(given["artifact"].split(":")[1:]) + ".jar"
+if not pathlib.Path({str(tmp_path)!r}, "repository", name).exists():
+    sys.exit(f"ERROR: could not find {{name}}")
+shutil.copy(pathlib.Path({str(tmp_path)!r}, "repository", name), given["outputDirectory"])
+"""
+    )
+    program.chmod(0o755)
+    (tmp_path / "repository").mkdir()
+    return str(program)
 
-    with pytest.raises(OSError, match=r"tiny\.jar is not the file it should be"):
-        fetched({"org/tiny.jar": "0" * 64}, directory, repository.as_uri())
-    (jar,) = fetched(tiny, directory, repository.as_uri())
-    shutil.rmtree(repository)
+
+def test_a_jar_is_fetched_once_and_only_the_one_that_is_meant(tmp_path, maven):
+    kept, directory = tmp_path / "repository" / "tiny-1.2.jar", tmp_path / "jars"
+    kept.write_bytes(b"tiny")
+    tiny = {"org.example:tiny:1.2": hashlib.sha256(b"tiny").hexdigest()}
+
+    with pytest.raises(CannotInstall, match=r"tiny-1\.2\.jar is not the file it should be"):
+        fetched({"org.example:tiny:1.2": "0" * 64}, directory, maven)
+    (jar,) = fetched(tiny, directory, maven)
+    kept.unlink()
 
     assert jar.read_bytes() == b"tiny"
-    assert fetched(tiny, directory, repository.as_uri()) == [jar]
+    assert fetched(tiny, directory, maven) == [jar]
     assert list(directory.iterdir()) == [jar]
-    with pytest.raises(OSError, match="other"):
-        fetched({"org/other.jar": "0" * 64}, directory, repository.as_uri())
+    with pytest.raises(CannotInstall, match=r"other:3 cannot be installed: could not find other"):
+        fetched({"org.example:other:3": "0" * 64}, directory, maven)
+
+
+def test_without_maven_it_is_said_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CannotInstall, match="there is no mvn on PATH"):
+        fetched({"org.example:tiny:1.2": "0" * 64}, tmp_path)

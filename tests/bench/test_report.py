@@ -51,7 +51,7 @@ def p99s(label: str, *figures: float) -> list[Run]:
 
 
 def results(*runs: Run) -> Results:
-    return Results("stillframe bench", "2026-01-01", {"Stillframe": "0.1.0"}, MACHINE, list(runs))
+    return Results(["stillframe bench"], "2026-01-01", {"Stillframe": "0.1.0"}, MACHINE, list(runs))
 
 
 def benchmark(*labels: str, **more: Any) -> Benchmark:

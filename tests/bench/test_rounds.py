@@ -16,6 +16,7 @@ from stillframe.bench.results import Results, Run, results_from
 from stillframe.bench.rounds import in_turn
 from stillframe.cli.bench import measure
 from stillframe.cli.lines import Lines
+from stillframe.errors import BuildError
 
 PROGRAM = """\
 import json, signal, sys
@@ -68,13 +69,16 @@ def measured(
     wanted: Benchmark,
     rounds: int = 1,
     environments: dict[Engine, Environment] | None = None,
+    *,
+    goes_on: bool = False,
 ) -> tuple[Results, str]:
     """The results, and what was said."""
     home = programs.parent
     engines = Engines(home / "home", made_of=environments or {}, programs=programs)
     said = io.StringIO()
     lines = Lines(as_json=False, out=said)
-    return measure([wanted], rounds, home / "results", engines, lines), said.getvalue()
+    results = measure([wanted], rounds, home / "results", engines, lines, goes_on=goes_on)
+    return results, said.getvalue()
 
 
 def only(results: Results) -> Run:
@@ -212,6 +216,64 @@ def test_everything_is_written_down_and_can_be_read_again(programs):
     assert "![Page views](views.png)" in report
     assert (directory / "views.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((directory / "logs").iterdir())) == 8
+
+
+def began(results: Results) -> dict[tuple[str, int], str]:
+    """When each trial was run, by round, and for how long."""
+    return {(run.label, run.round): f"{run.began} {run.wall_seconds}" for run in results.runs}
+
+
+def test_a_command_that_goes_on_measures_what_is_not_there_yet(programs):
+    first, _ = measured(programs, benchmark(trial("Stillframe"), trial("Other", "crashes")))
+
+    both = benchmark(trial("Stillframe"), trial("Other"), trial("Bytewax", speed=7))
+    results, said = measured(programs, both, rounds=2, goes_on=True)
+
+    assert began(results)["Stillframe", 1] == began(first)["Stillframe", 1]
+    assert len(results.runs) == 6
+    assert {run.status for run in results.runs} == {"measured"}  # that which failed was run again
+    assert "round 1  Stillframe" not in said
+    assert len(results.commands) == 2
+    report = (programs.parent / "results" / "results.md").read_text()
+    assert "| Stillframe | 1 | 1 – 1 (2) |" in report
+    assert "| Bytewax | 7 | 7 – 7 (2) |" in report
+
+
+def test_a_trial_with_other_parameters_is_measured_again_and_counts_instead(programs):
+    measured(programs, benchmark(trial("Stillframe", speed=1)))
+
+    results, _ = measured(programs, benchmark(trial("Stillframe", speed=5)), goes_on=True)
+
+    assert only(results).figure(RATE) == 5.0
+
+
+def test_without_being_told_to_go_on_a_command_begins_anew(programs):
+    measured(programs, benchmark(trial("Stillframe")))
+
+    results, _ = measured(programs, benchmark(trial("Other")))
+
+    assert only(results).label == "Other"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda document: document["machine"].update(cores=1000), "the machine of the results"),
+        (lambda document: document["versions"].update(Flink="0.1"), "the versions of the results"),
+        (lambda document: document.pop("runs"), "does not hold results that this version"),
+    ],
+)
+def test_results_of_another_machine_or_version_are_not_gone_on_with(programs, spoil, why):
+    measured(programs, benchmark(trial("Stillframe")))
+    path = programs.parent / "results" / "results.json"
+    document = json.loads(path.read_text())
+    spoil(document)
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(BuildError, match=f"{why}.*give another --output"):
+        measured(programs, benchmark(trial("Stillframe")), goes_on=True)
+
+    assert json.loads(path.read_text()) == document
 
 
 def test_settings_of_the_shell_do_not_reach_the_programs(tmp_path):

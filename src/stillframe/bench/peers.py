@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,23 +35,22 @@ _INSTALL_SECONDS_MAX = 1800.0
 _COMPILE_SECONDS_MAX = 300.0
 FLINK_VERSION = "2.3.0"
 BYTEWAX_VERSION = "0.21.1"
-_MAVEN = "https://repo1.maven.org/maven2"
 # Flink's wheel reads no Parquet: its format is a jar of its own and wants Hadoop's classes.
 _PARQUET_JARS = {
-    f"org/apache/flink/flink-sql-parquet/{FLINK_VERSION}/flink-sql-parquet-{FLINK_VERSION}.jar": (
+    f"org.apache.flink:flink-sql-parquet:{FLINK_VERSION}": (
         "f30617f4a5a6d437750f155ff72178ab34439aec91df64d96621c260559ba5fd"
     ),
-    "org/apache/hadoop/hadoop-client-api/3.4.1/hadoop-client-api-3.4.1.jar": (
+    "org.apache.hadoop:hadoop-client-api:3.4.1": (
         "a964d4daa054c9615bbafb4553efbb140fa7fb9ac6f358a24393f183a5703438"
     ),
-    "org/apache/hadoop/hadoop-client-runtime/3.4.1/hadoop-client-runtime-3.4.1.jar": (
+    "org.apache.hadoop:hadoop-client-runtime:3.4.1": (
         "f6a800a159f918670db533606d33560d6c13b7e13f14eda493280ae33b9eeb2f"
     ),
-    "commons-logging/commons-logging/1.2/commons-logging-1.2.jar": (
+    "commons-logging:commons-logging:1.2": (
         "daddea1ea0be0f56978ab3006b8ac92834afeefbd9b7e4e6316fca57df0fa636"
     ),
 }
-_DOWNLOAD_SECONDS_MAX = 120.0
+_FETCH_SECONDS_MAX = 600.0
 
 
 class CannotInstall(StillframeError):
@@ -122,19 +120,19 @@ def _install(environment: Environment, place: Path, log: Path) -> None:
     written.rename(place / _STAMP)
 
 
-def _run(command: Sequence[str], log: Path, name: str) -> None:
+def _run(
+    command: Sequence[str], log: Path, name: str, seconds_max: float = _INSTALL_SECONDS_MAX
+) -> None:
     errors = log.with_name(f"{log.name}.err")
     ended = run_program(
         command,
         directory=log.parent,
         output=log.with_name(f"{log.name}.out"),
         errors=errors,
-        seconds_max=_INSTALL_SECONDS_MAX,
+        seconds_max=seconds_max,
     )
     if ended.is_too_late:
-        raise CannotInstall(
-            f"{name} was not installed within {_INSTALL_SECONDS_MAX:g} s: {log}.out"
-        )
+        raise CannotInstall(f"{name} was not installed within {seconds_max:g} s: {log}.out")
     if ended.exit_code != 0:
         raise CannotInstall(f"{name} cannot be installed: {_why(errors)} (see {errors})")
 
@@ -192,8 +190,8 @@ def flink_class_path(
     jars = _flink_jars(python)
     try:
         jars += fetched(_PARQUET_JARS, home / "flink-jars")
-    except OSError as error:
-        tell(f"Flink goes without Parquet: its jars cannot be had ({error})")
+    except CannotInstall as error:
+        tell(f"Flink goes without Parquet: {error}")
     sources = sorted((PROGRAMS / "flink").glob("*.java"))
     if not sources:
         raise CannotInstall(f"there are no Java programs in {PROGRAMS / 'flink'}")
@@ -209,24 +207,35 @@ def _flink_jars(python: Path) -> list[Path]:
     return jars
 
 
-def fetched(jars: Mapping[str, str], directory: Path, repository: str = _MAVEN) -> list[Path]:
-    """Jars of a Maven repository, by path and SHA-256; those that are there are not asked for."""
+def fetched(jars: Mapping[str, str], directory: Path, mvn: str | None = None) -> list[Path]:
+    """Jars by their Maven coordinates and SHA-256; those that are there are not asked for.
+
+    Maven fetches them, from wherever it is set up to. May raise.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     found = []
-    for path, sha256 in jars.items():
-        jar = directory / Path(path).name
+    for artifact, sha256 in jars.items():
+        _, name, number = artifact.split(":")
+        jar = directory / f"{name}-{number}.jar"
         if not jar.is_file():
-            with urllib.request.urlopen(
-                f"{repository}/{path}", timeout=_DOWNLOAD_SECONDS_MAX
-            ) as answer:
-                content = answer.read()
-            if hashlib.sha256(content).hexdigest() != sha256:
-                raise OSError(f"{jar.name} is not the file it should be: its SHA-256 differs")
-            written = jar.with_suffix(".new")
-            written.write_bytes(content)
-            written.rename(jar)
+            _fetch(artifact, sha256, jar, mvn or shutil.which("mvn"))
         found.append(jar)
     return found
+
+
+def _fetch(artifact: str, sha256: str, jar: Path, mvn: str | None) -> None:
+    if mvn is None:
+        raise CannotInstall(f"{artifact} is fetched by Maven, and there is no mvn on PATH")
+    with tempfile.TemporaryDirectory(dir=jar.parent) as scratch:
+        copy = ["dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={scratch}"]
+        log = jar.parents[1] / "maven"
+        _run([mvn, "--quiet", "--batch-mode", *copy], log, artifact, _FETCH_SECONDS_MAX)
+        copied = Path(scratch) / jar.name
+        if not copied.is_file():
+            raise CannotInstall(f"Maven said it had copied {artifact}, but there is no {jar.name}")
+        if hashlib.sha256(copied.read_bytes()).hexdigest() != sha256:
+            raise CannotInstall(f"{jar.name} is not the file it should be: its SHA-256 differs")
+        copied.rename(jar)
 
 
 def compiled(sources: Sequence[Path], jars: Sequence[Path], jdk: Jdk, home: Path) -> Path:

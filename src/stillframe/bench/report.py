@@ -173,8 +173,9 @@ def markdown(results: Results, benchmarks: Sequence[Benchmark], plots: Sequence[
 def _surroundings(results: Results) -> list[str]:
     machine = results.machine
     versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
+    commands = ", ".join(f"`{command}`" for command in results.commands)
     lines = [
-        f"`{results.command}`, {results.date}: {machine.cores} cores ({machine.processor}),"
+        f"{commands}, {results.date}: {machine.cores} cores ({machine.processor}),"
         f" {machine.memory_bytes / 1e9:.0f} GB of memory, {machine.kernel}, Python"
         f" {machine.python}. {versions}.",
     ]

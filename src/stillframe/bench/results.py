@@ -113,10 +113,11 @@ def _busy_ticks() -> int:
 
 @dataclass(slots=True)
 class Results:
-    """Everything one command has found."""
+    """Everything one command has found, or several of which each went on with the one before."""
 
-    command: str
+    commands: list[str]
     date: str
+    """When the first of them began."""
     versions: dict[str, str]
     machine: Machine
     runs: list[Run] = field(default_factory=list)
@@ -127,6 +128,19 @@ class Results:
         return [
             run for run in self.runs if run.benchmark == benchmark and label in (None, run.label)
         ]
+
+    def has(self, benchmark: str, label: str, round_number: int, params: JsonValue) -> bool:
+        """Whether this trial was measured in this round, with these parameters."""
+        return any(
+            run.status == "measured" and run.round == round_number and run.params == params
+            for run in self.of(benchmark, label)
+        )
+
+    def add(self, run: Run) -> None:
+        """Keep this run, instead of what there was of the same trial and round."""
+        same = (run.benchmark, run.label, run.round)
+        self.runs = [each for each in self.runs if (each.benchmark, each.label, each.round) != same]
+        self.runs.append(run)
 
     def to_json(self) -> dict[str, JsonValue]:
         return asdict(self)

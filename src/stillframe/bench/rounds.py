@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 A machine is faster in some minutes than in others. So rounds are interleaved: the first round of
 all engines, then the second, each beginning with another engine. After every run all results so far
-are written, so that an interrupt costs one run.
+are written, so that an interrupt costs one run. What the results have already is not run again.
 """
 
 from __future__ import annotations
@@ -74,8 +74,14 @@ class Rounds:
             trials = [trial for trial in benchmark.trials if self._is_here(trial.engine)]
             for round_number in range(1, rounds + 1):
                 for trial in in_turn(trials, round_number):
-                    if (benchmark.name, trial.label) not in self._impossible:
+                    if self._is_left(benchmark, trial, round_number):
                         self._run_once(benchmark, trial, round_number)
+
+    def _is_left(self, benchmark: Benchmark, trial: Trial, round_number: int) -> bool:
+        if (benchmark.name, trial.label) in self._impossible:
+            return False
+        params = dict(trial.params)
+        return not self._results.has(benchmark.name, trial.label, round_number, params)
 
     def _is_here(self, engine: Engine) -> bool:
         return engine not in self._results.left_out
@@ -88,7 +94,7 @@ class Rounds:
             shutil.rmtree(scratch, ignore_errors=True)
         if run.status == "left out":
             self._impossible.add((benchmark.name, trial.label))
-        self._results.runs.append(run)
+        self._results.add(run)
         self._results.write(self._output / RESULTS)
         self._on_run(run, benchmark)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import shlex
 import signal
 import sys
@@ -19,7 +20,7 @@ from stillframe.bench.engines import Engines
 from stillframe.bench.peers import BYTEWAX_VERSION, FLINK_VERSION, bench_home
 from stillframe.bench.plots import NoMatplotlib, draw
 from stillframe.bench.report import Verdict, markdown, noise, target_table, told_run, verdict
-from stillframe.bench.results import Results, Run, this_machine
+from stillframe.bench.results import Results, Run, results_from, this_machine
 from stillframe.bench.rounds import RESULTS, Rounds, now
 from stillframe.cli.lines import Lines
 from stillframe.errors import BuildError
@@ -34,15 +35,30 @@ def bench(arguments: argparse.Namespace) -> int:
     rounds = arguments.rounds or (1 if arguments.quick else _ROUNDS)
     engines = Engines(bench_home(), lambda text: lines.say("installing", text))
     with _terminated_as_interrupted():
-        results = measure(wanted, rounds, Path(arguments.output), engines, lines)
+        results = measure(
+            wanted, rounds, Path(arguments.output), engines, lines, goes_on=arguments.goes_on
+        )
     return 1 if any(run.status == "failed" for run in results.runs) else 0
 
 
 def measure(
-    wanted: list[Benchmark], rounds: int, output: Path, engines: Engines, lines: Lines
+    wanted: list[Benchmark],
+    rounds: int,
+    output: Path,
+    engines: Engines,
+    lines: Lines,
+    *,
+    goes_on: bool = False,
 ) -> Results:
-    """Run them all, telling each run as it ends, and write the report."""
-    results = Results(_command(), now(), _versions(), this_machine())
+    """Run them all, telling each run as it ends, and write the report.
+
+    With `goes_on`, what was measured into the same directory before is not measured again, and is
+    in the report too.
+    """
+    results = Results([], now(), _versions(), this_machine())
+    if goes_on and (output / RESULTS).exists():
+        results = _found_there(output / RESULTS, results)
+    results.commands.append(_command())
     output.mkdir(parents=True, exist_ok=True)
     work = Rounds(
         results,
@@ -57,10 +73,39 @@ def measure(
         work.run(wanted, rounds)
     except KeyboardInterrupt:
         if results.runs:
-            _conclude(results, wanted, output, lines)
+            _conclude(results, _shown(results, wanted, goes_on), output, lines)
         raise
-    _conclude(results, wanted, output, lines)
+    _conclude(results, _shown(results, wanted, goes_on), output, lines)
     return results
+
+
+def _found_there(path: Path, now_and_here: Results) -> Results:
+    """What is there, if it was measured with the same programs on a machine of the same kind."""
+    try:
+        found = results_from(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BuildError(
+            f"{path} does not hold results that this version can go on with ({error!r}): give"
+            " another --output"
+        ) from error
+    for what, before, current in (
+        ("machine", found.machine, now_and_here.machine),
+        ("versions", found.versions, now_and_here.versions),
+    ):
+        if before != current:
+            raise BuildError(
+                f"the {what} of the results in {path} was {before} and is {current} here, and"
+                " figures of the two cannot be compared: give another --output"
+            )
+    found.left_out.clear()  # it is tried again
+    return found
+
+
+def _shown(results: Results, wanted: list[Benchmark], goes_on: bool) -> list[Benchmark]:
+    """What the report is about: with results of before, all that they have."""
+    if not goes_on:
+        return wanted
+    return [each for each in benchmarks().values() if results.of(each.name)]
 
 
 def asked_for(arguments: argparse.Namespace) -> list[Benchmark]:

@@ -331,8 +331,8 @@ def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help="views, users, views-rocksdb, users-rocksdb, views-parquet, rows, latency,"
-        " slow-channel, checkpoint-cost, state-size, recovery, growth (all)",
+        help="views, users, views-rocksdb, users-rocksdb, views-parquet, rows, rows-by-key,"
+        " latency, slow-channel, checkpoint-cost, state-size, recovery, growth (all)",
     )
     command.add_argument(
         "--quick",
@@ -356,6 +356,12 @@ def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
         default="bench-results",
         metavar="DIR",
         help="where results.json, results.md, plots and logs go (%(default)s)",
+    )
+    command.add_argument(
+        "--continue",
+        dest="goes_on",
+        action="store_true",
+        help="go on with the results in DIR: what was measured there is not measured again",
     )
     return command
 
