@@ -32,8 +32,8 @@ def write_lines(path, rows, last_newline=True):
     path.write_text(text + "\n" if rows and last_newline else text)
 
 
-def read(source, splits):
-    context = SourceContext(SubtaskIndex(0), 1, SystemClock())
+def read(source, splits, **wanted):
+    context = SourceContext(SubtaskIndex(0), 1, SystemClock(), **wanted)
     reader = pickle.loads(pickle.dumps(source)).open(splits, context)
     yield from reader.read()
     reader.close()
@@ -251,6 +251,102 @@ def test_a_parquet_column_that_may_not_be_null_must_be_there(tmp_path):
         read_all(ParquetSource(str(tmp_path), pa.schema([pa.field("x", pa.int64(), False)])))
     with pytest.raises(DataError, match=r"column n of .* has nulls"):
         read_all(ParquetSource(str(tmp_path), pa.schema([pa.field("n", pa.int64(), False)])))
+
+
+def only_batch(path, schema, **wanted):
+    source = ParquetSource(str(path), schema)
+    [(_, batch)] = read(source, source.splits(1), **wanted)
+    return batch
+
+
+def test_of_parquet_only_the_columns_are_read_that_the_job_looks_at(tmp_path):
+    pq.write_table(table_of(0, 3), tmp_path / "a.parquet")
+
+    batch = only_batch(tmp_path, SCHEMA, columns=("name",))
+    assert batch.to_pydict() == {"name": ["name 0", "name 1", "name 2"]}
+    assert batch.schema.equals(pa.schema([("name", pa.string())]))
+
+
+def test_a_parquet_file_is_held_to_columns_that_nobody_reads_too(tmp_path):
+    pq.write_table(table_of(0, 3), tmp_path / "a.parquet")
+    declared = pa.schema([("n", pa.string()), ("name", pa.string())])
+
+    with pytest.raises(DataError, match=r"column n of .* is int64, but string was declared"):
+        only_batch(tmp_path, declared, columns=("name",))
+
+
+APPS = pa.table({"App": ["maps", "mail", None, "maps"] * 500, "n": range(2000)})
+APP_SCHEMA = pa.schema([("app", pa.string()), ("n", pa.int64())])
+BY_APP = {"columns": ("app",), "grouped_by": ("app",)}
+
+
+def test_what_is_only_grouped_by_comes_as_the_dictionary_that_parquet_has(tmp_path):
+    pq.write_table(APPS, tmp_path / "a.parquet")
+    batch = only_batch(tmp_path, APP_SCHEMA, **BY_APP)
+
+    assert batch.schema.types == [pa.dictionary(pa.int32(), pa.string())]
+    assert batch.column("app").to_pylist() == APPS["App"].to_pylist()
+
+
+def test_small_row_groups_are_not_worth_a_dictionary_each(tmp_path):
+    pq.write_table(APPS, tmp_path / "a.parquet", row_group_size=700)
+
+    assert only_batch(tmp_path, APP_SCHEMA, **BY_APP).schema.types == [pa.string()]
+
+
+def test_a_file_that_is_read_as_dictionaries_rewinds_to_any_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BATCH_ROWS", 300)
+    monkeypatch.setattr(files, "_GROUP_ROWS_MIN", 100)
+    pq.write_table(APPS, tmp_path / "a.parquet", row_group_size=700)
+    source = ParquetSource(str(tmp_path), APP_SCHEMA)
+    everything = list(read(source, source.splits(1), **BY_APP))
+
+    assert {batch.schema.types[0] for _, batch in everything} == {
+        pa.dictionary(pa.int32(), pa.string())
+    }
+    for taken, (split, _) in enumerate(everything, 1):
+        rest = [batch for _, batch in read(source, [split], **BY_APP)]
+        found = [app for batch in rest for app in batch.column("app").to_pylist()]
+        rows = sum(batch.num_rows for _, batch in everything[:taken])
+        assert found == APPS["App"].to_pylist()[rows:]
+
+
+def test_what_somebody_looks_at_is_written_out(tmp_path):
+    pq.write_table(APPS, tmp_path / "a.parquet")
+
+    assert only_batch(tmp_path, APP_SCHEMA).schema.types == APP_SCHEMA.types
+
+
+@pytest.mark.parametrize(
+    ("column", "more"),
+    [
+        (pa.array([f"visitor {n}" for n in range(2000)]), {}),  # a dictionary as large as itself
+        (pa.array(["maps", "mail"] * 1000), {"use_dictionary": False}),
+        (pa.array([1, 2] * 1000), {}),  # numbers are quicker as they are
+    ],
+)
+def test_what_parquet_has_not_as_a_small_dictionary_is_read_as_it_is(column, more, tmp_path):
+    pq.write_table(pa.table({"app": column}), tmp_path / "a.parquet", **more)
+
+    batch = only_batch(tmp_path, pa.schema([("app", column.type)]), **BY_APP)
+    assert batch.column("app").equals(column)
+
+
+def test_a_dictionary_of_other_values_than_declared_becomes_what_is_declared(tmp_path):
+    apps = pa.array(["maps", "mail"] * 1000, pa.large_string()).dictionary_encode()
+    pq.write_table(pa.table({"app": apps}), tmp_path / "a.parquet")
+
+    batch = only_batch(tmp_path, pa.schema([("app", pa.string())]), **BY_APP)
+    assert batch.column("app").to_pylist() == ["maps", "mail"] * 1000
+    assert batch.schema.field("app").type in (pa.string(), pa.dictionary(pa.int32(), pa.string()))
+
+
+def test_a_key_that_may_not_be_null_is_refused_as_a_dictionary_too(tmp_path):
+    pq.write_table(APPS, tmp_path / "a.parquet")
+    declared = pa.schema([pa.field("app", pa.string(), nullable=False)])
+
+    with pytest.raises(DataError, match=r"column app of .* has nulls"):
+        only_batch(tmp_path, declared, **BY_APP)
 
 
 def test_a_file_that_is_not_parquet_is_named(tmp_path):

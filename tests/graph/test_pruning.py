@@ -1,4 +1,4 @@
-"""Which columns of a source a job reads."""
+"""Which columns of a source a job reads, and which of them it only groups by."""
 
 import pyarrow as pa
 import pytest
@@ -54,6 +54,10 @@ def deduplicated(upstream):
 
 
 def columns_of(*ends):
+    return read_of(*ends).columns
+
+
+def read_of(*ends):
     sinks = [
         Node(Write(DiscardSink()), end.schema, (end,), given_uid=f"sink-{i}")
         for i, end in enumerate(ends)
@@ -63,7 +67,7 @@ def columns_of(*ends):
         for _, planned in build_plan("job", sinks, 2).operators()
         if isinstance(planned.operator, Read)
     ]
-    return operator.columns
+    return operator
 
 
 def twice(value):
@@ -126,3 +130,35 @@ def test_a_cycle_gets_every_column_because_what_comes_back_has_them_all():
     closed = Node(CloseLoop(head), CLICKS.schema, (head, kept(head, USER, USER)))
 
     assert columns_of(projected(closed, APP)) == ALL
+
+
+@pytest.mark.parametrize(
+    ("end", "grouped_by"),
+    [
+        (lambda clicks: clicks, ()),
+        (lambda clicks: counted(clicks, ("app_id",)), ("app_id",)),
+        (lambda clicks: counted(clicks, ("app_id", "user_id"), "id"), ("app_id", "user_id")),
+        (lambda clicks: counted(clicks, ("user_id",), "user_id"), ()),
+        (lambda clicks: counted(clicks, ()), ()),
+        (lambda clicks: counted(kept(clicks, USER, USER), ("app_id",)), ("app_id",)),
+        (lambda clicks: counted(kept(clicks, APP, APP), ("app_id",)), ()),
+        (lambda clicks: counted(deduplicated(clicks), ("app_id",)), ()),
+        (lambda clicks: projected(clicks, APP), ()),
+        (lambda clicks: Node(MapInArrow(iter, "any"), CLICKS.schema, (clicks,)), ()),
+    ],
+)
+def test_a_column_is_only_grouped_by_if_nobody_looks_at_its_values(end, grouped_by):
+    assert read_of(end(read())).grouped_by == grouped_by
+
+
+def test_one_reader_that_looks_at_the_values_of_a_key_is_enough():
+    clicks = read()
+
+    assert read_of(counted(clicks, ("app_id",)), projected(clicks, APP)).grouped_by == ()
+
+
+def test_who_reads_late_records_gets_their_keys_as_they_came():
+    counts = counted(read(), ("app_id",))
+    late = Node(Late(), CLICKS.schema, (counts,))
+
+    assert read_of(counts, projected(late, USER)).grouped_by == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from decimal import Decimal
 
 import numpy as np
@@ -151,6 +152,22 @@ def test_an_encoded_key_touches_only_the_keys_of_its_own_records():
     assert is_partial(combined)
     made = table.merge(combined).to_pydict()
     assert dict(zip(made["key"], made["count"], strict=True)) == {"a": 2_000, "b": 1_000, None: 1}
+
+
+@pytest.mark.parametrize("last", [1, 2, None])
+def test_an_encoded_key_is_told_by_its_values_and_not_by_their_places(last):
+    schema = pa.schema([("key", pa.int32())])
+    dictionary = pa.array([2, 0, 7], pa.int32())  # values of the type of their places
+    indices = pa.array([0, 1] * 1_500 + [last], pa.int32())
+    encoded = pa.DictionaryArray.from_arrays(indices, dictionary)
+    batch = pa.record_batch({"key": encoded})
+    table = AggregateTable(schema, ["key"], [COUNT], 128)
+
+    combined = PartialAggregates(schema, ["key"], [COUNT]).combine(batch)
+
+    assert is_partial(combined)
+    made = table.merge(combined).to_pydict()
+    assert dict(zip(made["key"], made["count"], strict=True)) == Counter(encoded.to_pylist())
 
 
 def test_keys_that_hardly_repeat_are_sent_as_records_without_the_columns_nobody_reads():

@@ -64,6 +64,8 @@ class SourceContext:
     """The rows that Spark itself hands to this slot, where the job is fed by a DataFrame."""
     columns: tuple[str, ...] | None = None
     """The columns that the job reads, None for all; a reader may leave the others out."""
+    grouped_by: tuple[str, ...] = ()
+    """Those of them that records are only grouped by: they may come as dictionaries of values."""
 
 
 class SourceReader(ABC):

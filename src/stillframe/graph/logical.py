@@ -34,6 +34,8 @@ class Read:
     source: Source
     columns: tuple[str, ...] | None = None
     """Those that somebody reads, as the plan finds out; None: all."""
+    grouped_by: tuple[str, ...] = ()
+    """Those of them that records are only grouped by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from stillframe.graph.logical import (
     late_readers,
     walk,
 )
-from stillframe.graph.pruning import columns_read
+from stillframe.graph.pruning import columns_grouped_by, columns_read
 from stillframe.ids import OperatorUid, SubtaskIndex
 
 
@@ -420,7 +420,9 @@ class _Planner:
 
     def _operator(self, node: Node) -> Operator:
         if isinstance(node.operator, Read):
-            return Read(node.operator.source, columns_read(node, self._all_nodes))
+            nodes = self._all_nodes
+            columns, grouped_by = columns_read(node, nodes), columns_grouped_by(node, nodes)
+            return Read(node.operator.source, columns, grouped_by)
         return node.operator
 
 

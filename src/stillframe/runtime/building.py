@@ -232,7 +232,12 @@ def build_operator(site: Site) -> RunningOperator:
 def _reader(site: Site, read: Read) -> SourceReader:
     around, splits = site.around, splits_of(site.state.items)
     context = SourceContext(
-        site.index, site.task.parallelism, around.clock, around.feed, read.columns
+        site.index,
+        site.task.parallelism,
+        around.clock,
+        around.feed,
+        read.columns,
+        read.grouped_by,
     )
     if read.source.discovery_interval_seconds is not None:
         return _reader_of_more(around.wake, read.source, splits, context)

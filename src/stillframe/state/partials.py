@@ -126,9 +126,7 @@ class _ByKey(Groups):
         self._values = numbered.values
 
     def keys(self) -> list[pa.Array]:
-        if len(self._keys) == 1 and self._keys[0].type == self._values.type:
-            return [self._values]
-        return self.first_of(self._keys)
+        return [self._values] if len(self._keys) == 1 else self.first_of(self._keys)
 
 
 def seem_to_repeat(keys: Sequence[pa.Array], record_count: int) -> bool:
@@ -177,22 +175,33 @@ def _pairs_numbered(pairs: Positions, bound: int) -> Numbered:
 def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> Numbered:
     """Of a dictionary column its indices are numbered, which is quicker.
 
-    In a pair, where numbers may have gaps, they are taken as they are if the dictionary has no more
-    than `among_pairs_max` entries.
+    They are taken as they are where all of the dictionary is used; and in a pair, where numbers may
+    have gaps, if it has no more than `among_pairs_max` entries.
 
     Should the dictionary name one value twice, there are two numbers for it, and so two partial
     rows of one key in a batch. They are merged like any others.
     """
     if pt.is_dictionary(column.type):
-        if not column.null_count and len(column.dictionary) <= among_pairs_max:
+        if not column.null_count and (
+            len(column.dictionary) <= among_pairs_max or _uses_all(column)
+        ):
             return Numbered(fixed_width_values(column.indices).astype(np.int64), column.dictionary)
-        column = column.indices
-    elif pt.is_string(column.type) and len(column) >= _RECORDS_MIN and not column.null_count:
+        by_index = _column_numbered(column.indices)
+        return Numbered(by_index.numbers, column.dictionary.take(by_index.values))
+    if pt.is_string(column.type) and len(column) >= _RECORDS_MIN and not column.null_count:
         numbered = _short_strings_numbered(column)
         if numbered is not None:
             return numbered
     encoded = column.dictionary_encode(null_encoding="encode")
     return Numbered(fixed_width_values(encoded.indices).astype(np.int64), encoded.dictionary)
+
+
+def _uses_all(column: pa.DictionaryArray) -> bool:
+    if len(column.dictionary) > len(column):
+        return False
+    used = np.zeros(len(column.dictionary), dtype=np.bool_)
+    used[fixed_width_values(column.indices)] = True
+    return bool(used.all())
 
 
 def _short_strings_numbered(column: pa.Array) -> Numbered | None:
