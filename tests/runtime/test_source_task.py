@@ -61,6 +61,19 @@ def test_a_source_reads_no_faster_than_its_slot_works_off(new_source, new_inner)
     assert inner.summing.sum == sum(range(40))
 
 
+def test_forty_sources_read_no_faster_than_their_slot_works_off(new_source, new_inner):
+    sources = [new_source(*(batch(i) for i in range(10))) for _ in range(40)]
+    inner = new_inner(channels=[source.out for source in sources], together_rows_max=0)
+    waiting = []
+
+    while take_turn([inner.subtask, *(source.subtask for source in sources)]):
+        read = sum(source.subtask.counters.records_read for source in sources)
+        waiting.append(read - inner.subtask.counters.records_in)
+
+    assert max(waiting) == 40, "of each source one batch, which was read in this turn"
+    assert inner.summing.sum == 40 * sum(range(10))
+
+
 def test_a_barrier_goes_out_even_when_there_is_no_room_for_records(new_source):
     source = new_source(batch(1), batch(2), buffer_bytes=1)
     source.subtask.step()

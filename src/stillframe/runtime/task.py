@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -159,7 +159,7 @@ class _OpenSnapshot:
 class Subtask(ABC):
     """What sources and inner subtasks have in common: the chain, its snapshots and its commits."""
 
-    steps_per_turn: ClassVar[int]
+    steps_per_turn: int
     """How often the loop steps it before the other subtasks and the mailbox have their turn."""
 
     def __init__(
