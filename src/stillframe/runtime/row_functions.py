@@ -299,15 +299,20 @@ def column_of(function: str, field: pa.Field, values: Any) -> pa.Array:
 
 def fitted(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
     """This batch with exactly the declared schema, if the difference is none of meaning."""
+    fits = made if made.schema.equals(schema) else _made_to_fit(made, schema, function)
+    for place, field in enumerate(schema):
+        if not field.nullable:
+            _refuse_null(function, field, fits.column(place))
+    return fits
+
+
+def _made_to_fit(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
     if made.schema.names != schema.names:
         raise _mismatch(function, schema, _described(made.schema))
     for found, declared in zip(made.schema, schema, strict=True):
         if not _same_meaning(found.type, declared.type):
             raise _mismatch(function, schema, _described(made.schema))
-    cast = made if made.schema.equals(schema) else _cast(made, schema, function)
-    for field, column in zip(schema, cast.columns, strict=True):
-        _refuse_null(function, field, column)
-    return cast
+    return _cast(made, schema, function)
 
 
 def _cast(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordBatch:
