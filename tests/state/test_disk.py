@@ -92,6 +92,24 @@ def test_a_database_answers_what_was_written_in_its_order(tmp_path):
         disk.get(b"a")
 
 
+def test_entries_are_read_some_at_a_time_bounded_in_number_and_bytes(tmp_path):
+    entries = {b"%04d" % number: b"of 12 bytes." for number in range(1000)}
+    disk = a_disk_with(tmp_path / "db", entries)
+
+    def lengths(entries_max, bytes_max, stop=b"\xff"):
+        slices = list(disk.scan_slices(b"", stop, entries_max, bytes_max))
+        assert [entry for each in slices for entry in each] == list(disk.scan(b"", stop))
+        return [len(each) for each in slices]
+
+    assert lengths(400, 1 << 20) == [400, 400, 200]
+    assert lengths(1000, 1 << 20) == [1000]
+    assert lengths(5, 1 << 20, b"0010") == [5, 5]
+    assert lengths(1000, 1024) == [64] * 15 + [40]
+    assert lengths(1000, 1) == [32] * 31 + [8]
+    assert lengths(5, 5, b"0000") == []
+    disk.close()
+
+
 def test_a_link_taken_while_another_thread_writes_holds_whole_changes(tmp_path):
     disk = Disk.open(tmp_path / "db", MEMORY)
     written = [0]
@@ -164,6 +182,8 @@ def test_a_changed_byte_is_an_error_for_every_reader_and_never_an_end(tmp_path):
     disk = Disk.open_to_read(linked, DiskMemory(8 << 20))
     with pytest.raises(SnapshotDamaged, match="checksum"):
         list(disk.scan(b"", b"\xff"))
+    with pytest.raises(SnapshotDamaged, match="checksum"):
+        list(disk.scan_slices(b"", b"\xff", 100, 1 << 20))
     with pytest.raises(SnapshotDamaged, match="checksum"):
         disk.get_all([b"%06d" % number for number in range(5000)])
     disk.close()

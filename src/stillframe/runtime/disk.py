@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -53,8 +54,9 @@ from stillframe.runtime.restoring import read_file
 from stillframe.runtime.state_files import described_file
 from stillframe.state.disk import Disk, DiskMemory
 from stillframe.state.disk_pages import PagedAggregates
+from stillframe.state.disk_reading import DiskTable as TableInDirectory
 from stillframe.state.disk_reading import tables_in
-from stillframe.state.snapshots import kind_of, schema_text, write_keyed_snapshot
+from stillframe.state.snapshots import FrozenRows, kind_of, schema_text, write_keyed_snapshot
 from stillframe.storage.paths import database_path, quoted_name, state_path
 from stillframe.storage.savepoint import is_in_savepoint
 from stillframe.storage.store import Store
@@ -274,14 +276,35 @@ class DatabaseSnapshots:
         keyed: list[KeyedState] = []
         with _deleted_on_failure(store) as copied:
             for table in tables_in(directory):
-                if next(table.batches_by_key_group(), None) is None:
+                rows = _RowsReadOnce(table)
+                if rows.are_none:
                     continue  # as of the heap, what is empty has no file
                 place = (checkpoint_id, self._uid, self._subtask, self._attempt)
                 path = state_path(*place, table.name)
-                written = write_keyed_snapshot(store, path, table)
+                written = write_keyed_snapshot(store, path, rows)
                 copied.append(path)
                 keyed.append(described_file(table.name, written))
         return WrittenDatabase(keyed=tuple(keyed))
+
+
+class _RowsReadOnce(FrozenRows):
+    """The rows of a table: whether there are any is known by the first batch, and that is kept
+    until it is asked for."""
+
+    def __init__(self, table: TableInDirectory) -> None:
+        self._schema = table.snapshot_schema
+        self._batches = table.batches_by_key_group()
+        self._first = list(itertools.islice(self._batches, 1))
+        self.are_none = not self._first
+
+    @property
+    def snapshot_schema(self) -> pa.Schema:
+        return self._schema
+
+    def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        while self._first:
+            yield self._first.pop()
+        yield from self._batches
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ class StatePart:
         if self.is_copy:
             return 0
         if isinstance(self.stored, KeyedState):
-            return len(self.stored.key_groups)
+            return len(set(self.stored.key_groups))  # one may have several batches
         return self.stored.stop_key_group - self.stored.first_key_group
 
 

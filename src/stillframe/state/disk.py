@@ -22,6 +22,7 @@ Rules of this file
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +44,9 @@ _OPEN_FILES_MAX: Final = 256
 _MEMTABLE_BYTES_MAX: Final = 64 << 20
 _FILE_BYTES: Final = 32 << 20
 _LOG_BYTES_MAX: Final = 1 << 20
+_READ_AHEAD_BYTES: Final = 256 << 10
+_AT_ONCE: Final = 32
+"""So many entries are read before anybody looks how large the last of them is."""
 
 
 def group_prefix(group: int) -> bytes:
@@ -129,17 +133,34 @@ class Disk:
 
     def scan(self, first: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The entries from the first key up to, and without, the second, in their order."""
-        bounded = rocksdict.ReadOptions()
-        bounded.set_iterate_upper_bound(stop)
+        bounded = _bounded(stop)
         last = first
-        try:
-            entries: Any = self._database.items(from_key=first, read_opt=bounded)
-        except Exception as error:
-            raise self._failed("read", error) from error
-        for entry in entries:
+        for entry in self._entries(first, bounded):
             last = entry[0]
             yield entry
         self._raise_if_cut_short(last, bounded)
+
+    def scan_slices(
+        self, first: bytes, stop: bytes, entries_max: int, bytes_max: int
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """As `scan`, some entries at a time: as many as that, or until they have roughly so many
+        bytes. For who reads all there is: the cache is left to others."""
+        bounded = _bounded(stop)
+        bounded.fill_cache(False)  # type: ignore[call-arg]  # the stubs forget what it takes
+        bounded.set_readahead_size(_READ_AHEAD_BYTES)
+        last = first
+        entries = self._entries(first, bounded)
+        while found := _next_slice(entries, entries_max, bytes_max):
+            last = found[-1][0]
+            yield found
+        self._raise_if_cut_short(last, bounded)
+
+    def _entries(self, first: bytes, bounded: rocksdict.ReadOptions) -> Any:
+        """RocksDB's own iterator."""
+        try:
+            return self._database.items(from_key=first, read_opt=bounded)
+        except Exception as error:
+            raise self._failed("read", error) from error
 
     def _raise_if_cut_short(self, last: bytes, bounded: rocksdict.ReadOptions) -> None:
         """Read on from the last entry there was, and ask whether that worked."""
@@ -211,6 +232,25 @@ class Disk:
 
     def _failed(self, done: str, error: Exception) -> StorageError:
         return _failure(self.directory, done, error)
+
+
+def _bounded(stop: bytes) -> rocksdict.ReadOptions:
+    bounded = rocksdict.ReadOptions()
+    bounded.set_iterate_upper_bound(stop)
+    return bounded
+
+
+def _next_slice(entries: Any, entries_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+    """Of the entries that come next; none if there are no more."""
+    found: list[tuple[bytes, bytes]] = []
+    size_bytes = 0
+    while len(found) < entries_max and size_bytes < bytes_max:
+        some = list(itertools.islice(entries, min(_AT_ONCE, entries_max - len(found))))
+        if not some:
+            break
+        found += some
+        size_bytes += len(some) * sum(map(len, some[-1]))
+    return found
 
 
 def _failure(directory: Path, done: str, error: Exception) -> StorageError:

@@ -11,24 +11,28 @@ Where rows expire, each has the time at which it does beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from stillframe.key_groups import Positions
 from stillframe.state.backends import EXPIRES, EXPIRES_TYPE, USER_KEY, VALUE, Kind
 from stillframe.state.disk import METADATA, Disk, group_prefix
 from stillframe.state.disk_layout import TABLE_ID_BYTES, TableOnDisk, key_schema_of, tables_of
 from stillframe.state.key_names import GROUP_BYTES, KeyNames
 from stillframe.state.row_codec import RowCodec
 from stillframe.state.rows import Row, RowType
+from stillframe.state.slices import SLICE_BYTES_MAX, SLICE_ENTRIES_MAX, Slice, batches_of
 
 HEAD_BYTES = GROUP_BYTES + TABLE_ID_BYTES
 NUMBER_BYTES = 8
 TAKEN_MS = METADATA + b"taken"
 """When the snapshot was taken that a database was linked for."""
-_BATCH_ROWS_MAX = 1 << 16
 
 Kept = tuple[Row, int | None]
 """A row, and when it expires."""
@@ -87,77 +91,69 @@ class RowsOnDisk:
         schema = table.snapshot_schema
         self._kind = Kind(schema.metadata[b"kind"].decode())
         self._value = RowType(pa.schema(list(schema.field(VALUE).type)))
-        self._codec = RowCodec(self._value.schema)
         self._expires = EXPIRES in schema.names
+        self._decoded = RowCodec(self._value.schema).entries_decoder(
+            in_lists=self._kind is Kind.LIST, expire=self._expires
+        )
         self._user_key = RowType(pa.schema([]))
         if self._kind is Kind.MAP:
             self._user_key = RowType(pa.schema(list(schema.field(USER_KEY).type)))
-        self._user_codec = RowCodec(self._user_key.schema)
+        self._user_keys_decoded = RowCodec(self._user_key.schema).entries_decoder()
 
     def batches_by_key_group(
         self, wanted: range | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         for group in groups_of(self._disk, self._id, wanted):
-            for batch in self._batches(self._disk.scan(*span(group, self._id))):
+            for batch in batches_of(self._slices(group), self._batch):
                 yield group, batch
 
-    def _batches(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-        rows = _Gathered()
-        for key, value in entries:
-            rows.add(*self._split(key), self._rows_in(value))
-            if len(rows.kept) >= _BATCH_ROWS_MAX:
-                yield self._batch(rows)
-                rows = _Gathered()
-        if rows.kept:
-            yield self._batch(rows)
+    def _slices(self, group: int) -> Iterator[Slice]:
+        bounds = (SLICE_ENTRIES_MAX, SLICE_BYTES_MAX)
+        for entries in self._disk.scan_slices(*span(group, self._id), *bounds):
+            keys, values = zip(*entries, strict=True)
+            yield self._slice(keys, self._decoded(values))
 
-    def _split(self, key: bytes) -> tuple[bytes, bytes]:
-        """The name of the key, and what comes after it."""
-        end = len(key)
+    def _slice(self, keys: Sequence[bytes], kept: list[Any]) -> Slice:
+        counts = [1] * len(keys)
         if self._kind is Kind.LIST:
-            end -= NUMBER_BYTES
+            counts = list(map(len, kept))
+            kept = list(itertools.chain.from_iterable(kept))
+        if not self._expires:
+            return Slice(keys, counts, self._value.to_arrow(kept), keys_bytes=_size_bytes(keys))
+        rows, expires = zip(*kept, strict=True) if kept else ((), ())
+        values = self._value.to_arrow(rows)
+        return Slice(keys, counts, values, expires, keys_bytes=_size_bytes(keys))
+
+    def _batch(self, made: Slice) -> pa.RecordBatch:
+        columns, ends = self._names.columns_at(HEAD_BYTES, made.keys)
         if self._kind is Kind.MAP:
-            end = HEAD_BYTES + self._names.length(key, HEAD_BYTES)
-        return key[:GROUP_BYTES] + key[HEAD_BYTES:end], key[end:]
-
-    def _rows_in(self, value: bytes) -> list[Kept]:
-        kept = self._decode(value)
-        return kept if self._taken_ms is None else unexpired(kept, self._taken_ms)
-
-    def _decode(self, value: bytes) -> list[Kept]:
-        codec = self._codec
+            columns.append(self._user_keys(made.keys, ends))
+        if self._kind is Kind.LIST:
+            repeated = np.repeat(np.arange(len(made.keys)), made.counts)
+            columns = [column.take(repeated) for column in columns]
+        columns.append(made.values)
         if self._expires:
-            return codec.all_kept(value) if self._kind is Kind.LIST else [codec.kept(value)]
-        rows = codec.rows(value) if self._kind is Kind.LIST else [codec.row(value)]
-        return [(row, None) for row in rows]
+            columns.append(pa.array(made.expires, pa.int64()).cast(EXPIRES_TYPE))
+        return self._unexpired(pa.RecordBatch.from_arrays(columns, schema=self.snapshot_schema))
 
-    def _batch(self, rows: _Gathered) -> pa.RecordBatch:
-        repeated = np.repeat(np.arange(len(rows.names)), rows.counts)
-        columns = [column.take(repeated) for column in self._names.columns(rows.names)]
-        if self._kind is Kind.MAP:
-            user_keys = [self._user_codec.row(each) for each in rows.rests]
-            columns.append(self._user_key.to_arrow(user_keys).take(repeated))
-        columns.append(self._value.to_arrow([row for row, _ in rows.kept]))
-        if self._expires:
-            expires = pa.array([expires_ms for _, expires_ms in rows.kept], pa.int64())
-            columns.append(expires.cast(EXPIRES_TYPE))
-        return pa.RecordBatch.from_arrays(columns, schema=self.snapshot_schema)
+    def _user_keys(self, keys: Sequence[bytes], ends: Positions) -> pa.Array:
+        rests = [key[end:] for key, end in zip(keys, ends.tolist(), strict=True)]
+        parts = [
+            self._user_key.to_arrow(self._user_keys_decoded(rests[at : at + SLICE_ENTRIES_MAX]))
+            for at in range(0, len(rests), SLICE_ENTRIES_MAX)
+        ]
+        return pa.concat_arrays(parts)
+
+    def _unexpired(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._expires or self._taken_ms is None:
+            return batch
+        expires_ms = batch.column(EXPIRES).cast(pa.int64())
+        return batch.filter(pc.fill_null(pc.greater(expires_ms, self._taken_ms), True))
 
 
-class _Gathered:
-    """Entries on their way into a batch."""
-
-    def __init__(self) -> None:
-        self.names: list[bytes] = []
-        self.rests: list[bytes] = []
-        self.counts: list[int] = []
-        self.kept: list[Kept] = []
-
-    def add(self, name: bytes, rest: bytes, kept: list[Kept]) -> None:
-        self.names.append(name)
-        self.rests.append(rest)
-        self.counts.append(len(kept))
-        self.kept += kept
+def _size_bytes(keys: Sequence[bytes]) -> int:
+    """Roughly: the last one stands for all."""
+    return len(keys) * len(keys[-1])
 
 
 class LinkedRows:

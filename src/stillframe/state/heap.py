@@ -26,9 +26,10 @@ Rules of this file
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +54,7 @@ from stillframe.state.evolution import fitted_to
 from stillframe.state.heap_reductions import HeapReductions
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
 from stillframe.state.rows import Row
+from stillframe.state.slices import Pace, Slice, batches_of
 
 _CHUNK_LOG2 = 10
 _CHUNK = 1 << _CHUNK_LOG2
@@ -114,12 +116,36 @@ class Places(Generic[Entry]):
         return [(number, entry) for number, entry in found if entry is not None]
 
 
+def numbers_in(chunks: Sequence[list[Any]]) -> Positions:
+    """Those whose places are not empty."""
+    found = [_places_in(chunk) + (n << _CHUNK_LOG2) for n, chunk in enumerate(chunks)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _places_in(chunk: list[Any]) -> Positions:
+    if all(chunk):  # seen at once; a row of no values is no truth, but as good
+        return np.arange(len(chunk))
+    return np.array([at for at, entry in enumerate(chunk) if entry is not None], np.int64)
+
+
 def entries_of(chunks: Sequence[list[Entry | None]]) -> Iterator[tuple[int, Entry]]:
     for place, chunk in enumerate(chunks):
         base = place << _CHUNK_LOG2
         for at, entry in enumerate(chunk):
             if entry is not None:
                 yield base + at, entry
+
+
+class RowsOfKeys(NamedTuple):
+    """The rows of some keys, one key after the other."""
+
+    counts: list[int]
+    """How many rows each of the keys has."""
+    rows: Sequence[Row]
+    expires: Sequence[int | None] = ()
+    """When each row does, where rows expire."""
+    user_keys: Sequence[Row] = ()
+    """Of each row, in a map."""
 
 
 class HeapBackend(Backend[int]):
@@ -277,8 +303,8 @@ class _HeapTable(Table[int], Generic[Entry]):
         """What is left of it: itself, if nothing has expired."""
 
     @abstractmethod
-    def rows_in(self, entry: Entry, now_ms: int) -> list[tuple[Row | None, Row, int | None]]:
-        """Its rows that have not expired, with their user keys."""
+    def rows_of(self, entries: list[Entry], now_ms: int) -> RowsOfKeys:
+        """Their rows that have not expired."""
 
     @abstractmethod
     def take_back(self, numbers: list[int], kept: list[Kept], batch: pa.RecordBatch) -> None:
@@ -306,10 +332,11 @@ class HeapValues(_HeapTable[Any], ValueTable[int]):
         _, expires_ms = entry
         return entry if expires_ms is None or expires_ms > now_ms else None
 
-    def rows_in(self, entry: Any, now_ms: int) -> list[tuple[Row | None, Row, int | None]]:
+    def rows_of(self, entries: list[Any], now_ms: int) -> RowsOfKeys:
         if not self.declared.expires:
-            return [(None, entry, None)]
-        return [(None, *entry)] if self.unexpired(entry, now_ms) is not None else []
+            return RowsOfKeys([1] * len(entries), entries)
+        counts = [int(at is None or at > now_ms) for _, at in entries]
+        return _of_kept(counts, list(itertools.compress(entries, counts)))
 
     def take_back(self, numbers: list[int], kept: list[Kept], batch: pa.RecordBatch) -> None:
         for number, (row, expires_ms) in zip(numbers, kept, strict=True):
@@ -357,10 +384,9 @@ class HeapLists(_HeapTable[tuple[list[Kept], int]], ListTable[int]):
             return entry
         return (alive, len(alive)) if alive else None
 
-    def rows_in(
-        self, entry: tuple[list[Kept], int], now_ms: int
-    ) -> list[tuple[Row | None, Row, int | None]]:
-        return [(None, row, expires_ms) for row, expires_ms in self._alive(entry, now_ms)]
+    def rows_of(self, entries: list[tuple[list[Kept], int]], now_ms: int) -> RowsOfKeys:
+        found = [self._alive(entry, now_ms) for entry in entries]
+        return _of_kept(list(map(len, found)), list(itertools.chain.from_iterable(found)))
 
     def take_back(self, numbers: list[int], kept: list[Kept], batch: pa.RecordBatch) -> None:
         for number, (row, expires_ms) in zip(numbers, kept, strict=True):
@@ -427,15 +453,21 @@ class HeapMaps(_HeapTable[MapEntry], MapTable[int]):
             return entry
         return (alive, self.places.era) if alive else None
 
-    def rows_in(self, entry: MapEntry, now_ms: int) -> list[tuple[Row | None, Row, int | None]]:
-        alive = self._alive(entry, now_ms)
-        return [(user_key, row, expires_ms) for user_key, (row, expires_ms) in alive.items()]
+    def rows_of(self, entries: list[MapEntry], now_ms: int) -> RowsOfKeys:
+        found = [self._alive(entry, now_ms) for entry in entries]
+        kept = [each for rows in found for each in rows.values()]
+        user_keys = list(itertools.chain.from_iterable(found))
+        return _of_kept(list(map(len, found)), kept)._replace(user_keys=user_keys)
 
     def take_back(self, numbers: list[int], kept: list[Kept], batch: pa.RecordBatch) -> None:
         assert self.declared.user_key is not None, "a map without user keys"
         user_keys = self.declared.user_key.from_arrow(batch.column(USER_KEY))
         for number, user_key, (row, expires_ms) in zip(numbers, user_keys, kept, strict=True):
             self.put(number, user_key, row, expires_ms)
+
+
+def _of_kept(counts: list[int], kept: list[Kept]) -> RowsOfKeys:
+    return RowsOfKeys(counts, [row for row, _ in kept], [expires_ms for _, expires_ms in kept])
 
 
 class FrozenHeapTable:
@@ -461,33 +493,41 @@ class FrozenHeapTable:
 
     def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each key group that has any, in ascending order of key groups."""
-        numbers = np.fromiter(
-            (number for number, _ in entries_of(self._chunks)), np.int64, self._count
-        )
+        numbers = numbers_in(self._chunks)
         groups = key_groups_of(self._keys.hashes.take(numbers), self._max_parallelism)
         order, bounds = by_key_group(groups, self._max_parallelism)
         for group in np.flatnonzero(np.diff(bounds)).tolist():
-            batch = self._batch(numbers[order[bounds[group] : bounds[group + 1]]])
-            if batch.num_rows:
+            of_group = numbers[order[bounds[group] : bounds[group + 1]]]
+            for batch in batches_of(self._slices(of_group), self._batch):
                 yield group, batch
 
     def release(self) -> None:
         self._chunks = []
         self._count = 0
 
-    def _batch(self, numbers: Positions) -> pa.RecordBatch:
-        chunks, rows_in = self._chunks, self._table.rows_in
-        found = [
-            rows_in(chunks[number >> _CHUNK_LOG2][number & _MASK], self._now_ms)
-            for number in numbers.tolist()
-        ]
-        repeated = np.repeat(numbers, [len(rows) for rows in found])
-        rows = [row for each in found for row in each]
+    def _slices(self, numbers: Positions) -> Iterator[Slice]:
+        first, pace = 0, Pace()
+        while first < len(numbers):
+            count = pace.entries
+            made = self._slice(numbers[first : first + count].tolist())
+            yield made
+            pace.saw(made)
+            first += count
+
+    def _slice(self, numbers: list[int]) -> Slice:
+        chunks, declared = self._chunks, self._table.declared
+        entries = [chunks[number >> _CHUNK_LOG2][number & _MASK] for number in numbers]
+        found = self._table.rows_of(entries, self._now_ms)
+        user_keys = declared.user_key and declared.user_key.to_arrow(found.user_keys)
+        values = declared.value.to_arrow(found.rows)
+        return Slice(numbers, found.counts, values, found.expires, user_keys)
+
+    def _batch(self, made: Slice) -> pa.RecordBatch:
+        repeated = np.repeat(np.array(made.keys), made.counts)
         columns = [column.take(repeated) for column in self._keys.columns]
-        declared = self._table.declared
-        if declared.user_key is not None:
-            columns.append(declared.user_key.to_arrow([row[0] or () for row in rows]))
-        columns.append(declared.value.to_arrow([row[1] for row in rows]))
-        if declared.expires:
-            columns.append(pa.array([row[2] for row in rows], pa.int64()).cast(EXPIRES_TYPE))
+        if made.user_keys is not None:
+            columns.append(made.user_keys)
+        columns.append(made.values)
+        if self._table.declared.expires:
+            columns.append(pa.array(made.expires, pa.int64()).cast(EXPIRES_TYPE))
         return pa.RecordBatch.from_arrays(columns, schema=self.snapshot_schema)

@@ -90,18 +90,24 @@ class KeyNames:
 
     def columns(self, names: Sequence[bytes]) -> list[pa.Array]:
         """The key columns of these names."""
-        data: Octets = np.frombuffer(b"".join(names), np.uint8)
-        lengths = np.fromiter(map(len, names), np.int64, len(names))
+        columns, _ = self.columns_at(GROUP_BYTES, names)
+        return columns
+
+    def columns_at(self, start: int, keys: Sequence[bytes]) -> tuple[list[pa.Array], Positions]:
+        """The key columns of names that begin, without their key group, at this byte of longer
+        keys; and where they end in these."""
+        data: Octets = np.frombuffer(b"".join(keys), np.uint8)
+        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
         starts = np.cumsum(lengths) - lengths
         found: dict[int, pa.Array] = {}
-        at = starts + GROUP_BYTES
+        at = starts + start
         for place in self._word_places:
             words = _gathered(data, at + 1, 8).view("<u8").reshape(-1).astype(np.uint64)
             found[place] = arrow_of_words(words, data[at] != 0, self._types[place])
             at = at + _WORD_BYTES
         for place in self._bytes_places:
             found[place], at = _bytes_array(data, at, self._types[place])
-        return [found[place] for place in range(len(self._types))]
+        return [found[place] for place in range(len(self._types))], at - starts
 
     def _forget(self) -> None:
         self._index = KeyIndex(self._types, slots_log2=_SLOTS_LOG2)

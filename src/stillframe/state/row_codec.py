@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ class RowCodec:
     """The rows of one schema, with something beside them or alone."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        type_ = _row_type([field.type for field in schema])
+        self._type = type_ = _row_type([field.type for field in schema])
         self._same_nan = _row_fix(schema, _float_read, None)
         self._as_key = _row_fix(schema, _float_key, _decimal_key)
         self._decode_row = _decoder(type_)
@@ -58,6 +58,26 @@ class RowCodec:
         fix = self._same_nan
         kept = self._decode_all_kept(data)
         return list(kept) if fix is None else [(fix(row), expires_ms) for row, expires_ms in kept]
+
+    def entries_decoder(
+        self, *, in_lists: bool = False, expire: bool = False
+    ) -> Callable[[Sequence[bytes]], list[Any]]:
+        """What decodes many entries at once: each is a row, or a row and when it expires, or a
+        tuple of these. It is for columns, where no value is compared: a NaN is any NaN."""
+        type_ = _tuple(self._type, int | None) if expire else self._type
+        return _decoder_of_many(_tuple(type_, ...) if in_lists else type_)
+
+
+def _decoder_of_many(type_: Any) -> Callable[[Sequence[bytes]], list[Any]]:
+    decode, decode_or_tell = msgspec.msgpack.Decoder(type_).decode, _decoder(type_)
+
+    def decoded(entries: Sequence[bytes]) -> list[Any]:
+        try:
+            return list(map(decode, entries))
+        except msgspec.MsgspecError:
+            return list(map(decode_or_tell, entries))
+
+    return decoded
 
 
 def _decoder(type_: Any) -> Callable[[bytes], Any]:

@@ -1,4 +1,5 @@
-"""Keyed snapshots as files: Arrow's IPC file format, one record batch per key group that has rows.
+"""Keyed snapshots as files: Arrow's IPC file format, one record batch per key group that has rows;
+several if it has many.
 
 Any Arrow reader can open them. Which batch is which key group is not in the file but in what
 `write_keyed_snapshot` answers, which the checkpoint's metadata keeps; a restore then reads the
@@ -14,7 +15,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from stillframe.errors import SnapshotDamaged
-from stillframe.storage.store import Store
+from stillframe.storage.store import Chunk, Store
+
+_LONG_BYTES = 64 << 10
+"""Pieces of a file that are shorter are put together, others are handed on as they are."""
 
 
 class FrozenRows(Protocol):
@@ -24,7 +28,8 @@ class FrozenRows(Protocol):
     def snapshot_schema(self) -> pa.Schema: ...
 
     def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of each key group that has any, in ascending order of key groups."""
+        """The rows of each key group that has any, in ascending order of key groups; those of one
+        may come in several batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +101,19 @@ class _SnapshotFile:
         self.key_groups: list[int] = []
         self.rows = 0
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[Chunk]:
         pieces = _Pieces()
-        with pa.ipc.new_file(pa.PythonFile(pieces, mode="w"), self._frozen.snapshot_schema) as file:
+        # Arrow writes a dozen pieces for each batch, most of some bytes, and to hand on one of them
+        # takes Python's lock, for which a busy loop is waited for.
+        sink = pa.BufferedOutputStream(pa.PythonFile(pieces, mode="w"), _LONG_BYTES)
+        with pa.ipc.new_file(sink, self._frozen.snapshot_schema) as file:
             for key_group, batch in self._frozen.batches_by_key_group():
                 file.write_batch(batch)
                 self.key_groups.append(key_group)
                 self.rows += batch.num_rows
-                yield pieces.taken()
-        yield pieces.taken()
+                yield from pieces.taken()
+        sink.flush()
+        yield from pieces.taken()
 
 
 class _Pieces:
@@ -113,17 +122,16 @@ class _Pieces:
     closed = False
 
     def __init__(self) -> None:
-        self._pieces: list[bytes | pa.Buffer] = []
+        self._pieces: list[Chunk] = []
 
     def write(self, data: bytes | pa.Buffer) -> int:
         self._pieces.append(data)
         return len(data)
 
-    def taken(self) -> bytes:
-        """As one: Arrow writes a dozen pieces of a few bytes for each batch."""
-        joined = b"".join(self._pieces)
-        self._pieces.clear()
-        return joined
+    def taken(self) -> list[Chunk]:
+        """Long ones are no copies of what is in the batch."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
     def flush(self) -> None:
         """Nothing waits here."""
