@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,13 @@ class Cluster:
 
     def submit(self, *arguments: str) -> subprocess.Popen[str]:
         settings = {
+            # Without it the session is there as soon as one worker is, and two slots find no room.
+            "spark.cores.max": "4",
             "spark.driver.host": "127.0.0.1",
             "spark.executor.extraJavaOptions": os.environ["SPARK_DAEMON_JAVA_OPTS"],
             "spark.executor.memory": "600m",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_SECONDS_MAX:g}s",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.sql.warehouse.dir": str(self._directory / "warehouse"),
             "spark.ui.enabled": "false",
@@ -116,6 +120,8 @@ class Events:
         self._changed = threading.Condition()
         self._seen: list[dict[str, Any]] = []
         self._ended = False
+        self._words = deque[str](maxlen=20)
+        """What else it said last: an error, if it ended by one."""
         assert job.stdout is not None
         self._lines = job.stdout
         threading.Thread(target=self._read, daemon=True).start()
@@ -130,15 +136,18 @@ class Events:
                         return index + 1, self._seen[index]
                 left = deadline - time.monotonic()
                 assert left > 0, f"no {kind} in {seconds_max} s, but {self._seen[-10:]}"
-                assert not self._ended, f"the job ended without {kind}: {self._seen[-10:]}"
+                words = "".join(self._words)
+                assert not self._ended, f"no {kind} but {self._seen[-10:]}, and an end:\n{words}"
                 self._changed.wait(left)
 
     def _read(self) -> None:
         for line in self._lines:
-            if line.startswith("EVENT "):
-                with self._changed:
-                    self._seen.append(json.loads(line.removeprefix("EVENT ")))
-                    self._changed.notify_all()
+            if not line.startswith("EVENT "):
+                self._words.append(line)
+                continue
+            with self._changed:
+                self._seen.append(json.loads(line.removeprefix("EVENT ")))
+                self._changed.notify_all()
         with self._changed:
             self._ended = True
             self._changed.notify_all()
