@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.errors import SnapshotDamaged
+from stillframe.key_groups import hash_columns, key_groups_of
 from stillframe.state.backends import EXPIRES, USER_KEY, VALUE, Declared, Kind
 from stillframe.state.disk import Changes, DiskMemory
 from stillframe.state.disk_reading import tables_in
@@ -174,6 +175,25 @@ def test_the_rows_of_a_map_are_with_their_own_user_keys(keep):
     for (user, _), row in found.items():
         number = MANY if user is None else user
         assert (row[USER_KEY]["x"], row[VALUE]["n"]) == (number / 2, number)
+
+
+@pytest.mark.parametrize("groups", [1, 7, 128])
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_batch_is_of_one_key_group_and_groups_come_in_their_order(keep, kind, groups):
+    declared = Declared("s", kind, COUNT, COUNT if kind is Kind.MAP else None)
+    kept = keep(declared, groups=groups)
+    for number, key in enumerate(kept.some_keys(MANY), 1):
+        for each in range(1 if kind is Kind.VALUE else number % 3):
+            place = (key, (each,)) if kind is Kind.MAP else (key,)
+            put = kept.table.append if kind is Kind.LIST else kept.table.put
+            put(*place, [(number,)] if kind is Kind.LIST else (number,), None)
+    batches = list(kept.frozen().batches_by_key_group())
+
+    for group, batch in batches:
+        hashes = hash_columns([batch.column("app"), batch.column("user")])
+        assert set(key_groups_of(hashes, groups).tolist()) == {group}
+    named = [group for group, _ in batches]
+    assert named == sorted(named)
 
 
 @pytest.mark.parametrize("kind", list(Kind))

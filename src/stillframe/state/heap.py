@@ -29,14 +29,16 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.api.processors import Reduction
 from stillframe.errors import BuildError
-from stillframe.key_groups import Positions, key_groups_of
+from stillframe.key_groups import Positions, fixed_width_values, key_groups_of
 from stillframe.state.aggregates import by_key_group
 from stillframe.state.backends import (
     EXPIRES,
@@ -56,6 +58,7 @@ from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
 from stillframe.state.rows import Row
 from stillframe.state.slices import Pace, Slice, batches_of
 
+_GROUP = pa.field("__key_group", pa.int32())
 _CHUNK_LOG2 = 10
 _CHUNK = 1 << _CHUNK_LOG2
 _MASK = _CHUNK - 1
@@ -492,42 +495,58 @@ class FrozenHeapTable:
         return self._count
 
     def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows of each key group that has any, in ascending order of key groups."""
+        """The rows of each key group that has any, in ascending order of key groups.
+
+        Columns are made of many groups at once and cut afterwards: a group may have a few rows
+        only, and every call for it may wait for Python's lock.
+        """
         numbers = numbers_in(self._chunks)
         groups = key_groups_of(self._keys.hashes.take(numbers), self._max_parallelism)
-        order, bounds = by_key_group(groups, self._max_parallelism)
-        for group in np.flatnonzero(np.diff(bounds)).tolist():
-            of_group = numbers[order[bounds[group] : bounds[group + 1]]]
-            for batch in batches_of(self._slices(of_group), self._batch):
-                yield group, batch
+        order, _ = by_key_group(groups, self._max_parallelism)
+        numbers, groups = numbers[order], groups[order]
+        for batch in batches_of(self._slices(numbers), partial(self._batch, numbers, groups)):
+            yield from _cut_by_group(batch, self.snapshot_schema)
 
     def release(self) -> None:
         self._chunks = []
         self._count = 0
 
     def _slices(self, numbers: Positions) -> Iterator[Slice]:
+        """Keys are named by their places among the numbers."""
         first, pace = 0, Pace()
         while first < len(numbers):
-            count = pace.entries
-            made = self._slice(numbers[first : first + count].tolist())
+            stop = min(first + pace.entries, len(numbers))
+            made = self._slice(range(first, stop), numbers[first:stop].tolist())
             yield made
             pace.saw(made)
-            first += count
+            first = stop
 
-    def _slice(self, numbers: list[int]) -> Slice:
+    def _slice(self, places: range, numbers: list[int]) -> Slice:
         chunks, declared = self._chunks, self._table.declared
         entries = [chunks[number >> _CHUNK_LOG2][number & _MASK] for number in numbers]
         found = self._table.rows_of(entries, self._now_ms)
         user_keys = declared.user_key and declared.user_key.to_arrow(found.user_keys)
         values = declared.value.to_arrow(found.rows)
-        return Slice(numbers, found.counts, values, found.expires, user_keys)
+        return Slice(places, found.counts, values, found.expires, user_keys)
 
-    def _batch(self, made: Slice) -> pa.RecordBatch:
-        repeated = np.repeat(np.array(made.keys), made.counts)
-        columns = [column.take(repeated) for column in self._keys.columns]
+    def _batch(
+        self, numbers: Positions, groups: npt.NDArray[np.int32], made: Slice
+    ) -> pa.RecordBatch:
+        """With the key group of each row behind the columns of the snapshot."""
+        places = np.repeat(np.array(made.keys), made.counts)
+        columns = [column.take(numbers[places]) for column in self._keys.columns]
         if made.user_keys is not None:
             columns.append(made.user_keys)
         columns.append(made.values)
         if self._table.declared.expires:
             columns.append(pa.array(made.expires, pa.int64()).cast(EXPIRES_TYPE))
-        return pa.RecordBatch.from_arrays(columns, schema=self.snapshot_schema)
+        schema = self.snapshot_schema.append(_GROUP)
+        return pa.RecordBatch.from_arrays([*columns, pa.array(groups[places])], schema=schema)
+
+
+def _cut_by_group(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
+    groups = fixed_width_values(batch.columns[-1])
+    rows = pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema)
+    starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    for start, stop in itertools.pairwise(starts):
+        yield int(groups[start]), rows.slice(start, stop - start)
