@@ -16,7 +16,8 @@ import pytest
 from stillframe.api.sinks import SinkContext
 from stillframe.connectors import file_sink
 from stillframe.connectors.file_sink import FileSink, StagedName, json_lines
-from stillframe.connectors.files import JsonLinesSource, find_files
+from stillframe.connectors.files import find_files
+from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.errors import BuildError, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 

@@ -14,8 +14,10 @@ import pytest
 
 from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
-from stillframe.connectors import files
-from stillframe.connectors.files import Following, JsonLinesSource, ParquetSource, find_files
+from stillframe.connectors import json_lines, parquet
+from stillframe.connectors.files import Following, find_files
+from stillframe.connectors.json_lines import JsonLinesSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, DataError
 from stillframe.ids import SubtaskIndex
 
@@ -59,7 +61,7 @@ def read_with_stops(source, random):
 @pytest.mark.parametrize("seed", range(15))
 def test_parquet_rewinds_to_any_batch(seed, tmp_path, monkeypatch):
     random = Random(seed)
-    monkeypatch.setattr(files, "_BATCH_ROWS", random.randint(1, 50))
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", random.randint(1, 50))
     start = 0
     for number in range(random.randint(1, 4)):
         stop = start + random.randint(0, 200)
@@ -74,7 +76,7 @@ def test_parquet_rewinds_to_any_batch(seed, tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(15))
 def test_json_lines_rewind_to_any_block(seed, tmp_path, monkeypatch):
     random = Random(seed)
-    monkeypatch.setattr(files, "_BLOCK_BYTES", random.randint(10, 400))
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", random.randint(10, 400))
     start = 0
     for number in range(random.randint(1, 4)):
         stop = start + random.randint(0, 60)
@@ -90,10 +92,10 @@ def test_row_groups_already_read_are_not_touched_again(tmp_path):
     pq.write_table(table_of(0, 100), tmp_path / "a.parquet", row_group_size=10)
     metadata = pq.read_metadata(tmp_path / "a.parquet")
 
-    assert files._groups_after(metadata, 0) == (list(range(10)), 0)
-    assert files._groups_after(metadata, 34) == ([3, 4, 5, 6, 7, 8, 9], 4)
-    assert files._groups_after(metadata, 40) == ([4, 5, 6, 7, 8, 9], 0)
-    assert files._groups_after(metadata, 100) == ([], 0)
+    assert parquet._groups_after(metadata, 0) == (list(range(10)), 0)
+    assert parquet._groups_after(metadata, 34) == ([3, 4, 5, 6, 7, 8, 9], 4)
+    assert parquet._groups_after(metadata, 40) == ([4, 5, 6, 7, 8, 9], 0)
+    assert parquet._groups_after(metadata, 100) == ([], 0)
 
 
 def test_a_directory_means_its_visible_files_in_order(tmp_path):
@@ -165,8 +167,8 @@ def test_a_file_that_was_read_to_its_end_may_go(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
 def test_a_position_tells_when_a_file_has_ended(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BATCH_ROWS", 2)
-    monkeypatch.setattr(files, "_BLOCK_BYTES", 40)
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 40)
     path = tmp_path / "file"
     if kind is ParquetSource:
         pq.write_table(table_of(0, 5), path)
@@ -295,8 +297,8 @@ def test_small_row_groups_are_not_worth_a_dictionary_each(tmp_path):
 
 
 def test_a_file_that_is_read_as_dictionaries_rewinds_to_any_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BATCH_ROWS", 300)
-    monkeypatch.setattr(files, "_GROUP_ROWS_MIN", 100)
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 300)
+    monkeypatch.setattr(parquet, "_GROUP_ROWS_MIN", 100)
     pq.write_table(APPS, tmp_path / "a.parquet", row_group_size=700)
     source = ParquetSource(str(tmp_path), APP_SCHEMA)
     everything = list(read(source, source.splits(1), **BY_APP))
@@ -401,7 +403,7 @@ def test_json_values_of_many_types(tmp_path):
 def test_a_json_record_that_does_not_fit_is_named_by_its_line(
     bad, block_bytes, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(files, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", block_bytes)
     good = [json.dumps(row) for row in table_of(0, 100).to_pylist()]
     (tmp_path / "a.json").write_text("\n".join([*good[:70], "", bad, *good[70:]]))
     with pytest.raises(DataError, match=r"line 72 of .*a\.json does not fit the schema \("):
@@ -421,8 +423,8 @@ def test_types_that_json_lines_cannot_give_are_refused_at_build_time(tmp_path):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(files, "_LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(json_lines, "_LINE_BYTES_MAX", 1000)
     (tmp_path / "a.json").write_text("x" * 5000)
     with pytest.raises(DataError, match="a line of more than 1000 bytes"):
         read_all(JsonLinesSource(str(tmp_path), SCHEMA))

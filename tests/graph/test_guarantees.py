@@ -10,8 +10,8 @@ from stillframe.api.sinks import Sink, SinkGuarantee
 from stillframe.config import JobConfig, job_config
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
-from stillframe.connectors.files import ParquetSource
 from stillframe.connectors.generate import ClickSource, RateSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.errors import BuildError, StartRefused

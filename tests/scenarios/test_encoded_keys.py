@@ -8,7 +8,7 @@ import pytest
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.file_sink import FileSink
-from stillframe.connectors.files import ParquetSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.graph.logical import Aggregate, Node, Read, Union, Write
 from stillframe.graph.plan import build_plan
 from stillframe.testing.sources import ScriptedSource

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 
-from stillframe.connectors.files import Following, ParquetSource
+from stillframe.connectors.files import Following
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.coordinator.history import AttemptFailed, AttemptStarted, CheckpointCommitted
 
 ROWS = 100

@@ -17,8 +17,8 @@ import pytest
 from stillframe.api.sources import BlockingReader, Source, SourceContext
 from stillframe.clock import SystemClock
 from stillframe.connectors.discard import DiscardSink
-from stillframe.connectors.files import ParquetSource
 from stillframe.connectors.frame import FrameSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Filter, Node, Project, Read, Write, walk
 from stillframe.graph.plan import build_plan

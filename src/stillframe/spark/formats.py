@@ -12,19 +12,15 @@ import pyarrow as pa
 
 from stillframe.api.sources import Source
 from stillframe.config import parse_duration_seconds, refuse_unknown
-from stillframe.connectors.files import (
-    FileSource,
-    Following,
-    JsonLinesSource,
-    ParquetSource,
-    local_path,
-)
+from stillframe.connectors.files import FileSource, Following, local_path
 from stillframe.connectors.generate import (
     ClickSource,
     RateSource,
     clicks_from_options,
     rate_from_options,
 )
+from stillframe.connectors.json_lines import JsonLinesSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.errors import BuildError
 

@@ -31,8 +31,9 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.api.sources import Source, SourceContext, Split
-from stillframe.connectors.files import ParquetSource, local_path
+from stillframe.connectors.files import local_path
 from stillframe.connectors.frame import FrameSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Node, Read, moved, walk
 from stillframe.ids import OperatorUid
