@@ -1,7 +1,7 @@
 """The contract of programs that handle one key after the other, with states that have names.
 
-A user does not write one: `spark/stateful` makes one of a PySpark `StatefulProcessor`, and
-`runtime/key_processing` one of a `KeyProcessor`.
+A user does not write one: `spark/processor_programs` makes one of a PySpark `StatefulProcessor`,
+and `runtime/key_processing` one of a `KeyProcessor`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
 import stillframe.spark.entry
-import stillframe.spark.stateful  # noqa: F401
+import stillframe.spark.processor_programs  # noqa: F401
 
 if __name__ == "__main__":
     gc.freeze()  # a collection in a worker would copy every page it looks at
