@@ -239,6 +239,91 @@ def test_of_two_dataframes_one_is_fed_and_the_other_is_spooled(
     assert sorted(row["n"] for row in rows_of(spooled)) == [0, 1, 2, 3, 4]
 
 
+# --- Columns --------------------------------------------------------------------------------------
+
+WIDE: dict[str, tuple[Make, str]] = {
+    "Parquet files": (lambda spark, files: spark.read.parquet(files).where("id > 2"), "k"),
+    "a range": (lambda spark, files: spark.range(0, 90, 1, 3).selectExpr("id", "-id AS k"), "k"),
+    "an Arrow table": (
+        lambda spark, files: spark.createDataFrame(pa.table({"a": [3, 1, 2], "k": [1, 2, 3]})), "k",
+    ),
+    "an explode": (
+        lambda spark, files: spark.range(0, 90, 1, 3).selectExpr(
+            "id", "id * 2 AS k", "explode(array(id, -id)) AS x"
+        ), "k",
+    ),
+    "a UDF": (
+        lambda spark, files: spark.range(0, 90, 1, 3).withColumn("k", plus_one(spark)("id")), "id",
+    ),
+}  # fmt: skip
+
+
+def job_reading(spark: SparkSession, frame: DataFrame, name: str) -> list[Node]:
+    """One that looks at one column only."""
+    from stillframe.graph.expressions import Column, Named
+    from stillframe.spark.frames import frame_node
+
+    read = frame_node(spark, frame)
+    kept = pa.schema([read.schema.field(name)])
+    project = Node(Project((Named(name, Column(name, kept.field(0).type)),)), kept, (read,))
+    return [Node(Write(DiscardSink()), kept, (project,))]
+
+
+def columns_in_slots(frame: DataFrame, name: str) -> list[list[Any]]:
+    return [[eval(row)[name] for row in slot] for slot in in_slots(frame)]
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_spark_hands_over_only_what_the_job_reads_in_the_same_order(
+    spark: SparkSession, files: str, tmp_path: Path, kind: str
+) -> None:
+    make, name = WIDE[kind]
+    frame = make(spark, files)
+    resolved = resolve(spark, job_reading(spark, frame, name), tmp_path)
+    assert resolved.feed is not None
+    assert resolved.feed.columns == [name]
+    assert columns_in_slots(resolved.feed, name) == columns_in_slots(frame, name)
+
+
+def test_a_job_that_later_reads_other_columns_goes_on_where_it_was(
+    spark: SparkSession, files: str, tmp_path: Path
+) -> None:
+    frame = spark.read.parquet(files)
+    sources = [
+        source_of(resolve(spark, job_reading(spark, frame, name), tmp_path).sinks[0])
+        for name in ("id", "k")
+    ]
+    assert sources[0] == sources[1]
+
+
+def test_buckets_that_would_be_read_as_other_partitions_are_handed_over_whole(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.range(0, 99, 1, 2).selectExpr("id", "id % 7 AS k").write.bucketBy(2, "k")
+    rows.option("path", str(tmp_path / "buckets")).saveAsTable("buckets")
+    try:
+        with_buckets = spark.table("buckets")
+        spark.conf.set("spark.sql.sources.bucketing.autoBucketedScan.enabled", "false")
+        assert with_buckets.rdd.getNumPartitions() == 2
+        assert with_buckets.select("id").rdd.getNumPartitions() != 2
+        resolved = resolve(spark, job_reading(spark, with_buckets, "id"), tmp_path)
+        assert resolved.feed is with_buckets
+    finally:
+        spark.conf.unset("spark.sql.sources.bucketing.autoBucketedScan.enabled")
+        spark.sql("DROP TABLE buckets")
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b"])
+def test_a_column_that_has_to_be_quoted_goes_by_way_of_files(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    frame = spark.range(0, 9, 1, 2).toDF(name).selectExpr("*", "1 AS other")
+    resolved = resolve(spark, job_reading(spark, frame, name), tmp_path)
+    assert resolved.feed is None
+    rows = rows_of(source_of(resolved.sinks[0]))
+    assert sorted(row[name] for row in rows) == list(range(9))
+
+
 # --- The graph ------------------------------------------------------------------------------------
 
 

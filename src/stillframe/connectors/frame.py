@@ -100,8 +100,13 @@ class _FeedReader(BlockingReader):
             )
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Spark's batches say less than its schema about what may be null."""
-        return batch if batch.schema.equals(self._schema) else batch.cast(self._schema)
+        """Spark's batches say less than its schema about what may be null, and have only the
+        columns that are read."""
+        if batch.schema.equals(self._schema):
+            return batch
+        if batch.schema.names != self._schema.names:
+            self._schema = pa.schema([self._schema.field(name) for name in batch.schema.names])
+        return batch.cast(self._schema)
 
     def close(self) -> None:
         self._feed = None

@@ -36,6 +36,7 @@ from stillframe.connectors.frame import FrameSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Node, Read, moved, walk
+from stillframe.graph.pruning import columns_read
 from stillframe.ids import OperatorUid
 from stillframe.spark.types import to_arrow_schema
 
@@ -149,7 +150,7 @@ def resolve_frames(
             wanted = {node.parallelism, parallelism} - {None}
             fed = _fed(source, range(least, max_slots + 1), wanted)
         if fed is not None:
-            feed, parallelism = frame, fed.partitions
+            feed, parallelism = _narrowed(frame, columns_read(node, nodes)), fed.partitions
         sources[id(node)] = fed or _spooled(source, spool_directory(node.uid))
     return Resolved(tuple(_rewritten(nodes, sinks, sources)), feed, parallelism)
 
@@ -198,13 +199,42 @@ def _fed(source: UnresolvedFrame, slots: range, wanted: set[int | None]) -> Fram
 
     The slots are tasks of its own stage, so there will be as many as it has partitions.
     """
-    if why_not_repeating(source.frame) is not None:
+    if not _are_plain(source.frame.columns) or why_not_repeating(source.frame) is not None:
         return None
     partitions = int(_execution(source.frame).toRdd().getNumPartitions())
     if partitions not in slots or not wanted <= {partitions}:
         return None
     fingerprint = fingerprint_of(source.frame)
     return FrameSource(source.schema, partitions, fingerprint, source.describe())
+
+
+def _are_plain(names: Sequence[str]) -> bool:
+    """Whether each column is found by its mere name, as `mapInArrow` of PySpark asks for it."""
+    are_alike = len({name.lower() for name in names}) < len(names)
+    return not are_alike and not set(".`") & set("".join(names))
+
+
+def _narrowed(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Only these of its columns, so that Spark neither reads nor hands over the others; all of them
+    where the rows might be others then, or come in another order, than those of the fingerprint.
+    """
+    if len(columns) == len(frame.columns):
+        return frame
+    narrow = frame.select(*columns)
+    repeats = why_not_repeating(narrow) is None
+    return narrow if repeats and _packing_of(narrow) == _packing_of(frame) else frame
+
+
+def _packing_of(frame: DataFrame) -> list[str]:
+    """How many partitions there are, and which part of which file each of them reads.
+
+    A bucketed table is read bucket by bucket only if the columns of its buckets are read.
+    """
+    execution = _execution(frame)
+    packing = [str(execution.toRdd().getNumPartitions())]
+    for node in _walk_plan(execution.sparkPlan()):
+        packing += _files_of(node)
+    return packing
 
 
 def why_not_repeating(frame: DataFrame) -> str | None:
@@ -235,16 +265,19 @@ def fingerprint_of(frame: DataFrame) -> str:
     for node in _walk_plan(execution.sparkPlan()):
         texts.append(str(node.simpleString(_FIELDS_MAX)))
         texts += _content_of(node)
+        texts += _files_of(node)
     return hashlib.blake2b(_renumbered("\n".join(texts)).encode(), digest_size=12).hexdigest()
 
 
 def _content_of(node: JavaObject) -> Iterator[str]:
-    """What a leaf reads, which its own description leaves out."""
-    kind = _class_name(node)
-    if kind == "LocalTableScanExec":
+    """The rows of a leaf that has them in itself, which its own description leaves out."""
+    if _class_name(node) == "LocalTableScanExec":
         yield str(node.rows().hashCode())
-    elif kind == "FileSourceScanExec":
-        # The whole packing: which part of which file is read by which partition, in which order.
+
+
+def _files_of(node: JavaObject) -> Iterator[str]:
+    """Which part of which file is read by which partition of a leaf, in which order."""
+    if _class_name(node) == "FileSourceScanExec":
         for partition in _sequence(node.inputRDD().filePartitions()):
             yield str(partition.index())
             yield from (f"{file} {file.modificationTime()}" for file in partition.files())
