@@ -58,14 +58,14 @@ class Cluster:
 
     def submit(self, *arguments: str) -> subprocess.Popen[str]:
         settings = {
-            # Without it the session is there as soon as one worker is, and two slots find no room.
-            "spark.cores.max": "4",
             "spark.driver.host": "127.0.0.1",
             "spark.executor.extraJavaOptions": os.environ["SPARK_DAEMON_JAVA_OPTS"],
             "spark.executor.memory": "600m",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+            # The session is there before its executors are: the job waits for so many cores, for
+            # so long.
+            "spark.cores.max": "4",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_SECONDS_MAX:g}s",
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.sql.warehouse.dir": str(self._directory / "warehouse"),
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",

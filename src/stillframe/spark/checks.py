@@ -20,18 +20,6 @@ _ENCRYPTION = (
 )
 
 
-def slots_max(spark: SparkSession) -> int:
-    """How many tasks can run at the same time on what Spark has now."""
-    context = spark.sparkContext._jsc.sc()
-    profile = context.resourceProfileManager().defaultResourceProfile()
-    return int(context.maxNumConcurrentTasks(profile))
-
-
-def is_local(spark: SparkSession) -> bool:
-    master = str(spark.sparkContext.master)
-    return master == "local" or master.startswith("local[")
-
-
 def refuse_unfit_settings(conf: SparkConf) -> None:
     """Settings under which a job could not run, or not as the user was promised."""
     refuse_dynamic_allocation(conf)

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from stillframe.errors import StartRefused
 from stillframe.spark import checks
+from stillframe.spark.capacity import is_local, slots_max, slots_soon
 from stillframe.spark.launch import driver_address
 
 _PATIENCE_SECONDS = 60.0
@@ -30,7 +31,7 @@ class Doubtful(Exception):
 
 
 def _slots(spark: SparkSession) -> str:
-    available = checks.slots_max(spark)
+    available = slots_soon(spark, None)
     if available < 1:
         raise StartRefused("Spark has no cores now: start workers or wait for executors")
     cores = os.cpu_count() or 1
@@ -39,7 +40,7 @@ def _slots(spark: SparkSession) -> str:
             f"Spark runs {available} tasks at the same time: jobs that also start Spark jobs of"
             " their own (foreachBatch) need one core more than slots; use local[4] or more"
         )
-    if checks.is_local(spark):
+    if is_local(spark):
         return f"{available} at the same time, on {cores} cores of this machine"
     return f"{available} at the same time"
 
@@ -55,7 +56,7 @@ def _encryption(spark: SparkSession) -> str:
 
 
 def _executors(spark: SparkSession) -> str:
-    checks.refuse_unfit_executors(spark, max(1, checks.slots_max(spark)))
+    checks.refuse_unfit_executors(spark, max(1, slots_max(spark)))
     return "the same versions of Python, stillframe and pyarrow as here"
 
 
@@ -65,7 +66,7 @@ def _driver(spark: SparkSession) -> str:
     with socket.create_server((address.bind_host or address.host, 0)) as server:
         port = server.getsockname()[1]
         reach = partial(_reach, address.host, port)
-        tasks = max(1, checks.slots_max(spark))
+        tasks = max(1, slots_max(spark))
         answers = spark.sparkContext.parallelize(range(tasks), tasks).map(reach).collect()
     failed = sorted({answer for answer in answers if answer})
     if failed:
@@ -86,7 +87,7 @@ def _reach(host: str, port: int, _: object) -> str:
 
 
 def _barrier_stage(spark: SparkSession) -> str:
-    available = checks.slots_max(spark)
+    available = slots_max(spark)
     slots = min(_BARRIER_SLOTS, available)
     frame = spark.range(0, slots, 1, slots)
     ran = _within(
@@ -143,7 +144,7 @@ def _memory(spark: SparkSession) -> str:
 def reach_storage(spark: SparkSession, location: str) -> str:
     """Whether executors see the directory that the driver sees."""
     os.makedirs(location, exist_ok=True)
-    tasks = max(1, checks.slots_max(spark))
+    tasks = max(1, slots_max(spark))
     seen = partial(_sees, os.path.abspath(location))
     answers = spark.sparkContext.parallelize(range(tasks), tasks).map(seen).collect()
     blind = sorted({answer for answer in answers if answer})

@@ -26,6 +26,7 @@ from stillframe.ids import OperatorUid
 from stillframe.rest.serving import serve
 from stillframe.runtime.unfit_states import unfit_states
 from stillframe.spark import checks
+from stillframe.spark.capacity import is_local, slots_max, slots_soon
 from stillframe.spark.deploy import SparkDeployment
 from stillframe.spark.frames import resolve_frames
 from stillframe.spark.lookups import with_tables_read
@@ -72,8 +73,10 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     checks.refuse_unfit_settings(spark.sparkContext.getConf())
     # Before DataFrames are copied into files: of what runs nothing is left behind.
     refuse_weaker(guarantee_of((node.operator for node in walk(sinks)), config), config)
-    available = checks.slots_max(spark)
     beside = 1 if _runs_spark_jobs(sinks) else 0
+    available = (
+        slots_max(spark) if _rehearsals else slots_soon(spark, _needed(sinks, config, beside))
+    )
 
     def spool(uid: OperatorUid) -> str:
         if _rehearsals:
@@ -103,7 +106,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     checks.refuse_too_few_slots(plan.slots, beside, available)
     checks.refuse_unfit_executors(spark, plan.slots)
     deployment = SparkDeployment(
-        spark, resolved.feed, slot_host=_LOOPBACK if checks.is_local(spark) else None
+        spark, resolved.feed, slot_host=_LOOPBACK if is_local(spark) else None
     )
 
     def replan(parallelism: int) -> Plan:
@@ -114,7 +117,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
                 " those, then the job can be rescaled"
             )
         other = build_plan(name, readable, parallelism, config.max_parallelism)
-        checks.refuse_too_few_slots(other.slots, beside, checks.slots_max(spark))
+        checks.refuse_too_few_slots(other.slots, beside, slots_max(spark))
         return other
 
     job = Job(
@@ -177,6 +180,13 @@ def _refuse_without_checkpoints(sinks: Sequence[Node], config: JobConfig) -> Non
             )
 
 
+def _needed(sinks: Sequence[Node], config: JobConfig, beside: int) -> int | None:
+    """How many tasks the job wants to run at the same time, if that is said at all."""
+    if config.parallelism is None:
+        return None
+    return max(config.parallelism, *(node.parallelism or 0 for node in walk(sinks))) + beside
+
+
 def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
     return any(
         isinstance(node.operator, Write) and node.operator.sink.commits_at_coordinator
@@ -186,14 +196,14 @@ def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
 
 def _use_this_python(spark: SparkSession) -> None:
     """On a local master workers are ours: the driver's own interpreter has what they need."""
-    if checks.is_local(spark) and "PYSPARK_PYTHON" not in os.environ:
+    if is_local(spark) and "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         spark.sparkContext.pythonExec = sys.executable
 
 
 def driver_address(spark: SparkSession) -> DriverAddress:
     """Where slots find the coordinator."""
-    if checks.is_local(spark):
+    if is_local(spark):
         return DriverAddress(_LOOPBACK)
     conf = spark.sparkContext.getConf()
     host = conf.get("spark.driver.host")
