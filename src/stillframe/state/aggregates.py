@@ -7,6 +7,7 @@ Freezing costs references; snapshot rows are sorted by key group later, in the b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -25,10 +26,14 @@ from stillframe.key_groups import (
     key_groups_of,
 )
 from stillframe.state.accumulators import Accumulator, Touched, accumulators_of, key_fields_of
-from stillframe.state.columns import Array, ChangingColumns, FrozenColumns
+from stillframe.state.columns import Array, ChangingColumns, FrozenColumns, arranged
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex, arrow_of_words
 from stillframe.state.key_places import keyed_by
 from stillframe.state.number_index import FrozenNumbers, NumberIndex
+
+_ROWS_AT_ONCE = 32_768
+"""So many rows of a snapshot become columns at a time: of strings that are Python objects, within
+a millisecond with Python's lock."""
 
 
 class Layout:
@@ -87,7 +92,7 @@ class AggregateTable:
         if index is None:
             index = key_index([field.type for field in key_fields], keys_expected)
         self._index = index
-        self._by_group = GroupOrder(max_parallelism)
+        self._by_group = GroupPlaces(max_parallelism)
         self._columns = ChangingColumns(self._layout.columns)
         self._scratch: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._version = 0
@@ -231,12 +236,12 @@ class FrozenTable:
         index: FrozenKeyIndex | FrozenNumbers,
         columns: FrozenColumns,
         layout: Layout,
-        order: GroupOrder,
+        places: GroupPlaces,
     ) -> None:
         self._index = index
         self._columns = columns
         self._layout = layout
-        self._order = order
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -248,18 +253,25 @@ class FrozenTable:
     def batches_by_key_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each key group that has any, in ascending order of key groups.
 
-        Numpy lets go of the interpreter while it copies, sorts and takes plain numbers, so the
-        loop goes on beside it; what holds it works on one key group at a time.
+        Numpy lets go of the interpreter while it copies, sorts and moves plain numbers, so the loop
+        goes on beside it. Columns are made of many groups at once and cut afterwards: a group may
+        have a few rows only, and every call for it may wait for the loop.
         """
-        order, bounds = self._order.of(self._index, len(self))
-        columns = self._columns.whole()
-        for group in np.flatnonzero(np.diff(bounds)).tolist():
-            rows = order[bounds[group] : bounds[group + 1]]
-            yield group, self._batch(rows, [column.take(rows) for column in columns])
+        places, starts = self._places.of(self._index, len(self))
+        keys = [key.arranged(places) for key in self._index.columns]
+        columns = self._columns.arranged(places)
+        for groups in _runs(starts):
+            first, last = starts[groups.start], starts[groups.stop]
+            parts = [column[first:last] for column in columns]
+            batch = self._batch([between(first, last) for between in keys], parts)
+            for group in groups:
+                if rows := starts[group + 1] - starts[group]:
+                    yield group, batch.slice(starts[group] - first, rows)
 
     def rows(self) -> pa.RecordBatch:
         """All rows at once, in no order."""
-        return self._batch(np.arange(len(self)), self._columns.whole())
+        everyone = np.arange(len(self))
+        return self._batch([key.take(everyone) for key in self._index.columns], self.columns())
 
     @property
     def hashes(self) -> Words:
@@ -272,42 +284,55 @@ class FrozenTable:
 
     def rows_at(self, rows: Positions, columns: Sequence[Array]) -> pa.RecordBatch:
         """Some rows, of the `columns` this view gave; after a release too."""
-        return self._batch(rows, [column.take(rows) for column in columns])
+        keys = [key.take(rows) for key in self._index.columns]
+        return self._batch(keys, [column.take(rows) for column in columns])
 
     def release(self) -> None:
         """Give the memory back; later updates copy nothing for this view. May be called twice."""
         self._columns.release()
 
-    def _batch(self, rows: Positions, parts: Sequence[Array]) -> pa.RecordBatch:
-        columns = [key.take(rows) for key in self._index.columns]
+    def _batch(self, keys: Sequence[pa.Array], parts: Sequence[Array]) -> pa.RecordBatch:
+        columns = list(keys)
         for accumulator, where in self._layout.each_in_memory():
             columns.extend(accumulator.to_snapshot(parts[where]))
         return pa.RecordBatch.from_arrays(columns, schema=self._layout.snapshot_schema)
 
 
-class GroupOrder:
-    """The rows of a table by key group, kept from one snapshot to the next.
+class GroupPlaces:
+    """Where the rows of a table are by key group, kept from one snapshot to the next.
 
-    A table only ever gets more rows, so their order is another one only if there are more. Finding
-    it is two fifths of what a snapshot of plain numbers costs. One snapshot at a time asks for it;
-    another that does so in the same moment may find it again, and finds the same.
+    A table only ever gets more rows, so they have other places only if there are more. Finding
+    them is two fifths of what a snapshot of plain numbers costs. One snapshot at a time asks for
+    them; another that does so in the same moment may find them again, and finds the same.
     """
 
     def __init__(self, max_parallelism: int) -> None:
         self._max_parallelism = max_parallelism
-        self._known: tuple[Positions, Positions] | None = None
+        self._known: tuple[Positions, list[int]] | None = None
 
     @property
     def size_bytes(self) -> int:
-        return sum(array.nbytes for array in self._known or ())
+        return 0 if self._known is None else self._known[0].nbytes
 
-    def of(self, index: FrozenKeyIndex | FrozenNumbers, rows: int) -> tuple[Positions, Positions]:
-        """As `by_key_group` answers, of so many rows, which are all that the index knows."""
+    def of(self, index: FrozenKeyIndex | FrozenNumbers, rows: int) -> tuple[Positions, list[int]]:
+        """The place of each of so many rows, which are all that the index knows, and at which each
+        key group begins; the last of the beginnings is the end of all."""
         known = self._known
         if known is None or len(known[0]) != rows:
             groups = key_groups_of(index.hashes, self._max_parallelism)
-            known = self._known = by_key_group(groups, self._max_parallelism)
+            order, bounds = by_key_group(groups, self._max_parallelism)
+            known = self._known = arranged(np.arange(rows), order), bounds.tolist()
         return known
+
+
+def _runs(starts: list[int]) -> Iterator[range]:
+    """Neighbouring key groups, as many as have so many rows together as become columns at a time;
+    one that has more is alone."""
+    first, count = 0, len(starts) - 1
+    while first < count:
+        stop = max(first + 1, bisect_right(starts, starts[first] + _ROWS_AT_ONCE) - 1)
+        yield range(first, stop)
+        first = stop
 
 
 def by_key_group(

@@ -42,6 +42,18 @@ def with_capacity(array: Array, used: int, needed: int) -> Array:
     return grown
 
 
+def arranged(values: Array, places: Positions) -> Array:
+    """Each value at its place; the places are all different and leave no gap.
+
+    Where places are those of key groups, in which rows keep their order, the values are read one
+    after the other, and each group's are written so. To `take` them in the order of key groups
+    reads a line of the cache for every single one, beside a loop that needs the cache itself.
+    """
+    moved = np.empty_like(values)
+    moved[places] = values
+    return moved
+
+
 class AppendOnly:
     """A growing array whose rows never change; a frozen view of it is the array and a length."""
 
@@ -182,6 +194,15 @@ class FrozenColumns:
                 column[start : start + len(part)] = part
             start += len(parts[0]) if parts else 0
         return whole
+
+    def arranged(self, places: Positions) -> list[Array]:
+        """As `whole`, with each row at its place."""
+        moved = [np.empty(self._length, dtype=array.dtype) for array in self._arrays]
+        for chunk in range(self.chunk_count):
+            start = chunk << CHUNK_ROWS_LOG2
+            for column, part in zip(moved, self.chunk(chunk), strict=True):
+                column[places[start : start + len(part)]] = part
+        return moved
 
     def release(self) -> None:
         """Give the memory back; nothing is copied for this view any more. May be called twice."""

@@ -40,7 +40,7 @@ from stillframe.key_groups import (
     stored_dtype,
     words_at,
 )
-from stillframe.state.columns import AppendOnly, Array
+from stillframe.state.columns import AppendOnly, Array, arranged
 from stillframe.state.known_keys import KnownKeys
 
 _FIRST_SLOTS_LOG2 = 16
@@ -70,10 +70,16 @@ class StoredKeys(Protocol):
     def freeze(self) -> FrozenKeys: ...
 
 
+ArrangedKeys = Callable[[int, int], pa.Array]
+"""What is between two places of a key column whose rows are put there (`columns.arranged`)."""
+
+
 class FrozenKeys(Protocol):
     """One key column as it was, by reference."""
 
     def take(self, rows: Positions) -> pa.Array: ...
+
+    def arranged(self, places: Positions) -> ArrangedKeys: ...
 
 
 class StoredWords:
@@ -110,8 +116,19 @@ class FrozenWords:
     def take(self, rows: Positions) -> pa.Array:
         return arrow_of_words(self._words.take(rows), self._valid.take(rows), self._type)
 
+    def arranged(self, places: Positions) -> ArrangedKeys:
+        words, valid = arranged(self._words, places), None
+        if not self._valid.all():
+            valid = arranged(self._valid, places)
 
-def arrow_of_words(words: Words, valid: Flags, type_: pa.DataType) -> pa.Array:
+        def between(start: int, stop: int) -> pa.Array:
+            known = None if valid is None else valid[start:stop]
+            return arrow_of_words(words[start:stop], known, self._type)
+
+        return between
+
+
+def arrow_of_words(words: Words, valid: Flags | None, type_: pa.DataType) -> pa.Array:
     """Back from 64-bit words to a column of the declared type."""
     kind = np.float64 if pt.is_floating(type_) else np.int64
     values = words.view(kind).astype(stored_dtype(type_), copy=False)
@@ -189,6 +206,10 @@ class FrozenBytes:
         if pt.is_decimal128(self._type):
             return taken.cast(pa.binary(16)).view(self._type)
         return taken.cast(self._type)
+
+    def arranged(self, places: Positions) -> ArrangedKeys:
+        order = arranged(np.arange(len(places)), places)
+        return lambda start, stop: self.take(order[start:stop])
 
 
 def _valid_at(valid: Flags | None, positions: Positions) -> Flags:

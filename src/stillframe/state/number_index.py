@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.key_groups import Positions, Words, fixed_width_values, hash_columns
-from stillframe.state.columns import AppendOnly, with_capacity
-from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
+from stillframe.state.columns import AppendOnly, arranged, with_capacity
+from stillframe.state.key_index import ArrangedKeys, FrozenKeyIndex, KeyIndex
 
 _PLACES_MIN = 16_384
 """So many places are always worth having."""
@@ -118,3 +118,7 @@ class _FrozenColumn:
 
     def take(self, rows: Positions) -> pa.Array:
         return pa.array(self._numbers.take(rows))
+
+    def arranged(self, places: Positions) -> ArrangedKeys:
+        numbers = arranged(self._numbers, places)
+        return lambda start, stop: pa.array(numbers[start:stop])
