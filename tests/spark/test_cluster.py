@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 
 
 class Cluster:
-    """A master and two workers of two cores each, from the installed pyspark."""
+    """A master, and two workers of two cores each when they are asked for, from the installed
+    pyspark."""
 
     def __init__(self, directory: Path, port: int) -> None:
         import pyspark
@@ -49,6 +50,8 @@ class Cluster:
             "master", "org.apache.spark.deploy.master.Master",
             "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0",
         )  # fmt: skip
+
+    def start_workers(self) -> None:
         for number in (1, 2):
             self._run(
                 f"worker-{number}", "org.apache.spark.deploy.worker.Worker",
@@ -154,7 +157,9 @@ class Events:
 
 
 def _kill_a_slot_then_an_executor(cluster: Cluster, events: Events) -> dict[str, Any]:
-    position, running = events.after(0, "SlotsRunning", JOB_SECONDS_MAX)
+    position, _ = events.after(0, "SessionStarted", JOB_SECONDS_MAX)
+    cluster.start_workers()
+    position, running = events.after(position, "SlotsRunning", JOB_SECONDS_MAX)
     position, _ = events.after(position, "CheckpointCompleted", JOB_SECONDS_MAX)
     os.kill(running["pids"][1], signal.SIGKILL)
 
@@ -170,7 +175,7 @@ def _kill_a_slot_then_an_executor(cluster: Cluster, events: Events) -> dict[str,
 
 
 @pytest.mark.timeout(600)
-def test_a_job_on_a_cluster_survives_the_loss_of_a_slot_and_of_an_executor(
+def test_a_job_on_a_cluster_waits_for_workers_and_survives_the_loss_of_a_slot_and_an_executor(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     with cluster.submit(str(JOB), str(tmp_path / "checkpoints")) as job:

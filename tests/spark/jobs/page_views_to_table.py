@@ -35,6 +35,7 @@ def tell(event):
 checkpoint_location = sys.argv[1]
 spark = SparkSession.builder.appName("page views").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
+say(kind="SessionStarted")
 still = stillframe.on(spark)
 
 source = spark.range(0, RECORDS, 1, 2).select(
