@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError, DataError
-from stillframe.key_groups import hash_row, key_group_range
+from stillframe.key_groups import hash_columns, hash_row, key_group_range, key_groups_of
 from stillframe.state import columns as columns_module
 from stillframe.state.accumulators import unsupported
 from stillframe.state.aggregates import AggregateTable
@@ -319,6 +319,25 @@ def test_keys_of_every_type_come_back_from_a_snapshot():
         restored = [key for batch in batches for key in batch.column("k").to_pylist()]
         assert len(restored) == len(keys)
         assert set(restored) == set(keys), type_
+
+
+@pytest.mark.parametrize("type_", [pa.int64(), pa.string()])
+def test_each_key_group_of_a_large_table_has_its_own_rows_and_no_others(type_):
+    """More rows than become columns at a time, and more than one chunk of them; null is a key."""
+    numbers = [None, *range(100_000)]
+    keys = pa.array(numbers, pa.int64()).cast(type_)
+    schema = pa.schema([("k", type_), ("v", pa.int64())])
+    calls = [AggregateCall("count", None, "n", pa.int64()), of_v("max", pa.int64())]
+    table = AggregateTable(schema, ["k"], calls, MAX_PARALLELISM)
+    table.update(pa.RecordBatch.from_arrays([keys, pa.array(numbers)], schema=schema))
+    snapshot = list(table.freeze().batches_by_key_group())
+    assert [group for group, _ in snapshot] == list(range(MAX_PARALLELISM))
+    for group, batch in snapshot:
+        hashes = hash_columns([batch.column("k")])
+        assert set(key_groups_of(hashes, MAX_PARALLELISM).tolist()) == {group}
+        assert batch.column("k").cast(pa.int64()).equals(batch.column("max(v)"))
+        assert set(batch.column("n").to_pylist()) == {1}
+    assert sum(batch.num_rows for _, batch in snapshot) == len(numbers)
 
 
 def test_the_columns_of_a_snapshot_say_what_they_are():
