@@ -15,11 +15,12 @@ import pytest
 
 from stillframe.api.sinks import SinkContext
 from stillframe.connectors import file_sink
-from stillframe.connectors.file_sink import FileSink, StagedName, json_lines
+from stillframe.connectors.file_sink import FileSink, StagedName
 from stillframe.connectors.files import find_files
 from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.errors import BuildError, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.json_texts.writing import json_lines
 
 SCHEMA = pa.schema([("n", pa.int64())])
 JOB, UID = "page-views", OperatorUid("sink-1/a.b")
@@ -35,12 +36,8 @@ def batch(*values):
 
 def seen(path):
     """What Spark or pyarrow would read there now."""
-    try:
-        paths = find_files([str(path)])
-    except BuildError:
-        return []
     rows = []
-    for file in paths:
+    for file in (found.path for found in find_files([str(path)])):
         if file.endswith(".parquet"):
             rows += pq.read_table(file)["n"].to_pylist()
         else:
@@ -108,12 +105,88 @@ def test_a_commit_may_be_repeated(tmp_path):
     assert seen(tmp_path) == [1, 2]
 
 
-def test_a_promised_file_that_is_gone_is_named(tmp_path):
+def receipts(path):
+    return sorted(file.name for file in (path / file_sink.RECEIPTS).glob("*"))
+
+
+def test_a_published_file_that_a_consumer_moved_away_is_not_missed_by_a_repeated_commit(tmp_path):
+    sink = sink_at(tmp_path)
+    committables = stage(sink, 1, 1) + stage(sink, 1, 2, subtask=1)
+    sink.open_committer().commit(Epoch(0), committables)
+    for committable in committables:
+        (tmp_path / committable["target"]).rename(tmp_path / f"_taken-{committable['target']}")
+
+    sink.open_committer().commit(Epoch(0), committables)
+
+    assert seen(tmp_path) == [], "nothing was published a second time"
+
+
+def test_a_commit_that_died_before_its_receipt_writes_it_when_it_is_repeated(tmp_path):
     sink = sink_at(tmp_path)
     committables = stage(sink, 1, 1)
-    (tmp_path / committables[0]["staged"]).unlink()
-    with pytest.raises(StorageError, match=r"promised part-.* but neither it nor"):
+    sink.open_committer().commit(Epoch(0), committables)
+    (tmp_path / file_sink.RECEIPTS / receipts(tmp_path)[0]).unlink()
+    sink.open_committer().commit(Epoch(0), committables)
+    (tmp_path / committables[0]["target"]).unlink()
+
+    sink.open_committer().commit(Epoch(0), committables)
+
+
+def test_a_receipt_goes_when_a_completed_checkpoint_no_longer_needs_it(tmp_path):
+    sink = sink_at(tmp_path)
+    first, second = stage(sink, 1, 1), stage(sink, 2, 2)
+    committer = sink.open_committer()
+    committer.commit(Epoch(0), first)
+    committer.commit(Epoch(1), second)
+    committer.forget(first)
+    committer.forget(first)
+
+    assert receipts(tmp_path) == [os.path.basename(second[0]["staged"])]
+    assert seen(tmp_path) == [1, 2]
+
+
+def test_a_sweep_takes_receipts_of_older_attempts_that_the_checkpoint_does_not_need(tmp_path):
+    sink = sink_at(tmp_path)
+    old, needed, new, other = (
+        stage(sink, 1, 1),
+        stage(sink, 2, 2),
+        stage(sink, 3, 3, attempt=2),
+        stage(sink, 3, 4, uid="another"),
+    )
+    committer = sink.open_committer()
+    committer.commit(Epoch(0), [*old, *needed, *new, *other])
+
+    committer.sweep(JOB, UID, Attempt(2), needed)
+
+    kept = [os.path.basename(each["staged"]) for each in (*needed, *new, *other)]
+    assert receipts(tmp_path) == sorted(kept)
+    committer.sweep(JOB, UID, Attempt(3), [])
+    assert receipts(tmp_path) == [os.path.basename(other[0]["staged"])]
+
+
+def test_files_that_are_gone_are_named_with_their_rows_and_the_option_that_goes_on(tmp_path):
+    sink = sink_at(tmp_path)
+    committables = stage(sink, 1, 1, 2) + stage(sink, 1, 3) + stage(sink, 1, 4)
+    for lost in committables[:2]:
+        (tmp_path / lost["staged"]).unlink()
+    with pytest.raises(StorageError) as refused:
         sink.open_committer().commit(Epoch(0), committables)
+    said = str(refused.value)
+    assert f"{committables[0]['target']} (2 rows) and 1 more" in said
+    assert f"are missing from {tmp_path}" in said
+    option = said.partition("acceptMissingOutput=")[2]
+    assert option == ",".join(f"{each['target']}:{each['rows']}" for each in committables[:2])
+    assert seen(tmp_path) == [4], "the others are published"
+
+    accepting = FileSink(str(tmp_path), "parquet", SCHEMA, accepts_missing=option)
+    accepting.open_committer().commit(Epoch(0), committables)
+
+    assert seen(tmp_path) == [4]
+    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer().forget(committables)
+    another = FileSink(str(tmp_path), "parquet", SCHEMA, accepts_missing=option.replace(":2", ":3"))
+    with pytest.raises(StorageError, match=r"\(2 rows\) of a completed checkpoint is missing"):
+        another.open_committer().commit(Epoch(0), committables)
 
 
 def test_what_was_not_rotated_is_dropped(tmp_path, monkeypatch):
@@ -191,17 +264,32 @@ def test_small_batches_are_gathered_into_row_groups(tmp_path):
 def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
     seed, tmp_path, monkeypatch
 ):
-    """Attempts die at any step; the checkpoint is complete or not; commits are cut short."""
+    """Attempts die at any step; the checkpoint is complete or not; commits are cut short; and a
+    consumer takes away what it sees, whenever it likes."""
     random = Random(seed)
     monkeypatch.setattr(file_sink, "_BUFFER_ROWS", random.choice([1, 2, 1000]))
     sink = sink_at(tmp_path, random.choice(["parquet", "json"]))
     truth, pending, zombies, checkpoint_id, value = [], [], [], 0, 0
+    taken = []
+
+    def shown():
+        """All that was ever published, in order."""
+        now = seen(tmp_path)
+        if random.random() < 0.5:
+            taken.extend(now)
+            for file in tmp_path.glob("part-*"):
+                file.unlink()
+            return sorted(taken)
+        return sorted(taken + now)
+
     for attempt in range(1, 6):
         committer = sink.open_committer()
         committer.sweep(JOB, UID, Attempt(attempt), pending)
         committer.commit(Epoch(0), pending)
-        assert seen(tmp_path) == truth
-        pending = []
+        assert shown() == truth
+        committer.commit(Epoch(0), pending)
+        assert shown() == truth
+        before, pending = pending, []
         writers = [sink.open_writer(context(attempt, subtask)) for subtask in range(2)]
         while random.random() < 0.8:
             checkpoint_id += 1
@@ -221,11 +309,13 @@ def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
             pending = prepared
             if random.random() < 0.2:
                 committer.commit(Epoch(0), prepared[:1])
+                shown()
                 break  # died while committing
-            assert set(seen(tmp_path)).isdisjoint(epoch)
+            assert set(shown()).isdisjoint(epoch)
             committer.commit(Epoch(0), prepared)
-            pending = []
-            assert seen(tmp_path) == truth
+            committer.forget(before)
+            before, pending = prepared, random.choice([[], prepared])
+            assert shown() == truth
         if random.random() < 0.5:
             zombies += writers
         else:
@@ -235,8 +325,8 @@ def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
     committer.sweep(JOB, UID, Attempt(99), [])
     for writer in zombies:
         writer.close()
-    assert seen(tmp_path) == truth
-    assert staged(tmp_path) == []
+    assert shown() == truth
+    assert staged(tmp_path) == receipts(tmp_path) == []
 
 
 def test_a_path_that_is_a_file_is_a_mistake_at_build_time(tmp_path):
@@ -268,7 +358,9 @@ def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
     synced.clear()
     sink.open_committer().commit(Epoch(0), committables)
     writer.close()
-    assert synced == [(tmp_path / "out").stat().st_ino]
+    home, receipts = tmp_path / "out" / "_stillframe", tmp_path / "out" / file_sink.RECEIPTS
+    # The new name before its receipt, or a loss of power could leave the receipt alone.
+    assert synced == [path.stat().st_ino for path in (tmp_path / "out", home, receipts)]
 
 
 def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):
@@ -305,7 +397,7 @@ def test_json_lines_look_as_spark_writes_them():
         raw=pa.array([b"\x01\x02", None]),
     ) == [
         '{"n":1,"text":"é页","at":"2024-01-02T03:04:05.000006Z",'
-        '"local":"1969-12-31T23:59:59.000000","day":"2024-01-02","price":1.20,"x":0.5,"yes":true,"raw":"AQI="}',
+        '"local":"1969-12-31T23:59:59.000","day":"2024-01-02","price":1.20,"x":0.5,"yes":true,"raw":"AQI="}',
         '{"text":"a\\"b\\\\\\n","x":"NaN"}',
     ]
 
@@ -317,7 +409,38 @@ def test_nested_json_leaves_nulls_out_of_objects_but_not_out_of_lists():
         l=pa.array([[1, None]], pa.list_(pa.int64())),
         m=pa.array([[("k", 1.5)]], pa.map_(pa.string(), pa.float64())),
         e=pa.array([[]], pa.map_(pa.string(), pa.float64())),
-    ) == ['{"s":{"at":"1970-01-01T00:00:00Z"},"l":[1,null],"m":{"k":1.5},"e":{}}']
+    ) == ['{"s":{"at":"1970-01-01T00:00:00.000Z"},"l":[1,null],"m":{"k":1.5},"e":{}}']
+
+
+def test_what_is_nested_is_written_as_exactly_as_what_is_not():
+    money = pa.decimal128(38, 2)
+    deep = pa.struct([("d", money), ("l", pa.list_(pa.struct([("x", pa.float64())])))])
+    value = {
+        "d": Decimal("123456789012345678901234567890.12"),
+        "l": [{"x": 1e10}, None, {"x": None}],
+    }
+    lines = lines_of(s=pa.array([None, value, {"d": None, "l": []}], deep).slice(1))
+    assert lines == [
+        '{"s":{"d":123456789012345678901234567890.12,"l":[{"x":1.0E10},null,{}]}}',
+        '{"s":{"l":[]}}',
+    ]
+
+
+def test_times_are_written_with_the_offset_of_the_zone_and_no_digit_is_lost():
+    at = pa.array([0, 1, None, 1_720_000_000_123_000], pa.timestamp("us", "UTC"))
+    lines = bytes(json_lines(pa.record_batch({"at": at}), "America/New_York")).decode()
+    assert lines.splitlines() == [
+        '{"at":"1969-12-31T19:00:00.000-05:00"}',
+        '{"at":"1969-12-31T19:00:00.000001-05:00"}',
+        "{}",
+        '{"at":"2024-07-03T05:46:40.123-04:00"}',
+    ]
+
+
+def test_an_interval_is_not_written_as_json(tmp_path):
+    sink = FileSink(str(tmp_path), "json", pa.schema([("i", pa.duration("us"))]))
+    with pytest.raises(BuildError, match="column i is an interval, which is not written as JSON"):
+        sink.check()
 
 
 def test_a_row_of_nulls_is_an_empty_object_and_no_rows_are_no_bytes():

@@ -16,10 +16,11 @@ from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors import json_lines, parquet
 from stillframe.connectors.files import Following, find_files
-from stillframe.connectors.json_lines import JsonLinesSource
+from stillframe.connectors.json_lines import JsonLinesSource, json_from_options
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, DataError
 from stillframe.ids import SubtaskIndex
+from stillframe.json_texts.rules import JsonRules
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string())])
 
@@ -98,17 +99,108 @@ def test_row_groups_already_read_are_not_touched_again(tmp_path):
     assert parquet._groups_after(metadata, 100) == ([], 0)
 
 
-def test_a_directory_means_its_visible_files_in_order(tmp_path):
-    for name in ["b.json", "a.json", "sub/c.json", "_SUCCESS", ".a.json.crc", "_tmp/x.json"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+def put(home, *names):
+    for name in names:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text('{"n": 1}\n')
 
-    names = [os.path.relpath(path, tmp_path) for path in find_files([f"file://{tmp_path}"])]
-    assert names == ["a.json", "b.json", "sub/c.json"]
-    assert find_files([f"{tmp_path}/*.json", f"{tmp_path}/a.json"]) == [
-        str(tmp_path / "a.json"),
-        str(tmp_path / "b.json"),
+
+def listed(home, path="", **how):
+    """The files that are meant, and their partition columns."""
+    found = find_files([f"{home}{path}"], **how)
+    return {os.path.relpath(each.path, home): dict(each.partitions) for each in found}
+
+
+def test_a_directory_means_its_visible_files_in_order_and_not_those_below(tmp_path):
+    hidden = ["_SUCCESS", ".a.json.crc", "_tmp/x.json", "d.json._COPYING_"]
+    put(tmp_path, "b.json", "a.json", "sub/c.json", *hidden)
+
+    found = find_files([f"file://{tmp_path}"])
+    assert [os.path.basename(each.path) for each in found] == ["a.json", "b.json"]
+    assert [os.path.basename(each.path) for each in find_files([f"{tmp_path}/*.json"])] == [
+        "a.json",
+        "b.json",
     ]
+    assert list(listed(tmp_path, is_recursive=True)) == ["a.json", "b.json", "sub/c.json"]
+
+
+def test_directories_with_an_equals_sign_are_columns_of_the_files_below(tmp_path):
+    put(tmp_path, "y=2024/m=01/a", "y=2024/m=a%2Fb/deep/b", "beside")
+
+    assert listed(tmp_path) == {
+        "y=2024/m=01/a": {"y": "2024", "m": "01"},
+        "y=2024/m=a%2Fb/deep/b": {"y": "2024", "m": "a/b"},
+    }
+    assert listed(tmp_path, "/y=2024") == {
+        "y=2024/m=01/a": {"m": "01"},
+        "y=2024/m=a%2Fb/deep/b": {"m": "a/b"},
+    }
+    assert set(map(str, listed(tmp_path, is_recursive=True).values())) == {"{}"}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["k=1/a", "sub/b"], r"Conflicting directory structures.*/sub"),
+        (["k=1/a", "j=1/b"], r"Conflicting partition column names.*k=1.*j=1|j=1.*k=1"),
+        (["k=/a"], r"empty partition column value.*'k='"),
+    ],
+)
+def test_partition_directories_that_do_not_agree_are_refused(names, message, tmp_path):
+    put(tmp_path, *names)
+    with pytest.raises(BuildError, match=message):
+        find_files([str(tmp_path)])
+
+
+PARTED = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("day", pa.date32()),
+        ("Shop", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+@pytest.mark.parametrize("columns", [None, ("Shop", "n"), ("Shop",)])
+def test_a_partition_column_has_its_value_in_every_row(kind, columns, tmp_path):
+    for day, shop in [("2024-01-02", "a%20b"), ("2024-01-03", "__HIVE_DEFAULT_PARTITION__")]:
+        place = tmp_path / f"day={day}" / f"shop={shop}" / "at=2024-01-02 03%3A04%3A05"
+        place.mkdir(parents=True)
+        if kind is ParquetSource:
+            pq.write_table(pa.table({"n": [1, 2]}), place / "file")
+        else:
+            write_lines(place / "file", [{"n": 1}, {"n": 2}])
+    source = kind(str(tmp_path), PARTED).listing(zone="America/New_York")
+    source.check()
+    wanted = {} if columns is None else {"columns": columns}
+    batches = [batch for _, batch in read(source, source.splits(1), **wanted)]
+    rows = pa.Table.from_batches(batches).to_pylist()
+
+    at = datetime(2024, 1, 2, 8, 4, 5, tzinfo=UTC)
+    expected = [
+        {"n": n, "day": date(2024, 1, day), "Shop": shop, "at": at}
+        for day, shop in [(2, "a b"), (3, None)]
+        for n in (1, 2)
+    ]
+    if columns is not None and kind is ParquetSource:
+        expected = [{name: row[name] for name in columns} for row in expected]
+    assert rows == expected
+
+
+def test_a_partition_column_of_parquet_files_may_be_declared_as_never_null(tmp_path):
+    (tmp_path / "shop=a").mkdir()
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "shop=a" / "file")
+    schema = pa.schema([("n", pa.int64()), pa.field("shop", pa.string(), nullable=False)])
+
+    assert read_all(ParquetSource(str(tmp_path), schema)).to_pylist() == [{"n": 1, "shop": "a"}]
+
+
+def test_a_partition_value_that_does_not_fit_is_refused_with_its_directory(tmp_path):
+    put(tmp_path, "n=one/a")
+    with pytest.raises(BuildError, match=r"n=one .* is no int64, as which column n is declared"):
+        JsonLinesSource(str(tmp_path), SCHEMA).check()
 
 
 @pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
@@ -120,13 +212,6 @@ def test_a_path_with_nothing_in_it_is_a_mistake_at_build_time(kind, tmp_path):
         kind("s3://bucket/x", SCHEMA).check()
 
 
-def test_a_partition_directory_of_a_declared_column_is_refused(tmp_path):
-    (tmp_path / "n=1").mkdir()
-    (tmp_path / "n=1" / "a.json").touch()
-    with pytest.raises(BuildError, match=r"column n is a partition directory \(n=1\)"):
-        JsonLinesSource(str(tmp_path), SCHEMA).check()
-
-
 def test_empty_files_have_no_records(tmp_path):
     (tmp_path / "a").touch()
     assert read_all(JsonLinesSource(str(tmp_path), SCHEMA)).num_rows == 0
@@ -134,15 +219,11 @@ def test_empty_files_have_no_records(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
-def test_a_file_that_vanished_or_changed_is_named(kind, tmp_path):
+def test_a_file_that_vanished_is_named(kind, tmp_path):
     path = tmp_path / "a"
     pq.write_table(table_of(0, 3), path)
     source = kind(str(path), SCHEMA)
     splits = source.splits(1)
-    with open(path, "ab") as file:
-        file.write(b"x")
-    with pytest.raises(DataError, match=r"/a has changed since it was listed"):
-        list(read(source, splits))
     path.unlink()
     with pytest.raises(DataError, match=r"/a cannot be read any more"):
         list(read(source, splits))
@@ -160,6 +241,117 @@ def test_a_file_that_was_read_to_its_end_may_go(kind, tmp_path):
     path.unlink()
 
     assert list(read(source, [after])) == []
+
+
+# --- a file that is another one when the job goes on ---
+
+
+def begun(source):
+    """The split of the only file, after its first batch."""
+    return next(read(source, source.splits(1)))[0]
+
+
+def rest_of(source, split):
+    return [n for _, batch in read(source, [split]) for n in batch["n"].to_pylist()]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 40)
+    monkeypatch.setattr(parquet, "_BATCH_ROWS", 2)
+
+
+def write_numbers(kind, path, first, count=20):
+    """Files of the same length for numbers of the same number of digits."""
+    if kind is ParquetSource:
+        table = pa.table({"n": range(first, first + count)})
+        pq.write_table(table, path, use_dictionary=False, compression="none")
+    else:
+        write_lines(path, [{"n": n} for n in range(first, first + count)])
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_file_that_was_replaced_by_one_of_the_same_length_is_not_read_on(
+    kind, tmp_path, small_pieces
+):
+    path = tmp_path / "a"
+    write_numbers(kind, path, 100)
+    source = kind(str(path), SCHEMA)
+    after, size = begun(source), path.stat().st_size
+    write_numbers(kind, path, 200)
+
+    assert path.stat().st_size == size
+    with pytest.raises(DataError, match=r"/a is not the one that the job has begun to read"):
+        rest_of(source, after)
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_file_of_which_nothing_was_read_may_still_change(kind, tmp_path, small_pieces):
+    path = tmp_path / "a"
+    write_numbers(kind, path, 100)
+    source = kind(str(path), SCHEMA)
+    (first,) = source.splits(1)
+    write_numbers(kind, path, 2000, 30)
+
+    assert rest_of(source, first) == list(range(2000, 2030))
+
+
+@pytest.mark.parametrize("correction", ['{"n": 110}', '{"n": 1100000}', '{"n":7}'])
+def test_a_line_ahead_of_the_position_may_be_corrected(correction, tmp_path, small_pieces):
+    path = tmp_path / "a"
+    good = [f'{{"n": {n}}}' for n in range(100, 120)]
+    path.write_text("\n".join([*good[:10], '{"n": "x"}', *good[11:]]))
+    source = JsonLinesSource(str(path), SCHEMA, rules=JsonRules(mode="FAILFAST"))
+    after = begun(source)
+    with pytest.raises(DataError, match="line 11 of"):
+        rest_of(source, after)
+    path.write_text("\n".join([*good[:10], correction, *good[11:]]))
+
+    expected = [*range(100, 110), json.loads(correction)["n"], *range(111, 120)]
+    assert rest_of(source, after) == expected[3:]
+
+
+def test_a_file_that_was_cut_short_before_the_position_is_not_read_on(tmp_path, small_pieces):
+    path = tmp_path / "a"
+    write_numbers(JsonLinesSource, path, 100)
+    source = JsonLinesSource(str(path), SCHEMA)
+    after = begun(source)
+    path.write_bytes(path.read_bytes()[:11])
+
+    with pytest.raises(DataError, match=r"/a is not the one that the job has begun to read"):
+        rest_of(source, after)
+
+
+@pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
+def test_a_position_of_an_older_version_has_no_checksum_and_is_held_to_the_size(
+    kind, tmp_path, small_pieces
+):
+    path = tmp_path / "a"
+    write_numbers(kind, path, 100)
+    source = kind(str(path), SCHEMA)
+    after = begun(source)
+    names = {"path", "size", "offset", "rows"}
+    old = Split(after.id, {name: after.position[name] for name in names & set(after.position)})
+
+    assert rest_of(source, old) == rest_of(source, after) != []
+    write_numbers(kind, path, 100, 21)
+    with pytest.raises(DataError, match=r"/a has changed since it was listed, from \d+ to \d+ b"):
+        rest_of(source, old)
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_taken_for_whole(tmp_path, small_pieces):
+    path = tmp_path / "a"
+    write_numbers(JsonLinesSource, path, 100)
+    source = JsonLinesSource(str(path), SCHEMA)
+    reading = read(source, source.splits(1))
+    after, _ = next(reading)
+    with open(path, "a") as file:
+        file.write('{"n": 120}\n')
+    with pytest.raises(DataError, match=r"/a has changed while it was read, from 220 to 231 bytes"):
+        for after, _ in reading:  # noqa: B007
+            pass
+
+    assert rest_of(source, after)[-1] == 120, "the last lines come when it is whole"
 
 
 # --- what fits -------------------------------------------------------------------------------
@@ -222,6 +414,13 @@ def test_parquet_files_without_any_declared_column_still_have_rows(tmp_path):
     pq.write_table(table_of(0, 3), tmp_path / "a.parquet")
     table = read_all(ParquetSource(str(tmp_path), pa.schema([("x", pa.int8())])))
     assert table["x"].to_pylist() == [None, None, None]
+
+
+def test_text_of_parquet_may_be_read_as_the_bytes_that_it_is(tmp_path):
+    text = pa.array([b"caf\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"name": text}), tmp_path / "a.parquet")
+    read = read_all(ParquetSource(str(tmp_path), pa.schema([("name", pa.binary())])))
+    assert read["name"].to_pylist() == [b"caf\xe9"]
 
 
 @pytest.mark.parametrize(
@@ -394,9 +593,9 @@ def test_json_values_of_many_types(tmp_path):
         '{"n": 1',
         "[1]",
         "gibberish",
-        '{"n": 1}{"n": 2}',
+        "null",
         '{"n":\n1}',
-        '{"name": 5}',
+        '{"name": "\\q"}',
     ],
 )
 @pytest.mark.parametrize("block_bytes", [100, 1 << 20])
@@ -407,19 +606,124 @@ def test_a_json_record_that_does_not_fit_is_named_by_its_line(
     good = [json.dumps(row) for row in table_of(0, 100).to_pylist()]
     (tmp_path / "a.json").write_text("\n".join([*good[:70], "", bad, *good[70:]]))
     with pytest.raises(DataError, match=r"line 72 of .*a\.json does not fit the schema \("):
-        read_all(JsonLinesSource(str(tmp_path), SCHEMA))
+        read_all(JsonLinesSource(str(tmp_path), SCHEMA, rules=JsonRules(mode="FAILFAST")))
 
 
 def test_a_date_that_is_none_is_named_by_its_line(tmp_path):
     (tmp_path / "a.json").write_text('{"day": "2024-01-01"}\n{"day": "soon"}\n')
-    with pytest.raises(DataError, match=r"line 2 of .*'soon'"):
-        read_all(JsonLinesSource(str(tmp_path), pa.schema([("day", pa.date32())])))
+    schema = pa.schema([("day", pa.date32())])
+    with pytest.raises(DataError, match=r"line 2 of .*\(day: 'soon' is not a date\): .* \"soon\""):
+        read_all(JsonLinesSource(str(tmp_path), schema, rules=JsonRules(mode="FAILFAST")))
 
 
-def test_types_that_json_lines_cannot_give_are_refused_at_build_time(tmp_path):
-    schema = pa.schema([("raw", pa.binary())])
-    with pytest.raises(BuildError, match="column raw is binary, which is not read from JSON"):
-        JsonLinesSource(str(tmp_path), schema).check()
+TORN = ['{"n": 1}', "null", '{"n": 2, "name": "b"', '{"n": "x", "name": "c"}', '{"n": 4}']
+WITH_CORRUPT = pa.schema([*SCHEMA, ("_corrupt_record", pa.string())])
+
+
+def test_a_malformed_record_keeps_what_can_be_read_and_is_shown_and_counted(tmp_path):
+    (tmp_path / "a.json").write_bytes("\n".join(TORN).encode() + b'\n{"n": 5, "name": "\xff"}\n')
+    source = JsonLinesSource(str(tmp_path), WITH_CORRUPT)
+    reader = source.open(source.splits(1), SourceContext(SubtaskIndex(0), 1, SystemClock()))
+    ((_, batch),) = reader.read()
+
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [
+        (1, None, None),
+        (None, None, TORN[1]),
+        (None, None, TORN[2]),
+        (None, "c", TORN[3]),
+        (4, None, None),
+        (None, None, '{"n": 5, "name": "\ufffd"}'),
+    ]
+    assert reader.records_malformed() == 4
+
+
+def test_malformed_records_are_dropped_where_that_is_asked_for(tmp_path):
+    (tmp_path / "a.json").write_text("\n".join([*TORN, ""]))
+    source = JsonLinesSource(str(tmp_path), SCHEMA, rules=JsonRules(mode="DROPMALFORMED"))
+    reader = source.open(source.splits(1), SourceContext(SubtaskIndex(0), 1, SystemClock()))
+    ((_, batch),) = reader.read()
+
+    assert batch.column("n").to_pylist() == [1, 4]
+    assert reader.records_malformed() == 3
+
+
+@pytest.mark.parametrize("first", ["null", "[]", "1", '"x"', "{}", "}", "{", "\x00", ""])
+def test_no_first_line_ends_the_interpreter(first, tmp_path):
+    (tmp_path / "a.json").write_text(first + '\n{"n": 1}\n')
+    rows = read_all(JsonLinesSource(str(tmp_path), SCHEMA)).to_pylist()
+    assert rows[-1] == {"n": 1, "name": None}
+
+
+def test_a_file_may_be_one_text_of_many_lines(tmp_path):
+    (tmp_path / "a.json").write_text('[{"n": 1,\n"name": "a"},\n{"n": 2}]\n')
+    (tmp_path / "b.json").write_text('{\n"n": 3\n}\n')
+    (tmp_path / "c.json").write_text('{\n"n": "x"\n}')
+    source = JsonLinesSource(str(tmp_path), WITH_CORRUPT, is_multi_line=True)
+
+    assert [tuple(row.values()) for row in read_all(source).to_pylist()] == [
+        (1, "a", None),
+        (2, None, None),
+        (3, None, None),
+        (None, None, '{\n"n": "x"\n}'),
+    ]
+
+
+def test_lines_end_as_they_do_for_spark(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"n":1}\r\n{"n":2}\r{"n":3}\n\n{"n":4}')
+    rows = read_all(JsonLinesSource(str(tmp_path), SCHEMA)).to_pylist()
+    assert [row["n"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_a_compressed_file_is_not_taken_for_malformed_records(tmp_path):
+    (tmp_path / "a.json.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(DataError, match=r"a\.json\.gz is compressed, which is not read here"):
+        read_all(JsonLinesSource(str(tmp_path), SCHEMA))
+
+
+@pytest.mark.parametrize(
+    ("schema", "rules", "said"),
+    [
+        (pa.schema([("i", pa.duration("us"))]), JsonRules(), "column i is an interval"),
+        (
+            pa.schema([("s", pa.struct([("m", pa.map_(pa.int32(), pa.int32()))]))]),
+            JsonRules(),
+            "column s.m is a map with keys of int32",
+        ),
+        (pa.schema([("_corrupt_record", pa.int64())]), JsonRules(), "declare it as a string"),
+        (SCHEMA, JsonRules(zone="Mars/Base"), "'Mars/Base' is no time zone"),
+    ],
+)
+def test_what_no_text_could_be_read_with_is_refused_at_build_time(schema, rules, said, tmp_path):
+    with pytest.raises(BuildError, match=said):
+        JsonLinesSource(str(tmp_path), schema, rules=rules).check()
+
+
+def test_no_column_of_json_is_declared_as_never_null(tmp_path):
+    declared = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    assert JsonLinesSource(str(tmp_path), declared).schema.field("n").nullable
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timestampFormat": "yyyy"}, "does not take the option timestampFormat: read the column"),
+        ({"PrimitivesAsString": "true"}, "primitivesAsString: it is about schemas that Spark inf"),
+        ({"encoding": "UTF-16"}, "option encoding is 'UTF-16', but only UTF-8 is read"),
+        ({"lineSep": ";"}, "option lineSep is ';', but lines end with a line feed"),
+        ({"mode": "LENIENT"}, "option mode is one of PERMISSIVE, DROPMALFORMED, FAILFAST"),
+        ({"multiLine": "yes"}, "option multiLine is true or false, not 'yes'"),
+    ],
+)
+def test_an_option_that_would_not_be_heeded_is_refused(options, said):
+    with pytest.raises(BuildError, match=said):
+        json_from_options("/nowhere", SCHEMA, None, options)
+
+
+def test_options_are_those_of_spark():
+    options = {"MODE": "failfast", "allowsinglequotes": "False", "timeZone": "Asia/Tokyo"}
+    source = json_from_options("/nowhere", SCHEMA, None, {**options, "multiLine": "true"})
+    assert source.rules == JsonRules(zone="Asia/Tokyo", mode="FAILFAST", single_quotes=False)
+    assert source.is_multi_line
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
@@ -482,9 +786,9 @@ def test_each_file_is_found_once_the_oldest_first(followed):
     followed.write("a", 1_000_001)
     assert followed.discover() == ["b", "a"]
     assert followed.discover() == []
-    followed.write("sub/c", 1_000_000)
+    followed.write("c", 1_000_000)
 
-    assert followed.discover() == ["sub/c"]
+    assert followed.discover() == ["c"]
     assert followed.discover() == []
 
 
@@ -551,9 +855,12 @@ def test_a_file_from_the_future_does_not_make_all_others_too_old(followed):
     assert followed.discover() == ["now"]
 
 
-def test_a_partition_directory_that_comes_later_is_refused(followed):
+def test_a_partition_directory_that_comes_later_is_a_declared_column_or_refused(followed):
     followed.source.check()
-    followed.write("n=1/a")
+    followed.write("name=x/a")
+    (split,) = followed.source.open_enumerator(None).discover().splits
+    assert [batch["name"].to_pylist() for _, batch in read(followed.source, [split])] == [["x"]]
+    (followed.home / "name=x").rename(followed.home / "k=1")
 
-    with pytest.raises(DataError, match=r"column n is a partition directory \(n=1\)"):
+    with pytest.raises(DataError, match=r"k=1 .* column k, which is not declared"):
         followed.discover()

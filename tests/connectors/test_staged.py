@@ -125,3 +125,40 @@ def test_the_handler_stays_on_the_driver(sink):
     assert travelled == sink
     with pytest.raises(AssertionError, match="stayed on the driver"):
         travelled.open_committer()
+
+
+def test_what_was_staged_under_another_uid_is_handed_over_from_its_own_directory(
+    collected, tmp_path
+):
+    before = StagedSink(str(tmp_path / "write-1"), collected, SCHEMA)
+    now = StagedSink(str(tmp_path / "write-2"), collected, SCHEMA)
+    committables = stage(before, 1, 2) + stage(before, 3, subtask=1)
+
+    now.open_committer().commit(Epoch(4), committables)
+    now.open_committer().commit(Epoch(4), committables)
+
+    assert collected.epochs == [(4, [1, 2, 3])]
+    assert files_in(tmp_path / "write-1") == []
+
+
+def test_committables_that_do_not_tell_their_directory_are_in_the_sinks_own(collected, tmp_path):
+    sink = StagedSink(str(tmp_path / "write-1"), collected, SCHEMA)
+    older = [{k: v for k, v in each.items() if k != "directory"} for each in stage(sink, 5)]
+
+    sink.open_committer().commit(Epoch(0), older)
+
+    assert collected.epochs == [(0, [5])]
+
+
+def test_what_an_older_attempt_staged_under_another_uid_is_swept_and_nothing_of_other_sinks(
+    collected, tmp_path
+):
+    before = StagedSink(str(tmp_path / "write-1"), collected, SCHEMA)
+    kept = stage(before, 1)
+    stage(before, 2)
+    now = StagedSink(str(tmp_path / "write-2"), collected, SCHEMA)
+
+    now.open_committer().sweep("job", OperatorUid("other"), Attempt(9), [])
+    assert len(files_in(tmp_path / "write-1")) == 2
+    now.open_committer().sweep("job", UID, Attempt(9), kept)
+    assert len(files_in(tmp_path / "write-1")) == 1

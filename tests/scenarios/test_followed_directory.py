@@ -4,12 +4,15 @@ import os
 from collections import Counter
 
 import pyarrow.parquet as pq
+import pytest
 
+from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.files import Following
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.coordinator.history import AttemptFailed, AttemptStarted, CheckpointCommitted
 
 ROWS = 100
+WAIT_SECONDS_MAX = 60.0
 
 
 class Directory:
@@ -45,6 +48,15 @@ class Directory:
 
 def start(page_views, directory):
     return page_views.start(page_views.plan(directory.source()))
+
+
+def read_what_is_there(page_views, directory, parallelism=2, **options):
+    """Run the job once, as `trigger(availableNow=True)` does."""
+    plan = page_views.plan(directory.source(), parallelism)
+    running = page_views.start(plan, available_now=True, **options)
+    assert running.query.awaitTermination(WAIT_SECONDS_MAX)
+    assert running.query.summary.outcome == "stopped"
+    return running
 
 
 def see_all(page_views, directory, running, until):
@@ -108,11 +120,65 @@ def test_what_an_enumerator_raises_ends_the_job_with_a_sentence(page_views):
     directory = Directory(page_views)
     running = start(page_views, directory)
     running.wait(CheckpointCommitted)
-    partition = directory.home / "id=1"
+    partition = directory.home / "day=1"
     partition.mkdir()
     (partition / "a").write_text("x")
 
     failed = running.wait(AttemptFailed)
-    assert "column id is a partition directory (id=1)" in failed.reason
+    assert "partition column day, which is not declared" in failed.reason
     running.job.join(20)
     assert running.query.exception() is not None
+
+
+# --- a job that stops when it has read what was there ---
+
+
+@pytest.mark.parametrize("interval", ["200 ms", None])
+def test_night_after_night_a_job_reads_what_has_come_and_stops(page_views, interval):
+    directory = Directory(page_views)
+    for night, files in enumerate([3, 0, 2]):
+        directory.put(files)
+        running = read_what_is_there(
+            page_views, directory, parallelism=1 + night % 2, checkpointInterval=interval
+        )
+        assert running.job.history.records_of_attempt().records_in == files * ROWS
+
+    directory.check_each_row_is_there_once()
+
+
+def test_a_kill_in_the_night_neither_loses_nor_doubles_a_row(page_views, until):
+    directory = Directory(page_views)
+    directory.put(40)
+    plan = page_views.plan(directory.source())
+    running = page_views.start(plan, available_now=True, checkpointInterval="20 ms")
+    until(lambda: page_views.clicks_visible() >= 100 or not running.job.is_alive())
+    running.kill(slot=0)
+    assert running.query.awaitTermination(WAIT_SECONDS_MAX)
+    directory.put(3)
+    read_what_is_there(page_views, directory)
+
+    directory.check_each_row_is_there_once()
+
+
+def test_what_comes_after_the_start_is_left_for_the_next_one(page_views):
+    directory = Directory(page_views)
+    directory.put(1)
+    read_what_is_there(page_views, directory)
+    directory.put(1)
+    assert page_views.clicks_visible() == ROWS
+    read_what_is_there(page_views, directory)
+
+    directory.check_each_row_is_there_once()
+
+
+def test_a_job_that_kept_nothing_ends_with_what_was_there(page_views):
+    directory = Directory(page_views)
+    directory.put(2)
+    plan = page_views.plan(directory.source(), around_clicks=lambda sink: DiscardSink())
+    running = page_views.start(
+        plan, available_now=True, checkpointLocation=None, checkpointInterval=None
+    )
+    assert running.query.awaitTermination(WAIT_SECONDS_MAX)
+
+    assert running.query.summary.outcome == "finished"
+    assert running.job.history.records_of_attempt().records_in == 2 * ROWS

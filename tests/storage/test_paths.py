@@ -110,6 +110,10 @@ def test_the_names_of_a_history_are_in_the_order_of_what_they_tell() -> None:
     places = {path.rpartition("/")[0] for each in told for path in each}
     assert places == set(paths.HISTORY_DIRECTORIES)
     assert all(paths.is_history_file(path.rpartition("/")[2]) for each in told for path in each)
+    shown = [paths.numbers_in_history(*path.rpartition("/")[::2]) for each in told for path in each]
+    assert shown[3:5] == [(110, 1), (None, 2)]
+    assert shown[-1] == (None, 10)
+    assert paths.numbers_in_history("history/checkpoints", f"{1:020d}-begun.json") is None
     foreign = (".tmp-1", "notes.txt", f"{1:020d}.json", f"{1:020d}-x.json", f"{1:020d}-1.json.bak")
     assert not any(map(paths.is_history_file, foreign))
 

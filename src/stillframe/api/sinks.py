@@ -66,6 +66,14 @@ class Committer(ABC):
         those of all subtasks, once per epoch, in the order of epochs.
         """
 
+    def forget(self, committables: Sequence[Committable]) -> None:  # noqa: B027 - most note nothing
+        """Drop what was noted of these: no checkpoint holds them any more that a restart begins
+        with, so that nobody asks to commit them again.
+
+        Called after `commit` of a later checkpoint, on the same thread, where the sink commits in
+        the slots. It is not promised: what a crash leaves is for `sweep`.
+        """
+
     @abstractmethod
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
@@ -98,6 +106,16 @@ class Sink(ABC):
 
     is_whole: bool = False
     """Whether every epoch brings everything anew: one that failed is of no use to the next."""
+
+    @property
+    def tied_to(self) -> str | None:
+        """What the records go to, such as a directory or a table, in words that do not change.
+
+        After a change of the job, what was prepared is committed by the sink that is tied to the
+        same, if its uid is not given. None: to nothing that has a name; then the stream that the
+        sink is on says which one it is.
+        """
+        return self.describe()
 
     @abstractmethod
     def open_writer(self, context: SinkContext) -> SinkWriter:

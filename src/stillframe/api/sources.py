@@ -111,6 +111,13 @@ class SourceReader(ABC):
         """
         return None
 
+    def records_malformed(self) -> int:
+        """How many records so far were not what the schema declares, dropped ones included.
+
+        Called now and then, for `status`. Only for sources that go on after such a record.
+        """
+        return 0
+
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read these too.
 
@@ -142,6 +149,10 @@ class BlockingReader(ABC):
         for such a split; without this, it does until the last of the splits has ended.
         """
         return False
+
+    def records_malformed(self) -> int:
+        """As of a `SourceReader`. Called while `read` is iterated by another thread."""
+        return 0
 
     @abstractmethod
     def read(self) -> Iterator[tuple[Split, pa.RecordBatch]]:
@@ -249,3 +260,12 @@ class Source(ABC):
     @abstractmethod
     def describe(self) -> str:
         """A few words for `explain()`: the kind and where it reads from."""
+
+    @property
+    def tied_to(self) -> str:
+        """Where it reads from, in words that do not change.
+
+        After a change of the job, the source that is tied to the same goes on from the positions
+        that were kept, if its uid is not given.
+        """
+        return self.describe()

@@ -3,7 +3,9 @@
 Theory of operation. A writer stages each epoch in `<path>/_stillframe/staging/`, which Spark and
 pyarrow do not read because of the underscore. At the barrier the file is closed and made durable
 in the background; its name is the committable. When the checkpoint is complete the file is
-renamed into `<path>/`, which happens at once or not at all and may be repeated.
+renamed into `<path>/`, which happens at once or not at all and may be repeated. Then a receipt, an
+empty file of the staged one's name, is put into `<path>/_stillframe/receipts/`. It stays until a
+completed checkpoint no longer holds this commit: a consumer may take a published file away at once.
 
 Rules of this file:
 1. A staged file's name says whose it is (job, operator, attempt, epoch of the writer, subtask);
@@ -15,32 +17,30 @@ Rules of this file:
 
 from __future__ import annotations
 
-import base64
-import json
-import math
+import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import BinaryIO, Literal, Protocol
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
 from stillframe.connectors.files import local_path
 from stillframe.errors import BuildError, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.json_texts.writing import json_lines
 
 FileFormat = Literal["parquet", "json"]
 STAGING = os.path.join("_stillframe", "staging")
+RECEIPTS = os.path.join("_stillframe", "receipts")
+
+log = logging.getLogger("stillframe")
 
 _BUFFER_ROWS = 65_536
 _BUFFER_BYTES = 8 << 20
@@ -53,21 +53,33 @@ class FileSink(Sink):
     path: str
     format: FileFormat
     schema: pa.Schema
+    accepts_missing: str = ""
+    """Published files that are gone, and that the job goes on without: `file:rows`, by commas."""
+    zone: str = "UTC"
+    """In which times are written as JSON."""
 
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
         path = local_path(self.path)
         if self.format not in ("parquet", "json"):
             raise BuildError(f"a file sink writes 'parquet' or 'json', not {self.format!r}")
+        for field in self.schema if self.format == "json" else ():
+            if pa.types.is_duration(field.type):
+                raise BuildError(
+                    f"column {field.name} is an interval, which is not written as JSON: cast it to"
+                    " a string or a number"
+                )
         if os.path.lexists(path) and not os.path.isdir(path):
             raise BuildError(f"{path} is a file: a file sink needs a directory, give another path")
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
         root = local_path(self.path)
-        return StagingWriter(root, self.format, self.schema, context, publishes=True)
+        return StagingWriter(
+            root, self.format, self.schema, context, publishes=True, zone=self.zone
+        )
 
     def open_committer(self) -> Committer:
-        return FileCommitter(local_path(self.path))
+        return FileCommitter(local_path(self.path), frozenset(self.accepts_missing.split(",")))
 
     def describe(self) -> str:
         return f"{self.format} {self.path}"
@@ -84,12 +96,14 @@ class StagingWriter(SinkWriter):
         context: SinkContext,
         *,
         publishes: bool,
+        zone: str = "UTC",
     ) -> None:
         self._root = root
         self._format = file_format
         self._schema = schema
         self._context = context
         self._publishes = publishes
+        self._zone = zone
         self._token = secrets.token_hex(4)
         self._epochs = 0
         with _saying(root):
@@ -117,7 +131,7 @@ class StagingWriter(SinkWriter):
         name = StagedName(who.job, who.uid, who.attempt, self._epochs, who.subtask, self._token)
         self._epochs += 1
         relative = os.path.join(STAGING, f"{name.text()}.{self._format}")
-        return _StagedFile(self._root, relative, self._format, self._schema)
+        return _StagedFile(self._root, relative, self._format, self._schema, self._zone)
 
     def _prepare(self, relative: str, checkpoint_id: CheckpointId) -> list[Committable]:
         ended = self._rotated.pop(relative, None)
@@ -137,45 +151,98 @@ class StagingWriter(SinkWriter):
 
 
 class FileCommitter(Committer):
-    """Renames staged files into sight."""
+    """Renames staged files into sight, and notes that it did."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, accepts_missing: Collection[str] = ()) -> None:
         self._root = root
+        self._accepts_missing = accepts_missing
 
     def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+        if not committables:
+            return
+        missing = [each for each in committables if not self._publish(each)]
+        refused = [each for each in missing if not self._is_accepted(each)]
+        with _saying(self._root):
+            # First: after a loss of power a receipt must not be all that is left.
+            _sync_directory(self._root)
+            self._write_receipts(each for each in committables if each not in refused)
+        if refused:
+            raise StorageError(_missing_in_words(self._root, refused))
+
+    def forget(self, committables: Sequence[Committable]) -> None:
         for committable in committables:
-            self._publish(str(committable["staged"]), str(committable["target"]))
-        if committables:
-            with _saying(self._root):
-                _sync_directory(self._root)
-
-    def _publish(self, staged: str, target: str) -> None:
-        with _saying(os.path.join(self._root, target)):
-            try:
-                os.rename(os.path.join(self._root, staged), os.path.join(self._root, target))
-            except FileNotFoundError:
-                self._refuse_lost(staged, target)
-
-    def _refuse_lost(self, staged: str, target: str) -> None:
-        """Published before, by us or by another who repeats the commit: fine. Gone: not fine."""
-        if not os.path.exists(os.path.join(self._root, target)):
-            raise StorageError(
-                f"a completed checkpoint promised {target} in {self._root}, but neither it nor"
-                f" {staged} exists: somebody removed it; bring it back, or restore an earlier"
-                " checkpoint"
-            )
+            with suppress(OSError):  # the next sweep finds it
+                os.unlink(self._receipt(committable))
 
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
     ) -> None:
-        sweep_staging(self._root, job, uid, older_than, keep)
+        for directory in (STAGING, RECEIPTS):
+            sweep_staging(self._root, job, uid, older_than, keep, directory)
+
+    def _publish(self, committable: Committable) -> bool:
+        """Whether it is published: now, or before, by us or by another who repeats the commit."""
+        staged, target = (
+            os.path.join(self._root, str(committable[name])) for name in ("staged", "target")
+        )
+        with _saying(target):
+            try:
+                os.rename(staged, target)
+            except FileNotFoundError:
+                return os.path.exists(self._receipt(committable)) or os.path.exists(target)
+            return True
+
+    def _receipt(self, committable: Committable) -> str:
+        name = os.path.basename(str(committable["staged"]))
+        return os.path.join(self._root, RECEIPTS, name)
+
+    def _write_receipts(self, published: Iterable[Committable]) -> None:
+        directory = os.path.join(self._root, RECEIPTS)
+        if not os.path.isdir(directory):
+            os.makedirs(directory, exist_ok=True)
+            _sync_directory(os.path.dirname(directory))
+        for committable in published:
+            with open(self._receipt(committable), "ab"):
+                pass
+        _sync_directory(directory)
+
+    def _is_accepted(self, missing: Committable) -> bool:
+        """Whether somebody has said, by name and number of rows, that the job goes on without."""
+        if _named_with_rows(missing) not in self._accepts_missing:
+            return False
+        log.warning(
+            "the job goes on without %s and its %s rows: acceptMissingOutput names it",
+            missing["target"],
+            missing["rows"],
+        )
+        return True
+
+
+def _named_with_rows(committable: Committable) -> str:
+    return f"{committable['target']}:{committable['rows']}"
+
+
+def _missing_in_words(root: str, missing: Sequence[Committable]) -> str:
+    first, others = missing[0], len(missing) - 1
+    more, verb = (f" and {others} more", "are") if others else ("", "is")
+    option = f"acceptMissingOutput={','.join(map(_named_with_rows, missing))}"
+    return (
+        f"output file {first['target']} ({first['rows']} rows){more} of a completed checkpoint"
+        f" {verb} missing from {root}, and {first['staged']} is gone too: restore the file, or go"
+        f" on without its rows: option {option}"
+    )
 
 
 def sweep_staging(
-    root: str, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
+    root: str,
+    job: str,
+    uid: OperatorUid,
+    older_than: Attempt,
+    keep: Sequence[Committable],
+    below: str = STAGING,
 ) -> None:
     """Remove what older attempts of this job and operator staged, but not what `keep` names."""
-    directory = os.path.join(root, STAGING)
+    directory = os.path.join(root, below)
     kept = {os.path.basename(str(committable["staged"])) for committable in keep}
     with _saying(directory):
         for file_name in os.listdir(directory) if os.path.isdir(directory) else []:
@@ -236,13 +303,14 @@ class _StagedFile:
     """
 
     def __init__(
-        self, root: str, relative: str, file_format: FileFormat, schema: pa.Schema
+        self, root: str, relative: str, file_format: FileFormat, schema: pa.Schema, zone: str
     ) -> None:
         self.relative = relative
         self.rows = 0
         self._path = os.path.join(root, relative)
         self._format = file_format
         self._schema = schema
+        self._zone = zone
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
         self._gathered_bytes = 0
@@ -303,140 +371,33 @@ class _StagedFile:
     def _opened(self) -> _Encoder:
         if self._encoder is None:
             self._file = open(self._path, "xb")  # noqa: SIM115 closed by finish or discard
-            self._encoder = _encoder(self._format, self._file, self._schema)
+            self._encoder = _encoder(self._format, self._file, self._schema, self._zone)
         return self._encoder
 
 
-def _encoder(file_format: FileFormat, file: BinaryIO, schema: pa.Schema) -> _Encoder:
+def _encoder(file_format: FileFormat, file: BinaryIO, schema: pa.Schema, zone: str) -> _Encoder:
     if file_format == "parquet":
         # A dictionary of numbers that hardly repeat was measured to cost more than all the rest.
         words = [field.name for field in schema if pa.types.is_string(field.type)]
         encoder: _Encoder = pq.ParquetWriter(file, schema, use_dictionary=words or False)
         return encoder
-    return _JsonLinesEncoder(file)
+    return _JsonLinesEncoder(file, zone)
 
 
 # --- JSON lines ------------------------------------------------------------------------------
 
 
 class _JsonLinesEncoder:
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, zone: str) -> None:
         self._file = file
+        self._zone = zone
 
     def write_table(self, table: pa.Table) -> None:
         for batch in table.combine_chunks().to_batches():
-            self._file.write(json_lines(batch))
+            self._file.write(json_lines(batch, self._zone))
 
     def close(self) -> None:
         """Nothing is held back."""
-
-
-def json_lines(batch: pa.RecordBatch) -> memoryview:
-    """One JSON object per row, as Spark writes them, with microseconds; nulls are left out.
-
-    Works on whole columns: each becomes a column of `,"name":value` texts, empty where the value
-    is null; a row is its texts end to end, without the first comma. Only nested columns and
-    strings that need escapes cost a loop over rows.
-    """
-    members = [
-        pc.coalesce(_joined(f",{json.dumps(name, ensure_ascii=False)}:", texts), _large(""))
-        for name, texts in zip(batch.schema.names, map(_json_texts, batch.columns), strict=True)
-    ]
-    lines = _joined("{", pc.utf8_slice_codeunits(_joined(*members), 1), "}\n")
-    assert len(lines) == batch.num_rows
-    # The texts of a string column lie end to end in one buffer: that is the file's content.
-    _, offsets, data = lines.buffers()
-    end = np.frombuffer(offsets, dtype=np.int64)[len(lines)]
-    return memoryview(data)[:end] if end else memoryview(b"")
-
-
-def _json_texts(column: pa.Array) -> pa.Array:
-    """The JSON text of each value, as large strings; null stays null."""
-    kind, types = column.type, pa.types
-    if types.is_integer(kind) or types.is_boolean(kind) or types.is_decimal(kind):
-        return column.cast(pa.large_string())
-    if types.is_floating(kind) and pc.all(pc.is_finite(column), min_count=0).as_py():
-        return column.cast(pa.large_string())
-    if types.is_timestamp(kind):
-        return _in_quotes(_timestamp_texts(column))
-    if types.is_date(kind):
-        return _in_quotes(column.cast(pa.string()))
-    if _is_plain_text(column):
-        return _in_quotes(column)
-    texts = (None if value is None else _json_text(value, kind) for value in column.to_pylist())
-    return pa.array(texts, pa.large_string())
-
-
-def _timestamp_texts(column: pa.Array) -> pa.Array:
-    # As a time without a zone, which is written in UTC: strftime, and the cast of a time with a
-    # zone, were measured forty times slower.
-    in_utc = column.cast(pa.timestamp("us", tz="UTC" if column.type.tz else None))
-    texts = in_utc.view(pa.timestamp("us")).cast(pa.large_string())
-    with_t = pc.utf8_replace_slice(texts, start=10, stop=11, replacement="T")
-    return _joined(with_t, "Z") if column.type.tz else with_t
-
-
-def _is_plain_text(column: pa.Array) -> bool:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return False
-    escaped = pc.match_substring_regex(column, r'["\\\x00-\x1f]')
-    return not pc.any(escaped, min_count=0).as_py()
-
-
-def _in_quotes(texts: pa.Array) -> pa.Array:
-    return _joined('"', texts.cast(pa.large_string()), '"')
-
-
-def _joined(*parts: str | pa.Array) -> pa.Array:
-    """The parts of each row end to end; null where one of them is. All are large strings."""
-    large = [_large(part) if isinstance(part, str) else part for part in parts]
-    return pc.binary_join_element_wise(*large, _large(""))
-
-
-def _large(text: str) -> pa.Scalar:
-    return pa.scalar(text, pa.large_string())
-
-
-def _json_text(value: object, kind: pa.DataType) -> str:
-    return json.dumps(_plain(value, kind), ensure_ascii=False, separators=(",", ":"))
-
-
-def _plain(value: Any, kind: pa.DataType) -> object:
-    """A Python value as pyarrow gives it, made of what JSON has; Spark's choices throughout."""
-    types = pa.types
-    if value is None:
-        return None
-    if types.is_struct(kind):
-        parts = {field.name: _plain(value[field.name], field.type) for field in kind}
-        return {name: part for name, part in parts.items() if part is not None}
-    if types.is_list(kind) or types.is_large_list(kind):
-        return [_plain(part, kind.value_type) for part in value]
-    if types.is_map(kind):
-        return {str(key): _plain(part, kind.item_type) for key, part in value}
-    return _plain_leaf(value)
-
-
-def _plain_leaf(value: object) -> object:
-    match value:
-        case datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case date():
-            return value.isoformat()
-        case float():
-            return value if math.isfinite(value) else _name_of(value)
-        case Decimal():
-            # Only inside nested columns; json has no way to write one exactly as a number.
-            return float(value)
-        case bytes():
-            return base64.b64encode(value).decode("ascii")
-        case _:
-            return value
-
-
-def _name_of(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 # --- The file system -------------------------------------------------------------------------

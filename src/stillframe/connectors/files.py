@@ -1,8 +1,12 @@
 """Files as sources, one split per file; what is in them `parquet` and `json_lines` know.
 
 The list of files is taken once, at the first start of the job, and is in every checkpoint from
-then on: files that come later are not read, and one that has vanished or changed size is an
-error. Only paths of a file system that all slots share are read.
+then on: files that come later are not read, and one that has vanished is an error. Only paths of a
+file system that all slots share are read.
+
+What was read of a file must not change any more. Beside a position is a checksum of what is before
+it, and a file with another past is refused. What is ahead may change, so that a bad line can be
+corrected.
 
 A source that *follows* its paths lists them again and again and reads each file that it has not
 seen, once, as Spark's file stream does. A file is known by its path. What was seen is the state of
@@ -12,14 +16,14 @@ than the newest by more than an allowed age are forgotten, and not taken for new
 
 from __future__ import annotations
 
-import glob
+import copy
 import os
 import re
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Self, cast
 
 import pyarrow as pa
 
@@ -29,6 +33,12 @@ from stillframe.api.sources import (
     Source,
     Split,
     SplitEnumerator,
+)
+from stillframe.connectors.listing import (
+    FoundFile,
+    declared_partitions,
+    files_at,
+    with_partitions,
 )
 from stillframe.errors import BuildError, DataError
 from stillframe.json_values import JsonObject
@@ -48,44 +58,17 @@ def local_path(path: str) -> str:
     return os.path.abspath(plain)
 
 
-def find_files(paths: Sequence[str]) -> list[str]:
+def find_files(paths: Sequence[str], *, is_recursive: bool = False) -> list[FoundFile]:
     """Every file meant by these files, directories and glob patterns, each once, in order."""
-    found: dict[str, None] = {}
-    for path in paths:
-        files = _files_at(local_path(path))
-        if not files:
-            raise BuildError(f"no files found at {path}: check the path and its pattern")
-        found.update(dict.fromkeys(files))
-    return list(found)
-
-
-def _files_at(path: str) -> list[str]:
-    if os.path.lexists(path):
-        return _files_under(path)
-    matches = [match for match in sorted(glob.glob(path)) if not _hidden(os.path.basename(match))]
-    return [file for match in matches for file in _files_under(match)]
-
-
-def _files_under(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    files = []
-    for directory, directories, names in os.walk(path, followlinks=True):
-        directories[:] = [name for name in directories if not _hidden(name)]
-        files += [os.path.join(directory, name) for name in names if not _hidden(name)]
-    return sorted(files)
-
-
-def _hidden(name: str) -> bool:
-    """What Spark does not read either: work files, markers, copies under way."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+    found = [file for path in paths for file in files_at(local_path(path), is_recursive)]
+    return list({file.path: file for file in found}.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
     """That files which come later are read too, and how."""
 
-    interval_seconds: float
+    interval_seconds: float = 1.0
     """How often the paths are listed."""
     file_age_seconds_max: float = 7 * 24 * 3600.0
     """How much older than the newest file one may be that is still taken for new."""
@@ -98,6 +81,10 @@ class FileSource(Source):
     paths: tuple[str, ...]
     _schema: pa.Schema
     following: Following | None
+    is_recursive: bool
+    """Whether a directory means all files below it, without partition columns."""
+    zone: str
+    """The one of times in partition directories."""
 
     def __init__(
         self,
@@ -109,6 +96,23 @@ class FileSource(Source):
         object.__setattr__(self, "paths", given)
         object.__setattr__(self, "_schema", schema)
         object.__setattr__(self, "following", following)
+        object.__setattr__(self, "is_recursive", False)
+        object.__setattr__(self, "zone", "UTC")
+
+    def listing(
+        self,
+        *,
+        schema: pa.Schema | None = None,
+        is_recursive: bool | None = None,
+        zone: str | None = None,
+    ) -> Self:
+        """The same source with another schema, or directories understood otherwise."""
+        other = copy.copy(self)
+        given = {"_schema": schema, "is_recursive": is_recursive, "zone": zone}
+        for name, value in given.items():
+            if value is not None:
+                object.__setattr__(other, name, value)
+        return other
 
     @property
     def schema(self) -> pa.Schema:
@@ -120,15 +124,27 @@ class FileSource(Source):
 
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
-        if self.following is None:
-            self.refuse_partition_columns(find_files(self.paths))
-        else:
-            self.refuse_partition_columns([found.path for found in _files_now(self.paths)])
+        for file in self.files_now():
+            declared_partitions(file, self._schema, self.zone)
+
+    def files_now(self) -> list[FoundFile]:
+        """Every file that its paths mean now; perhaps none, if it follows them."""
+        found = find_files(self.paths, is_recursive=self.is_recursive)
+        if not found and self.following is None:
+            places = ", ".join(self.paths)
+            raise BuildError(f"no files found at {places}: check the path and its pattern")
+        return found
 
     def splits(self, parallelism: int) -> list[Split]:
         if self.following is not None:
             return []  # the enumerator finds them all
-        return [self.split(path, _size_bytes(path)) for path in find_files(self.paths)]
+        return [self.split_of(file, _size_bytes(file.path)) for file in self.files_now()]
+
+    def split_of(self, file: FoundFile, size_bytes: int) -> Split:
+        """This file at its beginning, with its partition columns."""
+        split = self.split(file.path, size_bytes)
+        texts = declared_partitions(file, self._schema, self.zone)
+        return Split(split.id, {**split.position, "partitions": texts}) if texts else split
 
     def open_enumerator(self, state: JsonObject | None) -> SplitEnumerator:
         assert self.following is not None
@@ -138,20 +154,19 @@ class FileSource(Source):
     def split(self, path: str, size_bytes: int) -> Split:
         """This file at its beginning."""
 
-    def refuse_partition_columns(self, files: list[str]) -> None:
-        # Read as an ordinary missing column, it would silently be null in every row.
-        for path in files:
-            for part in os.path.dirname(path).split(os.sep):
-                name = part.partition("=")[0] if "=" in part else ""
-                if name in self._schema.names:
-                    raise BuildError(
-                        f"column {name} is a partition directory ({part}), which is not read"
-                        " here: leave it out of the schema, or read with Spark and still.stream"
-                    )
-
     def _described(self, kind: str) -> str:
-        again = f", listed every {self.following.interval_seconds:g} s" if self.following else ""
-        return f"{kind} {', '.join(self.paths)}{again}"
+        return f"{kind} {', '.join(self.paths)}{self._in_words_how_often}"
+
+    @property
+    def tied_to(self) -> str:
+        """How often it is listed may change."""
+        return self.describe().removesuffix(self._in_words_how_often)
+
+    @property
+    def _in_words_how_often(self) -> str:
+        seconds = self.discovery_interval_seconds
+        is_usual = seconds in (None, Following().interval_seconds)
+        return "" if is_usual else f", listed every {seconds:g} s"
 
 
 def _size_bytes(path: str) -> int:
@@ -168,24 +183,24 @@ def _size_bytes(path: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundFile:
-    path: str
+class _Listed:
+    file: FoundFile
     size_bytes: int
     changed_at_ms: int
 
 
-def _files_now(paths: Sequence[str]) -> list[_FoundFile]:
-    """Every file at these paths that has something in it, the oldest first."""
-    found: dict[str, _FoundFile] = {}
-    for path in (file for each in paths for file in _files_at(local_path(each))):
+def _listed(files: Sequence[FoundFile]) -> list[_Listed]:
+    """Those of these files that have something in them, the oldest first."""
+    found = []
+    for file in files:
         try:
-            facts = os.stat(path)
+            facts = os.stat(file.path)
         except OSError:
             continue  # gone since it was listed, or a link that leads nowhere
         # An empty file may be one that somebody has only begun to write.
         if facts.st_size:
-            found[path] = _FoundFile(path, facts.st_size, facts.st_mtime_ns // 1_000_000)
-    return sorted(found.values(), key=lambda file: (file.changed_at_ms, file.path))
+            found.append(_Listed(file, facts.st_size, facts.st_mtime_ns // 1_000_000))
+    return sorted(found, key=lambda each: (each.changed_at_ms, each.file.path))
 
 
 class _FollowedFiles(SplitEnumerator):
@@ -199,21 +214,20 @@ class _FollowedFiles(SplitEnumerator):
         self._forgotten_before_ms = cast(int, state["forgotten_before_ms"]) if state else None
 
     def discover(self) -> Discovered:
-        new = [file for file in _files_now(self._source.paths) if self._is_new(file)]
         try:
-            self._source.refuse_partition_columns([file.path for file in new])
+            new = [each for each in _listed(self._source.files_now()) if self._is_new(each)]
+            splits = [self._source.split_of(each.file, each.size_bytes) for each in new]
         except BuildError as error:
             raise DataError(str(error)) from error
-        self._seen.update((file.path, file.changed_at_ms) for file in new)
+        self._seen.update((each.file.path, each.changed_at_ms) for each in new)
         self._forget_old()
-        splits = [self._source.split(file.path, file.size_bytes) for file in new]
         return Discovered(splits, self._state())
 
-    def _is_new(self, file: _FoundFile) -> bool:
+    def _is_new(self, listed: _Listed) -> bool:
         # At the first listing nothing is too old, as in Spark.
         forgotten = self._forgotten_before_ms
-        return file.path not in self._seen and (
-            forgotten is None or file.changed_at_ms >= forgotten
+        return listed.file.path not in self._seen and (
+            forgotten is None or listed.changed_at_ms >= forgotten
         )
 
     def _forget_old(self) -> None:
@@ -249,7 +263,9 @@ class FileReader(BlockingReader):
 
     def read(self) -> Iterator[tuple[Split, pa.RecordBatch]]:
         for split in self._splits:
-            yield from self._read_split(split)
+            texts = list(partitions_of(split).items())
+            for after, batch in self._read_split(split):
+                yield after, with_partitions(batch, self._schema, texts)
 
     @abstractmethod
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
@@ -259,24 +275,40 @@ class FileReader(BlockingReader):
         """Files are closed by `read`, each when it ends or is given up."""
 
 
-def unchanged_path(split: Split) -> str:
-    """The path of a split, if its file is still the one that was listed."""
+def path_of(split: Split) -> str:
+    """The path of a split whose file is still there."""
     path = str(split.position["path"])
-    expected = split.position["size"]
     try:
-        size_bytes = os.stat(path).st_size
+        os.stat(path)
     except OSError as error:
         raise DataError(
             f"source file {path} cannot be read any more ({error.strerror}): bring it back, the"
             " job has not read it to its end"
         ) from error
+    return path
+
+
+def refuse_other_size(split: Split, size_bytes: int) -> None:
+    """All that can be said of a file by a position that has no checksum, from an older version."""
+    expected = split.position["size"]
     if size_bytes != expected:
         raise DataError(
-            f"source file {path} has changed since it was listed, from {expected} to"
-            f" {size_bytes} bytes: bring the old one back, or start without the checkpoint (a file"
-            " is to be written elsewhere and renamed when it is whole)"
+            f"source file {split.position['path']} has changed since it was listed, from"
+            f" {expected} to {size_bytes} bytes: bring the old one back, or start without the"
+            " checkpoint (a file is to be written elsewhere and renamed when it is whole)"
         )
-    return path
+
+
+def changed_past(split: Split, how: str) -> DataError:
+    return DataError(
+        f"source file {split.position['path']} is not the one that the job has begun to read"
+        f" ({how}): bring the old one back, or start the job without its checkpoint (fresh)"
+    )
+
+
+def partitions_of(split: Split) -> Mapping[str, str | None]:
+    """The texts of the partition columns of a split's file."""
+    return cast(Mapping[str, str | None], split.position.get("partitions", {}))
 
 
 def position_of(split: Split, name: str) -> int:

@@ -1,71 +1,110 @@
-"""Files of JSON lines as a source."""
+"""Files of JSON as a source; what is in a text `json_texts` knows."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import FileIO
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.json as pa_json
 
 from stillframe.api.sources import BlockingReader, SourceContext, Split
+from stillframe.config import parse_flag
 from stillframe.connectors.files import (
     FileReader,
     FileSource,
-    first_line,
+    Following,
+    changed_past,
+    path_of,
     position_of,
-    unchanged_path,
+    refuse_other_size,
 )
 from stillframe.errors import BuildError, DataError
-from stillframe.key_groups import is_binary
+from stillframe.json_texts.columns import Texts
+from stillframe.json_texts.records import Malformed, RecordReader, nullable, refuse_unreadable
+from stillframe.json_texts.rules import JsonRules, Mode
+from stillframe.json_values import JsonObject
 
 _BLOCK_BYTES = 1 << 20
 _LINE_BYTES_MAX = 64 << 20
+_FILE_BYTES_MAX = 1 << 30
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz")
+_SPARKS_RULES = JsonRules()
 
 
+@dataclass(frozen=True, init=False)
 class JsonLinesSource(FileSource):
-    """Files of one JSON object per line; timestamps are ISO 8601 strings, UTC if they do not say.
+    """Files of JSON as Spark reads them: one record in each line, or in each file.
 
-    A member that was not declared is passed over, one that is missing is null.
+    A member that was not declared is passed over, one that is missing is null. No column is
+    declared as never null: what is in a file nobody can declare.
     """
 
+    rules: JsonRules
+    is_multi_line: bool
+    """Whether each file is one text."""
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        schema: pa.Schema,
+        following: Following | None = None,
+        rules: JsonRules = _SPARKS_RULES,
+        *,
+        is_multi_line: bool = False,
+    ) -> None:
+        super().__init__(paths, nullable(schema), following)
+        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "is_multi_line", is_multi_line)
+
     def check(self) -> None:
-        for field in self.schema:
-            if pa.types.is_map(field.type) or is_binary(field.type):
-                raise BuildError(
-                    f"column {field.name} is {field.type}, which is not read from JSON lines:"
-                    " declare it as a string or a struct"
-                )
+        refuse_unreadable(self.schema, self.rules)
         super().check()
 
     def split(self, path: str, size_bytes: int) -> Split:
         return Split(path, {"path": path, "size": size_bytes, "offset": 0})
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> BlockingReader:
-        return _JsonLinesReader(self.schema, splits)
+        return _JsonLinesReader(self, splits)
 
     def describe(self) -> str:
         return self._described("json")
 
 
 class _JsonLinesReader(FileReader):
+    def __init__(self, source: JsonLinesSource, splits: Sequence[Split]) -> None:
+        super().__init__(source.schema, splits)
+        self._is_multi_line = source.is_multi_line
+        self._reader = RecordReader(source.schema, source.rules)
+        self._records_malformed = 0
+
+    def records_malformed(self) -> int:
+        return self._records_malformed
+
     def has_ended(self, split: Split) -> bool:
         return position_of(split, "offset") >= position_of(split, "size")
 
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
         if self.has_ended(split):
             return
-        offset = position_of(split, "offset")
-        path = unchanged_path(split)
+        path, offset = path_of(split), position_of(split, "offset")
+        _refuse_compressed(path)
+        cut = _whole if self._is_multi_line else _blocks
         try:
             with open(path, "rb", buffering=0) as file:
-                file.seek(offset)
-                for block in _blocks(file, path):
+                size_bytes = _size_bytes(file)
+                checksum = _checksum_of_past(file, split, size_bytes)
+                for block in cut(file, path, size_bytes - offset):
                     batch = self._parsed(path, offset, block)
                     offset += len(block)
-                    yield Split(split.id, {**split.position, "offset": offset}), batch
+                    checksum = zlib.crc32(block, checksum)
+                    if offset == size_bytes:  # what is added later would never be read
+                        _refuse_change(file, path, size_bytes)
+                    yield _at(split, size_bytes, offset, checksum), batch
+                if offset < size_bytes:
+                    _refuse_change(file, path, size_bytes)
         except OSError as error:
             raise DataError(
                 f"source file {path} cannot be read ({error.strerror}): make it readable and"
@@ -73,16 +112,71 @@ class _JsonLinesReader(FileReader):
             ) from error
 
     def _parsed(self, path: str, offset: int, block: bytes) -> pa.RecordBatch:
+        texts = Texts.of([block]) if self._is_multi_line else Texts.lines(block)
         try:
-            return _parse_lines(block, self._schema)
-        except (pa.ArrowException, _RowsAreNotLines) as error:
-            raise _unfit_line(path, offset, block, self._schema) from error
+            records = self._reader.read(texts)
+        except Malformed as error:
+            begins_at = int(texts.starts[error.place])
+            number = _lines_before(path, offset + begins_at) + 1
+            where = f"line {number} of {path}" if not self._is_multi_line else path
+            begins = texts[error.place][:80].decode("utf-8", "replace").rstrip()
+            raise DataError(
+                f"{where} does not fit the schema ({error.why}): correct the record or the schema,"
+                f" or set mode to PERMISSIVE; {'the line' if not self._is_multi_line else 'it'}"
+                f" begins {begins!r}"
+            ) from None
+        self._records_malformed += records.malformed
+        return records.batch
 
 
-def _blocks(file: FileIO, path: str) -> Iterator[bytes]:
+def _refuse_compressed(path: str) -> None:
+    # Read as it is, each of its lines would be a malformed record.
+    if path.lower().endswith(_COMPRESSED):
+        raise DataError(
+            f"{path} is compressed, which is not read here: decompress it, or read it with Spark"
+            " and still.stream"
+        )
+
+
+def _at(split: Split, size_bytes: int, offset: int, checksum: int) -> Split:
+    kept: JsonObject = {"size": size_bytes, "offset": offset, "crc32": f"{checksum:08x}"}
+    return Split(split.id, {**split.position, **kept})
+
+
+def _size_bytes(file: FileIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _checksum_of_past(file: FileIO, split: Split, size_bytes: int) -> int:
+    """Of all before the position, to which this reads; raises if it is not what was read before."""
+    left, kept = position_of(split, "offset"), split.position.get("crc32")
+    if left and kept is None:
+        refuse_other_size(split, size_bytes)
+    checksum = 0
+    while left and (piece := file.read(min(left, _BLOCK_BYTES))):
+        checksum = zlib.crc32(piece, checksum)
+        left -= len(piece)
+    if left or kept not in (None, f"{checksum:08x}"):
+        read = position_of(split, "offset")
+        raise changed_past(split, f"its first {read} bytes are others, or gone")
+    return checksum
+
+
+def _refuse_change(file: FileIO, path: str, size_bytes: int) -> None:
+    now_bytes = _size_bytes(file)
+    if now_bytes != size_bytes:
+        raise DataError(
+            f"source file {path} has changed while it was read, from {size_bytes} to {now_bytes}"
+            " bytes: write a file elsewhere and rename it when it is whole, then start the job"
+            " again"
+        )
+
+
+def _blocks(file: FileIO, path: str, left_bytes: int) -> Iterator[bytes]:
     """The rest of a file in pieces of whole lines; the last line may lack its newline."""
     rest = b""
-    while piece := file.read(_BLOCK_BYTES):
+    while piece := file.read(min(left_bytes, _BLOCK_BYTES)):
+        left_bytes -= len(piece)
         cut = piece.rfind(b"\n") + 1
         if cut:
             yield rest + piece[:cut]
@@ -98,76 +192,18 @@ def _blocks(file: FileIO, path: str) -> Iterator[bytes]:
         yield rest
 
 
-class _RowsAreNotLines(Exception):
-    """A record over several lines, or several on one line."""
-
-
-def _parse_lines(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    table = pa_json.read_json(
-        pa.BufferReader(block),
-        # One block, or a parallel reader would cut it again, and not at the same places.
-        pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-        pa_json.ParseOptions(
-            explicit_schema=_as_written(schema), unexpected_field_behavior="ignore"
-        ),
-    )
-    if table.num_rows != _count_records(block):
-        raise _RowsAreNotLines
-    batch = table.combine_chunks().to_batches()
-    columns = batch[0].columns if batch else [pa.array([], field.type) for field in schema]
-    fitted = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(fitted, schema=schema)
-
-
-def _as_written(schema: pa.Schema) -> pa.Schema:
-    """Dates are strings in JSON, which pyarrow's reader does not convert by itself."""
-    return pa.schema(
-        [
-            field.with_type(pa.string()) if pa.types.is_date(field.type) else field
-            for field in schema
-        ]
-    )
-
-
-def _count_records(block: bytes) -> int:
-    """How many lines are not blank; a line that begins with a printing character surely is not."""
-    octets = np.frombuffer(block, dtype=np.uint8)
-    ends = np.flatnonzero(octets == ord("\n"))
-    starts = np.concatenate(([0], ends + 1))
-    starts = starts[starts < len(octets)]
-    if (octets[starts] > ord(" ")).all():
-        return len(starts)
-    return sum(1 for line in block.split(b"\n") if line.strip())
-
-
-def _unfit_line(path: str, offset: int, block: bytes, schema: pa.Schema) -> DataError:
-    """Which line it was: the shortest run of lines from the block's start that fails ends in it."""
-    lines = block.splitlines(keepends=True)
-    good, bad = 0, len(lines)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if _complaint(b"".join(lines[:middle]), schema) is None:
-            good = middle
-        else:
-            bad = middle
-    line = lines[bad - 1]
-    reason = _complaint(line, schema) or "it is not one whole record"
-    number = _lines_before(path, offset) + bad
-    return DataError(
-        f"line {number} of {path} does not fit the schema ({reason}): correct the record or the"
-        f" schema; the line begins {line[:80].decode('utf-8', 'replace').rstrip()!r}"
-    )
-
-
-def _complaint(lines: bytes, schema: pa.Schema) -> str | None:
-    try:
-        _parse_lines(lines, schema)
-    except pa.ArrowException as error:
-        # Row numbers count from the place where this parse happened to begin.
-        return re.sub(r" in row \d+$", "", first_line(error).removeprefix("JSON parse error: "))
-    except _RowsAreNotLines:
-        return "it is not one whole record"
-    return None
+def _whole(file: FileIO, path: str, left_bytes: int) -> Iterator[bytes]:
+    """The file as one text."""
+    if left_bytes > _FILE_BYTES_MAX:
+        raise DataError(
+            f"{path} has {left_bytes} bytes, and with multiLine a file is read as a whole: write"
+            f" one record per line, or files of less than {_FILE_BYTES_MAX} bytes"
+        )
+    pieces: list[bytes] = []
+    while piece := file.read(left_bytes):
+        pieces.append(piece)
+        left_bytes -= len(piece)
+    yield b"".join(pieces)
 
 
 def _lines_before(path: str, offset: int) -> int:
@@ -177,3 +213,84 @@ def _lines_before(path: str, offset: int) -> int:
             count += piece.count(b"\n")
             offset -= len(piece)
     return count
+
+
+# --- options -----------------------------------------------------------------------------------
+
+_FLAGS: Mapping[str, str] = {
+    "allowComments": "comments",
+    "allowUnquotedFieldNames": "unquoted_names",
+    "allowSingleQuotes": "single_quotes",
+    "allowNumericLeadingZeros": "leading_zeros",
+    "allowNonNumericNumbers": "non_numeric_numbers",
+    "allowBackslashEscapingAnyCharacter": "any_escape",
+    "allowUnquotedControlChars": "control_characters",
+}
+_PATTERN = "read the column as a string and convert it with an expression"
+_INFERENCE = "it is about schemas that Spark infers, and yours is given: leave it out"
+_LIMIT = "Jackson's own limit holds: leave it out"
+_REFUSED: Mapping[str, str] = {
+    "dateFormat": _PATTERN,
+    "timestampFormat": _PATTERN,
+    "timestampNTZFormat": _PATTERN,
+    "enableDateTimeParsingFallback": _PATTERN,
+    "locale": _PATTERN,
+    "primitivesAsString": _INFERENCE,
+    "prefersDecimal": _INFERENCE,
+    "inferTimestamp": _INFERENCE,
+    "samplingRatio": _INFERENCE,
+    "dropFieldIfAllNull": _INFERENCE,
+    "maxNestingDepth": _LIMIT,
+    "maxNumLen": _LIMIT,
+    "maxStringLen": _LIMIT,
+    "compression": "compressed files are not read here: decompress them",
+    "singleVariantColumn": "a stream cannot carry variants: declare columns, or a string",
+}
+_MODES: tuple[Mode, ...] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+JSON_OPTIONS = (
+    *_FLAGS,
+    *_REFUSED,
+    "mode",
+    "columnNameOfCorruptRecord",
+    "multiLine",
+    "timeZone",
+    "encoding",
+    "charset",
+    "lineSep",
+)
+
+
+def json_from_options(
+    path: str, schema: pa.Schema, following: Following | None, options: Mapping[str, str]
+) -> JsonLinesSource:
+    """What `readStream.format("json").option(…)` asks for."""
+    spelled = {name.lower(): name for name in JSON_OPTIONS}
+    given = {
+        spelled[name.lower()]: text for name, text in options.items() if name.lower() in spelled
+    }
+    for name in given:
+        if name in _REFUSED:
+            raise BuildError(f"the source json does not take the option {name}: {_REFUSED[name]}")
+    encoding = given.get("encoding", given.get("charset", "UTF-8"))
+    if encoding.upper().replace("_", "-") not in ("UTF-8", "UTF8"):
+        raise BuildError(f"option encoding is {encoding!r}, but only UTF-8 is read: convert it")
+    if given.get("lineSep", "\n") != "\n":
+        raise BuildError(
+            f"option lineSep is {given['lineSep']!r}, but lines end with a line feed, a carriage"
+            " return or both: leave it out"
+        )
+    rules = JsonRules(
+        zone=given.get("timeZone", "UTC"),
+        mode=_mode(given.get("mode", "PERMISSIVE")),
+        corrupt_column=given.get("columnNameOfCorruptRecord", "_corrupt_record"),
+        **{_FLAGS[name]: parse_flag(name, text) for name, text in given.items() if name in _FLAGS},
+    )
+    is_multi_line = parse_flag("multiLine", given.get("multiLine", "false"))
+    return JsonLinesSource(path, schema, following, rules, is_multi_line=is_multi_line)
+
+
+def _mode(text: str) -> Mode:
+    for mode in _MODES:
+        if text.strip().upper() == mode:
+            return mode
+    raise BuildError(f"option mode is one of {', '.join(_MODES)}, not {text!r}")

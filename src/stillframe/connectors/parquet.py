@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import zlib
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +13,12 @@ from stillframe.api.sources import BlockingReader, SourceContext, Split
 from stillframe.connectors.files import (
     FileReader,
     FileSource,
+    changed_past,
     first_line,
+    partitions_of,
+    path_of,
     position_of,
-    unchanged_path,
+    refuse_other_size,
 )
 from stillframe.errors import DataError
 from stillframe.key_groups import is_binary, is_text
@@ -57,17 +62,18 @@ class _ParquetReader(FileReader):
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
         if self.has_ended(split):
             return
-        path = unchanged_path(split)
-        done = position_of(split, "rows")
+        path, done = path_of(split), position_of(split, "rows")
         try:
             with self._opened(path) as file:
+                size_bytes, footer = _size_and_footer(path, file.metadata)
+                _refuse_changed_past(split, size_bytes, footer)
                 total = file.metadata.num_rows
-                for batch in self._batches(file, path, done):
+                for batch in self._batches(file, path, done, partitions_of(split)):
                     done += batch.num_rows
-                    position = {**split.position, "rows": done}
+                    position = {"size": size_bytes, "rows": done, "footer_crc32": footer}
                     if done == total:
                         position["ended"] = True
-                    yield Split(split.id, position), batch
+                    yield Split(split.id, {**split.position, **position}), batch
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{path} cannot be read as Parquet ({first_line(error)}): repair it or take it"
@@ -86,10 +92,15 @@ class _ParquetReader(FileReader):
             coerce_int96_timestamp_unit="us",
         )
 
-    def _batches(self, file: pq.ParquetFile, path: str, done: int) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, file: pq.ParquetFile, path: str, done: int, partitions: Collection[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows behind those that are done; partition columns, which come later, are null."""
         found, schema = file.schema_arrow, self._read_schema
-        _refuse_unfit(path, found, self._schema, _names_in_file(found, self._schema))
-        names = _names_in_file(found, schema)
+        held = pa.schema([field for field in self._schema if field.name not in partitions])
+        _refuse_unfit(path, found, held, _names_in_file(found, held))
+        in_file = dict(zip(held.names, _names_in_file(found, held), strict=True))
+        names = [in_file.get(name) for name in schema.names]
         groups, skip = _groups_after(file.metadata, done)
         wanted = [name for name in names if name is not None]
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
@@ -97,6 +108,25 @@ class _ParquetReader(FileReader):
             skip -= batch.num_rows - unread.num_rows
             if unread.num_rows:
                 yield _fitted(path, unread, schema, names, self._grouped_by)
+
+
+def _size_and_footer(path: str, metadata: pq.FileMetaData) -> tuple[int, str]:
+    """How long a file is, and the checksum of its footer, which says what is where in it."""
+    with open(path, "rb") as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        # Behind it are its length and a magic word, of four bytes each.
+        file.seek(size_bytes - 8 - metadata.serialized_size)
+        return size_bytes, f"{zlib.crc32(file.read()):08x}"
+
+
+def _refuse_changed_past(split: Split, size_bytes: int, footer: str) -> None:
+    kept = split.position.get("footer_crc32")
+    if position_of(split, "rows") == 0:
+        return
+    if kept is None:
+        refuse_other_size(split, size_bytes)
+    elif kept != footer:
+        raise changed_past(split, "its footer is another one")
 
 
 def _is_encoded(metadata: pq.FileMetaData, name: str) -> bool:
@@ -167,7 +197,8 @@ def _fits(found: pa.DataType, declared: pa.DataType) -> bool:
         more_scale = declared.scale - found.scale
         return bool(0 <= more_scale <= declared.precision - found.precision)
     if is_text(found) or is_binary(found):
-        return is_text(declared) if is_text(found) else is_binary(declared)
+        # Text may be read as the bytes that it is, which may not be UTF-8.
+        return is_binary(declared) or (is_text(found) and is_text(declared))
     if types.is_timestamp(found):
         return bool(types.is_timestamp(declared))
     return _nested_fits(found, declared)

@@ -32,7 +32,7 @@ from stillframe.api.sinks import (
 from stillframe.connectors.file_sink import StagingWriter, sweep_staging, sync_directories
 from stillframe.connectors.files import local_path
 from stillframe.errors import StorageError
-from stillframe.ids import Attempt, Epoch, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 
 Handler = Callable[[Epoch, list[str]], None]
 """Gets an epoch's number and its Parquet files, by absolute path; on the driver, in order."""
@@ -51,6 +51,7 @@ class StagedSink(Sink):
     is_whole: bool = False
     guarantee: SinkGuarantee = "at-least-once"
     weakness: str | None = "is given its last epoch again after a failure, with the same number"
+    tied_to: str | None = None
 
     def kept_by_driver(self) -> StagedSink:
         """The same with a handler that ignores what it has seen, and forgets it with the driver."""
@@ -61,8 +62,7 @@ class StagedSink(Sink):
         return {**self.__dict__, "handler": None}
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        root = local_path(self.directory)
-        return StagingWriter(root, "parquet", self.schema, context, publishes=False)
+        return _EpochWriter(local_path(self.directory), self.schema, context)
 
     def open_committer(self) -> Committer:
         assert self.handler is not None, "the handler stayed on the driver: commit there"
@@ -72,13 +72,25 @@ class StagedSink(Sink):
         return self.description
 
 
+class _EpochWriter(StagingWriter):
+    """Says of each file in which directory it is: the job may give its sink another one later."""
+
+    def __init__(self, root: str, schema: pa.Schema, context: SinkContext) -> None:
+        super().__init__(root, "parquet", schema, context, publishes=False)
+        self._directory = os.path.basename(root)
+
+    def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
+        prepare = super().rotate(checkpoint_id)
+        return lambda: [{**each, "directory": self._directory} for each in prepare()]
+
+
 class _HandingCommitter(Committer):
     def __init__(self, root: str, handler: Handler) -> None:
         self._root = root
         self._handler = handler
 
     def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
-        files = [os.path.join(self._root, str(each["staged"])) for each in committables]
+        files = [os.path.join(self._root_of(each), str(each["staged"])) for each in committables]
         present = [file for file in files if os.path.exists(file)]
         if present == files:
             self._handler(epoch, files)
@@ -89,15 +101,25 @@ class _HandingCommitter(Committer):
                 " somebody removed it; bring it back, or restore an earlier checkpoint"
             )
         self._remove(present)
+        for root in {self._root_of(each) for each in committables} if present else ():
+            sync_directories(root)
+
+    def _root_of(self, committable: Committable) -> str:
+        """Beside this sink's own, if it was staged under another uid. (Older ones do not say.)"""
+        name = committable.get("directory")
+        if name is None:
+            return self._root
+        return os.path.join(os.path.dirname(self._root), str(name))
 
     def _remove(self, files: list[str]) -> None:
         for file in reversed(files):
             with suppress(FileNotFoundError):
                 os.unlink(file)
-        if files:
-            sync_directories(self._root)
 
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
     ) -> None:
-        sweep_staging(self._root, job, uid, older_than, keep)
+        """Also beside this sink's own directory: a file's name says which sink staged it."""
+        beside = os.path.dirname(self._root)
+        for name in os.listdir(beside) if os.path.isdir(beside) else ():
+            sweep_staging(os.path.join(beside, name), job, uid, older_than, keep)

@@ -270,8 +270,13 @@ def _instant_to_double(array: pa.Array, target: pa.DataType, zone: str) -> pa.Ar
 
 
 def _integer_to_instant(array: pa.Array, target: pa.DataType, zone: str) -> pa.Array:
-    micros = pc.multiply_checked(array.cast(pa.int64()), pa.scalar(times.SECOND_MICROS))
-    return micros.cast(times.INSTANT)
+    """Seconds; a time that is too far away is the last or the first there is."""
+    seconds, nulls = times.to_numpy(array)
+    limits = np.iinfo(np.int64)
+    last = limits.max // times.SECOND_MICROS
+    micros = np.clip(seconds, -last, last) * times.SECOND_MICROS
+    micros = np.where(seconds > last, limits.max, np.where(seconds < -last, limits.min, micros))
+    return times.from_numpy(micros, nulls, times.INSTANT)
 
 
 def _is_instant(type_: pa.DataType) -> bool:

@@ -10,8 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-INSTANT = pa.timestamp("us", tz="UTC")
-WALL_CLOCK = pa.timestamp("us")
+from stillframe.zones import INSTANT as INSTANT
+from stillframe.zones import WALL_CLOCK as WALL_CLOCK
+from stillframe.zones import from_numpy as from_numpy
+from stillframe.zones import instants as instants
+from stillframe.zones import to_numpy as to_numpy
+from stillframe.zones import wall_clock as wall_clock
 
 SECOND_MICROS = 1_000_000
 DAY_MICROS = 86_400 * SECOND_MICROS
@@ -23,49 +27,6 @@ _FIXED_MICROS = {
     "minute": 60 * SECOND_MICROS,
     "hour": 3_600 * SECOND_MICROS,
 }
-
-
-def to_numpy(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The integers behind a column (zero where null), and where it is null."""
-    nulls = array.is_null().to_numpy(zero_copy_only=False)
-    integers = array.cast(pa.int32()).cast(pa.int64()) if array.type == pa.date32() else array
-    integers = integers.cast(pa.int64())
-    return pc.fill_null(integers, 0).to_numpy(zero_copy_only=False), nulls
-
-
-def from_numpy(
-    values: npt.NDArray[np.int64], nulls: npt.NDArray[np.bool_], type_: pa.DataType
-) -> pa.Array:
-    """The inverse of `to_numpy`; raises ArrowInvalid where a value does not fit the type."""
-    integers = pa.array(values, pa.int64(), mask=nulls)
-    if type_ == pa.date32():
-        return integers.cast(pa.int32()).cast(pa.date32())
-    return integers.cast(type_)
-
-
-def wall_clock(instants: pa.Array, zone: str) -> pa.Array:
-    """What the clocks of the zone show at these instants."""
-    if zone == "UTC":
-        return instants.cast(pa.int64()).cast(WALL_CLOCK)
-    return pc.local_timestamp(instants.cast(pa.timestamp("us", tz=zone)))
-
-
-def instants(clock: pa.Array, zone: str) -> pa.Array:
-    """The instants at which the clocks of the zone show this.
-
-    As java.time decides it: a time shown twice is the earlier one, a time that was skipped is
-    read with the offset from before the change.
-    """
-    if zone == "UTC":
-        return clock.cast(pa.int64()).cast(INSTANT)
-    guessed = pc.assume_timezone(clock, zone, ambiguous="earliest", nonexistent="earliest")
-    guessed = guessed.cast(INSTANT)
-    wanted, nulls = to_numpy(clock)
-    found, _ = to_numpy(guessed)
-    shown, _ = to_numpy(wall_clock(guessed, zone))
-    # For a skipped time Arrow answers the last instant before the gap: its offset is Java's.
-    skipped = (shown != wanted) & ~nulls
-    return from_numpy(np.where(skipped, wanted - (shown - found), found), nulls, INSTANT)
 
 
 def dates(instants_: pa.Array, zone: str) -> pa.Array:
@@ -93,12 +54,6 @@ def truncate(moments: pa.Array, unit: str, zone: str) -> pa.Array:
 
 def _truncate_clock(clock: pa.Array, unit: str) -> pa.Array:
     return pc.floor_temporal(clock, unit=unit)
-
-
-def add_days(days: pa.Array, count: pa.Array) -> pa.Array:
-    """Days later; a result outside the calendar's 32-bit range raises ArrowInvalid."""
-    total = pc.add_checked(days.cast(pa.int32()), count.cast(pa.int32()))
-    return total.cast(pa.date32())
 
 
 def add_months(days: pa.Array, months: int) -> pa.Array:

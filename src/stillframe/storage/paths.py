@@ -197,6 +197,16 @@ def is_history_file(name: str) -> bool:
     return re.fullmatch(r"[0-9]{20}-(?:[0-9]+|begun|ended)\.json", name, re.ASCII) is not None
 
 
+def numbers_in_history(directory: str, name: str) -> tuple[CheckpointId | None, Attempt] | None:
+    """The checkpoint, if it is about one, and the attempt of a file of the history."""
+    first, _, second = name.removesuffix(".json").partition("-")
+    if not is_history_file(name):
+        return None
+    if not directory.endswith("checkpoints"):
+        return None, Attempt(int(first))
+    return (CheckpointId(int(first)), Attempt(int(second))) if second.isdigit() else None
+
+
 def log_path(sequence: int) -> str:
     return f"{LOG_DIRECTORY}/{sequence:020d}"
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stillframe.config import parse_flag
 from stillframe.errors import BuildError
 from stillframe.storage.objects import Bucket, Limits, ObjectStore
 
@@ -152,10 +153,7 @@ def _endpoint(texts: Mapping[str, str]) -> str | None:
 
 
 def _flag(texts: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = texts.get(name, str(default)).lower()
-    if text not in ("true", "false"):
-        raise BuildError(f"{_PREFIX}{name} is true or false, not {text!r}")
-    return text == "true"
+    return parse_flag(f"{_PREFIX}{name}", texts.get(name, str(default)))
 
 
 def _limits(texts: Mapping[str, str]) -> Limits:

@@ -7,11 +7,11 @@ else; the job's own files are all others, and the first checkpoint of the job ha
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pyarrow as pa
 
+from stillframe.storage.around import StoreAround
 from stillframe.storage.paths import SAVEPOINT_DIRECTORY
 from stillframe.storage.store import Chunk, Store, Written
 
@@ -28,23 +28,12 @@ def is_in_savepoint(path: str) -> bool:
     return path.startswith(_PREFIX)
 
 
-class StoreWithSavepoint(Store):
+class StoreWithSavepoint(StoreAround):
     """`own` in all respects, but for reading what is the savepoint's."""
 
     def __init__(self, own: Store, savepoint: Store) -> None:
-        self._own = own
+        super().__init__(own)
         self._savepoint = savepoint
-
-    @property
-    def address(self) -> str:
-        return self._own.address
-
-    @property
-    def settings(self) -> Mapping[str, str]:
-        return self._own.settings
-
-    def below(self, directory: str) -> Store:
-        return self._own.below(directory)
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
         return self._own.write(_own(path), chunks)
@@ -60,9 +49,6 @@ class StoreWithSavepoint(Store):
         store, path = self._place_of(path)
         return store.read_verified(path, length_bytes, crc32)
 
-    def list(self, directory: str) -> builtins.list[str]:
-        return self._own.list(directory)
-
     def delete(self, path: str) -> None:
         self._own.delete(_own(path))
 
@@ -71,9 +57,6 @@ class StoreWithSavepoint(Store):
 
     def delete_unfinished(self, directory: str) -> None:
         self._own.delete_unfinished(_own(directory))
-
-    def settle(self, directory: str) -> None:
-        self._own.settle(directory)
 
     def _place_of(self, path: str) -> tuple[Store, str]:
         if path.startswith(_PREFIX):
