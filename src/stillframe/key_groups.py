@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import hashlib
 import math
 import struct
 from collections.abc import Sequence
@@ -47,7 +48,11 @@ _WORD_MAX = 0xFFFFFFFFFFFFFFFF
 _NAN_BITS = 0x7FF8000000000000
 _DECIMAL_BYTES = 16
 
-_FEW_ROWS = 16
+LONG_KEY_BYTES = 1 << 20
+"""A longer key is hashed by its digest: word by word a megabyte takes a tenth of a second."""
+_DIGEST_BYTES = 32
+
+_FEW_ROWS = 32
 """Below this many rows one numpy step per word costs more than plain Python."""
 _SAMPLE_ROWS = 1024
 _SAMPLE_DISTINCT_MAX = 920
@@ -123,7 +128,10 @@ class BytesColumn:
 
     def _with_bytes_mixed_in(self, hashes: Words) -> Words:
         begin = 0
-        active = np.flatnonzero(self.lengths > 0)
+        is_long = self.lengths > LONG_KEY_BYTES
+        for row in np.flatnonzero(is_long).tolist():
+            hashes[row] = _mixed_bytes(int(hashes[row]), self._bytes_of(row))
+        active = np.flatnonzero((self.lengths > 0) & ~is_long)
         while len(active) > _FEW_ROWS:
             whole = len(active) == len(hashes)
             rows: Any = slice(None) if whole else active
@@ -132,11 +140,14 @@ class BytesColumn:
             hashes[rows] = _mixed(hashes[rows] ^ words)
             begin += 8
             active = active[remaining > 8]
-        # One very long key must not cost a numpy step per word of it.
+        # A few long keys must not cost a numpy step per word of them.
         for row in active.tolist():
-            start, end = int(self.starts[row]) + begin, int(self.starts[row] + self.lengths[row])
-            hashes[row] = _mixed_bytes(int(hashes[row]), self.padded[start:end].tobytes())
+            hashes[row] = _mixed_bytes(int(hashes[row]), self._bytes_of(row, begin))
         return hashes
+
+    def _bytes_of(self, row: int, begin: int = 0) -> bytes:
+        start, end = int(self.starts[row]), int(self.starts[row] + self.lengths[row])
+        return self.padded[start + begin : end].tobytes()
 
 
 def words_at(padded: npt.NDArray[np.uint8], starts: Positions, remaining: Positions) -> Words:
@@ -151,6 +162,8 @@ def words_at(padded: npt.NDArray[np.uint8], starts: Positions, remaining: Positi
 
 
 def _mixed_bytes(word: int, data: bytes) -> int:
+    if len(data) > LONG_KEY_BYTES:
+        data = hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
     for begin in range(0, len(data), 8):
         word = _mixed_word(word ^ int.from_bytes(data[begin : begin + 8], "little"))
     return word

@@ -76,6 +76,9 @@ class Recorded(TaskEvents):
     def committed(self, subtask, checkpoint_id):
         self.said.append(("committed", checkpoint_id))
 
+    def caught_up(self, subtask):
+        self.said.append(("caught up",))
+
     def drained(self, subtask):
         self.said.append(("drained",))
 
@@ -230,8 +233,9 @@ class Stepped:
                 return
         raise AssertionError("it does not come to rest")
 
-    def barrier(self, checkpoint_id, alignment_timeout_ms=None):
-        return Barrier(checkpoint_id, self.clock.wall_ms(), alignment_timeout_ms)
+    def barrier(self, checkpoint_id, alignment_timeout_ms=None, *, holds=False):
+        now = self.clock.wall_ms()
+        return Barrier(checkpoint_id, now, alignment_timeout_ms, holds=holds)
 
     def sent(self):
         """What waits in the output channel, which is empty afterwards."""
@@ -255,6 +259,8 @@ class Source(Stepped):
         behind=(),
         reader=None,
         idle_timeout_seconds=None,
+        awaits_splits=False,
+        was_ended=False,
     ):
         self.clock = ManualClock()
         self.events = Recorded()
@@ -263,7 +269,8 @@ class Source(Stepped):
         source = ScriptedSource(SCHEMA, scripts or (items,))
         splits = source.splits(1) if splits is None else splits
         reader = reader or source.open(splits, SourceContext(0, 1, self.clock))
-        reading = Reading("clicks", 0, reader)
+        told = {"awaits_splits": awaits_splits, "was_ended": was_ended}
+        reading = Reading("clicks", 0, reader, **told)
         behind = [make(self.clock) for make in behind]
         plan = [planned(Read(source), *([(1,)] if behind else [(), (0,)]))]
         for position in range(1, len(behind) + 1):
@@ -273,8 +280,8 @@ class Source(Stepped):
         about = (SubtaskRef(0, 0), "read", chain, self.clock, self.events)
         self.subtask = SourceSubtask(*about, reading, mode, self.log, idle_timeout_seconds)
 
-    def trigger(self, checkpoint_id, alignment_timeout_ms=None):
-        self.subtask.on_trigger(self.barrier(checkpoint_id, alignment_timeout_ms))
+    def trigger(self, checkpoint_id, alignment_timeout_ms=None, *, holds=False):
+        self.subtask.on_trigger(self.barrier(checkpoint_id, alignment_timeout_ms, holds=holds))
 
 
 class Inner(Stepped):

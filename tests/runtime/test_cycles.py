@@ -104,7 +104,7 @@ class Drains(TaskEvents):
         raise AssertionError(f"there are no checkpoints: {said}")
 
     snapshot_started = channels_recorded = acknowledged = declined = unexpected
-    snapshot_unwanted = open_savepoint = commit_wanted = committed = unexpected
+    snapshot_unwanted = open_savepoint = commit_wanted = committed = caught_up = unexpected
 
 
 def plan_of(sink, entering, outside):

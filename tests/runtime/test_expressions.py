@@ -238,12 +238,12 @@ def test_a_row_function_that_raises_is_named_with_its_error() -> None:
     def invert(number: int) -> int:
         return 1 // number
 
-    with pytest.raises(UserCodeError, match="the function invert raised ZeroDivisionError: "):
+    with pytest.raises(UserCodeError, match="function invert raised ZeroDivisionError: "):
         evaluate(RowFunction(invert, (X,), INT, "invert"), BATCH)
 
 
 def test_a_row_function_that_returns_another_type_than_declared_is_named() -> None:
-    with pytest.raises(UserCodeError, match="the function name was declared to return int64"):
+    with pytest.raises(UserCodeError, match="function name was declared to return int64"):
         evaluate(RowFunction(lambda number: "one", (X,), INT, "name"), BATCH)
 
 

@@ -294,6 +294,65 @@ def test_a_subtask_restored_at_its_end_is_not_finished_again(new_inner):
     assert inner.events.take() == [("drained",)]
 
 
+# --- held ---
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+def test_behind_a_barrier_that_holds_nothing_moves_but_further_barriers(new_inner, mode):
+    inner = new_inner(mode=mode)
+    for channel, number in zip(inner.inputs, (1, 2), strict=True):
+        for element in (batch(number), inner.barrier(1, holds=True), inner.barrier(2), batch(9)):
+            channel.send(element)
+    inner.run()
+
+    assert inner.sent() == [[1], [2], inner.barrier(1, holds=True), inner.barrier(2)]
+    assert inner.written(1) == inner.written(2) == (3, {})
+    inner.subtask.on_complete(2, 2)
+    inner.run()
+    assert inner.sent() == [], "also when the last checkpoint is complete"
+
+
+def test_what_was_held_goes_on_when_that_checkpoint_is_given_up_and_not_before(new_inner):
+    inner = new_inner()
+    for channel in inner.inputs:
+        for element in (inner.barrier(1, holds=True), inner.barrier(2), batch(9)):
+            channel.send(element)
+    inner.run()
+    inner.subtask.on_abort(2)
+    inner.run()
+    assert inner.summing.got == []
+    inner.subtask.on_abort(1)
+    inner.run()
+
+    assert inner.summing.got == [9, 9]
+
+
+def test_a_barrier_that_was_given_up_before_it_came_holds_nothing(new_inner):
+    inner = new_inner()
+    inner.subtask.on_abort(1)
+    for channel in inner.inputs:
+        channel.send(inner.barrier(1, holds=True))
+        channel.send(batch(9))
+    inner.run()
+
+    assert inner.summing.got == [9, 9]
+
+
+def test_records_that_have_ended_are_not_finished_behind_a_barrier_that_holds(new_inner):
+    inner = new_inner(mode="at-least-once")
+    inner.summing.last_words = [batch(99)]
+    early, late = inner.inputs
+    for element in (inner.barrier(1, holds=True), EndOfRecords()):
+        early.send(element)
+    for element in (EndOfRecords(), inner.barrier(1, holds=True)):
+        late.send(element)
+    inner.run()
+    assert inner.sent() == [inner.barrier(1, holds=True)]
+    inner.subtask.on_abort(1)
+
+    assert inner.sent() == [[99], EndOfRecords()]
+
+
 # --- at least once ---
 
 

@@ -67,6 +67,44 @@ def test_what_comes_back_is_recorded_until_the_barrier_has_gone_round(new_inner)
     assert head.summing.got == [1, 20, 21, 22]
 
 
+def test_what_comes_back_behind_a_barrier_that_holds_stays_where_it_is_until_that_is_given_up(
+    new_inner,
+):
+    """It is in the savepoint with which the job stops, and in the last checkpoint after it."""
+    cycle = Cycle(new_inner)
+    head = cycle.head
+    for checkpoint_id, holds in ((1, True), (2, False)):
+        cycle.entry.send(head.barrier(checkpoint_id, holds=holds))
+        cycle.back.send(batch(18 + checkpoint_id))
+        head.run()
+        cycle.back.send(head.barrier(checkpoint_id, holds=holds))
+        head.run()
+
+    assert head.summing.got == []
+    assert head.written(1) == (0, {("in", 1): [19]})
+    assert head.written(2) == (0, {("in", 1): [19, 20]}), "20 is only here to be told apart"
+    head.subtask.on_abort(1)
+    head.run()
+    assert head.summing.got == [19, 20]
+
+
+def test_no_lap_goes_round_behind_a_barrier_that_holds(new_inner):
+    cycle = Cycle(new_inner)
+    barrier = cycle.head.barrier(1, holds=True)
+    cycle.entry.send(EndOfRecords())
+    cycle.head.run()
+    cycle.head.sent()
+    cycle.entry.send(barrier)
+    cycle.head.run()
+    cycle.back.send(Lap(0, 1, True))
+    cycle.back.send(barrier)
+    cycle.head.clock.advance(1)
+    cycle.head.run()
+
+    assert cycle.head.sent() == [barrier]
+    assert cycle.head.subtask.idle_seconds_max() == 1.0
+
+
 def test_two_checkpoints_of_a_cycle_are_recorded_at_once(new_inner):
     cycle = Cycle(new_inner)
     head = cycle.head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
 from collections.abc import Iterator
@@ -161,6 +162,35 @@ def test_reductions_with_names_come_back_and_are_cleared_by_timers(tmp_path: Pat
     assert sorted(after.watermark(END_OF_TIME_US)) == [("a", "11 at last"), ("b", "5 at last")]
     assert rows_kept(after.checkpoint(), "totals") == []
     assert after.process(("a", 2, noon)) == [("a", "2 12:00 UTC")]
+
+
+class Zeros(KeyProcessor):
+    """Says which key it was given, and which rows."""
+
+    def open(self, states: KeyStates) -> None:
+        self.states = states
+
+    def process(self, key: Any, rows: Iterator[Any]) -> Iterator[Any]:
+        self.states.register_timer(datetime(2024, 1, 1, tzinfo=UTC))
+        yield key.x, " ".join(str(row.x) for row in rows)
+
+    def on_timer(self, key: Any, time: datetime, clock: str) -> Iterator[Any]:
+        yield key.x, "timer"
+
+
+def test_minus_zero_and_zero_are_the_key_zero_and_their_rows_keep_what_they_have(
+    tmp_path: Path,
+) -> None:
+    numbers, said = pa.schema([("x", pa.float64())]), pa.schema([("x", pa.float64()), OUTPUT[1]])
+    program = Transform(KeyProgram(Zeros, "Zeros", said), "Zeros", ("x",), "both")
+    clock = ManualClock(wall_ms=1_000_000)
+    subtask = HandFed(program, numbers, said, tmp_path, GROUPS, clock, 0)
+
+    answers = subtask.process((-0.0,), (0.0,), (math.nan,), (-math.nan,))
+
+    assert list(map(str, answers)) == ["(0.0, '-0.0 0.0')", "(nan, 'nan nan')"]
+    fired = subtask.watermark(END_OF_TIME_US)
+    assert sorted(map(str, fired)) == ["(0.0, 'timer')", "(nan, 'timer')"]
 
 
 @pytest.mark.parametrize(

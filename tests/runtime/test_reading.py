@@ -186,7 +186,7 @@ class Growing:
         return polled["id"][0].as_py() if isinstance(polled, pa.RecordBatch) else polled
 
     def kept(self):
-        return [item["id"] for item in self.reading.snapshot(1)()]
+        return [item["id"] for item in self.reading.snapshot(1)().items]
 
 
 @pytest.fixture

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 import datetime
+import decimal
+import math
 import pickle
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
-from stillframe.errors import DataError
+from stillframe.errors import DataError, UserCodeError
 from stillframe.runtime.row_functions import (
     ArrowFunction,
     PandasFunction,
     RowFlatMap,
     RowMap,
+    batch_of,
+    fitted,
     python_values,
 )
 
@@ -29,6 +34,40 @@ NAMED = pa.schema([("name", pa.string()), ("twice", pa.int64())])
 def rows(function: Any, batch: pa.RecordBatch = CLICKS) -> list[tuple[Any, ...]]:
     table = pa.Table.from_batches(list(function(iter([batch]))), function.schema)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+NOT_UTF8 = pa.array([b"caf\xe9"], pa.binary()).view(pa.string())
+
+
+def bad_batch(batches: Any) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.record_batch({"name": NOT_UTF8, "twice": pa.array([1])})
+
+
+def bad_frame(frames: Any) -> Iterator[pd.DataFrame]:
+    for _ in frames:
+        yield pd.DataFrame({"name": ["half a pair: \ud83d"], "twice": [1]})
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (
+            ArrowFunction(bad_batch, NAMED),
+            r"function bad_batch gave back .* not UTF-8, b'caf\\xe9'",
+        ),
+        (PandasFunction(bad_frame, NAMED, "UTC"), "bad_frame gave back values for column name"),
+        (RowMap(lambda row: ("\ud83d", 1), NAMED), "gave back values for column name that are no"),
+        (RowMap(lambda row: (b"\xe9", 1), NAMED), "gave back values for column name that are no"),
+        (RowFlatMap(lambda row: [("\ud83d", 1)], NAMED), "gave back values for column name"),
+    ],
+    ids=["arrow", "pandas", "rows", "rows of bytes", "flat rows"],
+)
+def test_text_that_is_not_utf8_does_not_get_past_the_function_that_made_it(
+    function: Any, said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        rows(function)
 
 
 class Made(NamedTuple):
@@ -52,7 +91,7 @@ def test_a_column_that_is_called_count_is_found_by_its_name() -> None:
 
 
 def test_an_unknown_field_is_named_beside_those_there_are() -> None:
-    with pytest.raises(KeyError, match="no field 'app' in this row: it has app_id, n"):
+    with pytest.raises(UserCodeError, match="no field 'app' in this row: it has app_id, n"):
         rows(RowMap(lambda row: (row["app"], 1), NAMED))
 
 
@@ -190,6 +229,15 @@ def test_an_arrow_function_that_yields_a_table_is_refused() -> None:
         rows(ArrowFunction(table, NAMED))
 
 
+@pytest.mark.slow
+def test_more_text_than_a_batch_holds_is_refused_in_one_sentence() -> None:
+    text = "x" * 500_000_000
+    function = RowFlatMap(lambda row: [(text, 1)] * 5, NAMED)
+
+    with pytest.raises(DataError, match=r"5 values for column name .* more than the 2 GB that a"):
+        list(function(iter([CLICKS.slice(0, 1)])))
+
+
 def test_pandas_columns_are_matched_by_name() -> None:
     def swap(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for frame in frames:
@@ -246,3 +294,118 @@ def test_values_are_those_that_arrow_gives_down_to_the_zone(column):
 def test_an_instant_that_python_cannot_say_is_refused_as_arrow_does():
     with pytest.raises(OverflowError):
         python_values(pa.array([253_402_300_800_000_000], pa.timestamp("us", "UTC")))
+
+
+# --- values that do not fit exactly
+
+D = decimal.Decimal
+MOMENT = datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)
+UNFIT: list[tuple[pa.DataType, Any, str]] = [
+    *((kind, 1.5, "1.5 is a float") for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64())),
+    (pa.int64(), 1.0, "1.0 is a float"),
+    (pa.int64(), True, "bool"),
+    (pa.int64(), np.True_, "bool"),
+    (pa.int64(), math.nan, "nan"),
+    (pa.int64(), np.float64(2), "float64"),
+    (pa.int64(), D("1.5"), r"Decimal\('1.5'\) is a Decimal"),
+    (pa.int64(), D("1"), "is a Decimal"),
+    (pa.int64(), "1", "'1'"),
+    (pa.int64(), 2**70, "too (large|big)"),
+    (pa.int32(), 2**40, "too large"),
+    (pa.float64(), True, "True is a bool"),
+    (pa.float64(), 2**60 + 1, "outside of the range exactly representable"),
+    (pa.float64(), D("1.5"), "Decimal"),
+    (pa.float32(), 1e300, r"1e\+300 is too large"),
+    (pa.decimal128(10, 2), D("1.005"), "data loss"),
+    (pa.decimal128(10, 2), 1.5, "float"),
+    (pa.bool_(), 1, "1 with type int"),
+    (pa.string(), 1, "int"),
+    (pa.date32(), MOMENT, "is a datetime"),
+    (pa.date32(), 5, "5 is a int"),
+    (pa.timestamp("us", "UTC"), 5, "5 is a int"),
+    (pa.timestamp("us", "UTC"), 1.5, "1.5 is a float"),
+    (pa.timestamp("us", "UTC"), pd.Timestamp(5, tz="UTC"), "5 nanoseconds|000000005"),
+    (pa.duration("us"), 5, "5 is a int"),
+    (pa.list_(pa.int64()), [1, 1.5], "1.5 is a float"),
+    (pa.list_(pa.list_(pa.int64())), [[1], None, [True]], "bool"),
+    (pa.struct([("n", pa.int64())]), {"n": 1.5}, "1.5 is a float"),
+    (pa.struct([("n", pa.int64())]), (D("1.5"),), "is a Decimal"),
+    (pa.map_(pa.string(), pa.int64()), {"a": 1.5}, "1.5 is a float"),
+    (pa.map_(pa.int64(), pa.string()), [(1.5, "a")], "1.5 is a float"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "says"), UNFIT, ids=str)
+@pytest.mark.parametrize("others", [0, 3], ids=["alone", "among others"])
+def test_a_value_that_does_not_fit_its_type_exactly_is_refused(
+    kind: pa.DataType, value: Any, says: str, others: int
+) -> None:
+    schema = pa.schema([("x", kind)])
+    made = [(None,)] * others + [(value,)]
+
+    with pytest.raises(DataError, match=f"function f gave back values for column x .*({says})"):
+        batch_of(made, schema, "f")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.int64(), [1, None, np.int32(2), np.int64(3)]),
+        (pa.int64(), []),
+        (pa.int8(), [1, 2, -128]),
+        (pa.int64(), [2**63 - 1, -(2**63)]),
+        (pa.float64(), [1, 1.5, None, np.float32(0.5), np.int64(2), math.inf, -math.inf]),
+        (pa.float32(), [0.1, math.inf, 1]),
+        (pa.date32(), [MOMENT.date(), None]),
+        (pa.timestamp("us", "UTC"), [MOMENT, None, pd.Timestamp(MOMENT)]),
+        (pa.duration("us"), [datetime.timedelta(1)]),
+        (pa.decimal128(10, 2), [D("1.50"), 1, None]),
+        (pa.list_(pa.int64()), [[1, None], None, (2,), np.array([3])]),
+        (pa.struct([("n", pa.int64())]), [{"n": 1}, None, {}]),
+        (pa.map_(pa.string(), pa.int64()), [{"a": 1}, [("b", 2)], None]),
+    ],
+    ids=str,
+)
+def test_values_that_fit_are_those_they_were(kind: pa.DataType, values: list[Any]) -> None:
+    schema = pa.schema([("x", kind)])
+
+    made = batch_of([(value,) for value in values], schema, "f")
+
+    assert made.column(0).equals(pa.array(values, kind))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.5, 2.0], [True, False], pd.Series([1, 1.5], dtype=object), pd.Series([D("1.5")])],
+    ids=["floats", "booleans", "objects", "decimals"],
+)
+def test_a_frame_with_values_that_do_not_fit_exactly_is_refused(values: Any) -> None:
+    schema = pa.schema([("x", pa.int64())])
+    frame = pd.DataFrame({"x": values})
+    function = PandasFunction(lambda frames: (frame for _ in frames), schema, "UTC")
+
+    with pytest.raises(DataError, match="gave back values for column x that are no int64"):
+        list(function(iter((CLICKS,))))
+
+
+def test_whole_numbers_that_pandas_holds_as_floats_because_some_are_missing_fit() -> None:
+    schema = pa.schema([("x", pa.int64())])
+    frame = pd.DataFrame({"x": [1, None, 3]})
+    function = PandasFunction(lambda frames: (frame for _ in frames), schema, "UTC")
+
+    [made] = function(iter((CLICKS,)))
+    assert made.column(0).to_pylist() == [1, None, 3]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([[1.0]]), pa.array([[True]]), pa.array([{"n": 1.0}]), pa.array([{"m": 1}])],
+    ids=str,
+)
+def test_a_batch_with_other_nested_types_is_refused(column: pa.Array) -> None:
+    is_list = pa.types.is_list(column.type)
+    declared = pa.list_(pa.int64()) if is_list else pa.struct([("n", pa.int64())])
+    made = pa.RecordBatch.from_arrays([column], ["x"])
+
+    with pytest.raises(DataError, match="make the two agree"):
+        fitted(made, pa.schema([("x", declared)]), "f")

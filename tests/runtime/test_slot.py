@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
+from stillframe.api.aggregates import AggregateCall
 from stillframe.api.sources import BlockingReader, Source, Split
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
 from stillframe.coordinator.control import ControlServer, SlotJoined
 from stillframe.errors import StillframeError
 from stillframe.graph.launch import SlotLaunch
-from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
-from stillframe.protocol.messages import EndSlot, Failed, Running, StartSlot
+from stillframe.protocol.messages import (
+    AbortCheckpoint,
+    Acknowledged,
+    EndSlot,
+    Failed,
+    Progress,
+    Running,
+    StartSlot,
+    TriggerCheckpoint,
+)
 from stillframe.protocol.restore import SubtaskState
 from stillframe.runtime.slot import run_slot
+from stillframe.storage.around import StoreAround
+from stillframe.storage.local import LocalStore
+from stillframe.storage.paths import number_of_file
 from stillframe.wire import Address
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -58,14 +72,19 @@ class EndlessReader(BlockingReader):
 class SlotByHand:
     """A coordinator on this thread and one slot on another."""
 
-    def __init__(self, sink, attempt=1):
+    def __init__(self, sink, attempt=1, between=lambda read: [read], store_address=None):
         read = Node(Read(Endless()), SCHEMA, given_uid="read")
-        plan = build_plan("views", [Node(Write(sink), SCHEMA, (read,), given_uid="write")], 1)
+        written = [
+            Node(Write(sink), node.schema, (node,), given_uid=f"write-{number}")
+            for number, node in enumerate(between(read))
+        ]
+        plan = build_plan("views", written, 1)
         self.events = queue.Queue()
         self.before = set(threading.enumerate())
         self.server = ControlServer("127.0.0.1", SECRET, "views", 1, 1, self.events.put)
         coordinator = Address("127.0.0.1", self.server.port)
-        self.launch = SlotLaunch(plan, attempt, coordinator, SECRET, None, 1 << 20)
+        self.subtasks = list(plan.subtasks())
+        self.launch = SlotLaunch(plan, attempt, coordinator, SECRET, store_address, 1 << 20)
         self.raised = None
         self.thread = threading.Thread(target=self.run)
         CLOSED.clear()
@@ -131,6 +150,63 @@ def test_a_slot_that_cannot_be_built_says_why_and_leaves_nothing_behind(tmp_path
     assert str(taken) in slot.next(Failed).reason
     assert slot.threads_left() == []
     assert len(CLOSED) == 1, "its source was open already"
+
+
+class StandingStore(StoreAround):
+    """Files of the first checkpoint stand still, half written, until they are let go."""
+
+    stand = threading.Semaphore(0)
+    goes_on = threading.Event()
+
+    def write(self, path, chunks):
+        return super().write(path, self.slowly(chunks) if number_of_file(path) == 1 else chunks)
+
+    def slowly(self, chunks):
+        for chunk in chunks:
+            yield chunk
+            self.stand.release()
+            assert self.goes_on.wait(10 * LIMIT_SECONDS)
+
+
+def two_counts(read):
+    call = AggregateCall("count", None, "count", pa.int64())
+    schema = pa.schema([*SCHEMA, ("count", pa.int64())])
+    return [
+        Node(Aggregate(("id",), (call,)), schema, (read,), given_uid=f"count-{number}")
+        for number in range(2)
+    ]
+
+
+def test_uploads_of_a_checkpoint_that_was_given_up_do_not_keep_the_next_one_waiting(
+    tmp_path, monkeypatch
+):
+    standing = StandingStore(LocalStore(tmp_path))
+    monkeypatch.setattr("stillframe.runtime.slot.open_store", lambda *about: standing)
+    slot = SlotByHand(DiscardSink(), between=two_counts, store_address=str(tmp_path))
+    slot.start()
+    slot.next(Running)
+    while slot.next(Progress).records_out < 100:
+        pass  # both have something to write when it has been counted
+    slot.server.broadcast(TriggerCheckpoint(1, 0))
+    for _ in range(2):
+        assert standing.stand.acquire(timeout=LIMIT_SECONDS)
+    slot.server.broadcast(AbortCheckpoint(1))
+    slot.server.broadcast(TriggerCheckpoint(2, 0))
+
+    try:
+        deadline, missing = time.monotonic() + LIMIT_SECONDS, set(slot.subtasks)
+        while missing:
+            assert time.monotonic() < deadline, f"{missing} did not acknowledge"
+            said = slot.next((Acknowledged, Progress))
+            if isinstance(said, Acknowledged) and said.checkpoint_id == 2:
+                missing.remove((said.task, said.subtask))
+    finally:
+        standing.goes_on.set()
+        slot.server.broadcast(EndSlot())
+        assert slot.threads_left() == []
+    left = [number_of_file(str(each.relative_to(tmp_path))) for each in tmp_path.rglob("*")]
+    assert 2 in left
+    assert 1 not in left, "what was written of the first is deleted"
 
 
 def test_a_slot_that_is_refused_leaves_nothing_behind():

@@ -3,8 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from stillframe.errors import StorageError
-from stillframe.runtime.elements import EndOfRecords
+from stillframe.errors import DataError, StorageError
+from stillframe.protocol.messages import AssignSplits
+from stillframe.runtime.elements import EndOfRecords, Idle
 from stillframe.runtime.task import take_turn
 from stillframe.testing.sources import Gate, Wait
 
@@ -36,6 +37,15 @@ def test_a_sources_snapshot_holds_the_position_at_its_barrier_however_late_it_is
     checkpoint_id, [snapshot], _ = source.events.acknowledgement()
     assert checkpoint_id == 1
     assert snapshot.items == ({"id": "script-0", "position": {"next": 1}},)
+
+
+def test_text_that_is_not_utf8_does_not_get_past_its_source(new_source):
+    text = pa.array([b"a", b"caf\xe9"], pa.binary()).view(pa.string())
+    source = new_source(pa.record_batch({"id": [1, 2], "name": text}))
+
+    with pytest.raises(DataError, match=r"^script-0 \(source .*\) has text in column name that is"):
+        source.subtask.step()
+    assert source.sent() == []
 
 
 def test_a_source_is_not_read_while_its_output_has_no_room(new_source):
@@ -257,6 +267,34 @@ def test_at_most_once_waits_for_room_like_any_source(new_source):
     assert records_sent(source) == [[2]]
 
 
+# --- held ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["exactly-once", "at-most-once", "stop-the-world"])
+def test_a_source_sends_nothing_behind_a_barrier_that_holds_but_further_barriers(new_source, mode):
+    source = new_source(batch(1), mode=mode)
+    source.trigger(1, holds=True)
+    source.run()
+    source.trigger(2)
+    complete(source, 2)
+    source.run()
+
+    assert source.sent() == [source.barrier(1, holds=True), source.barrier(2)]
+
+
+def test_a_source_that_was_held_goes_on_when_that_is_given_up_and_not_before(new_source):
+    source = new_source(batch(1))
+    source.trigger(1, holds=True)
+    source.trigger(2)
+    source.subtask.on_abort(2)
+    source.run()
+    assert records_sent(source) == []
+    source.subtask.on_abort(1)
+    source.run()
+
+    assert records_sent(source) == [[1]]
+
+
 # --- stop the world --------------------------------------------------------------------------
 
 
@@ -370,3 +408,90 @@ def test_what_was_under_way_and_cannot_be_written_declines_the_checkpoint(new_so
     source.events.write(source.subtask, 1)
 
     assert source.events.take()[-1] == ("declined", 1, "no space left")
+
+
+# --- a job that stops when it has read what was there ---
+
+
+def told_to_stop(source):
+    source.subtask.on_splits(AssignSplits("clicks", 0, (), is_last=True, stops=True))
+    return source
+
+
+def test_a_source_that_has_read_what_was_there_says_so_once_and_does_not_finish(new_source):
+    source = told_to_stop(new_source(batch(1)))
+    for _ in range(4):
+        source.subtask.step()
+    source.subtask.on_trigger(source.barrier(1))
+
+    assert source.sent() == [[1], Idle(), source.barrier(1)]
+    assert [said for said in source.events.take() if said[0] != "started"] == [("caught up",)]
+
+
+def test_a_source_that_has_read_what_was_there_finishes_if_the_job_ends_for_good(new_source):
+    source = told_to_stop(new_source(batch(1)))
+    for _ in range(3):
+        source.subtask.step()
+    source.subtask.on_end_wanted()
+    source.subtask.step()
+
+    assert source.sent() == [[1], Idle(), EndOfRecords()]
+    assert source.events.take() == [("caught up",), ("drained",)]
+
+
+def test_a_source_that_may_not_emit_yet_has_not_caught_up(new_source):
+    source = told_to_stop(new_source(batch(1), mode="at-most-once"))
+    for _ in range(4):
+        source.subtask.step()
+    assert source.events.take() == []
+    source.subtask.on_trigger(source.barrier(1))
+    source.subtask.on_complete(1, 1)
+    for _ in range(3):
+        source.subtask.step()
+
+    assert source.sent() == [source.barrier(1), [1], Idle()]
+    assert ("caught up",) in source.events.take()
+
+
+def test_a_source_without_splits_soon_does_not_hold_event_time_back(new_source):
+    source = new_source(batch(1), awaits_splits=True)
+    source.subtask.step()
+    source.subtask.step()
+    assert source.sent() == [[1]]
+    source.clock.advance(4.9)
+    source.subtask.step()
+    assert source.sent() == []
+    source.clock.advance(0.2)
+    source.subtask.step()
+    source.clock.advance(60.0)
+    source.subtask.step()
+
+    assert source.sent() == [Idle()]
+
+
+def test_a_source_that_has_a_split_open_is_not_idle_however_long_it_waits(new_source, tmp_path):
+    source = new_source(Wait(Gate(str(tmp_path / "gate"))), batch(1), awaits_splits=True)
+    for _ in range(5):
+        source.subtask.step()
+        source.clock.advance(60.0)
+
+    assert source.sent() == []
+
+
+# --- told to end ---
+
+
+def test_a_source_that_was_told_to_end_reads_nothing_more_after_a_restore(new_source):
+    """Event time has come to its end behind it: what it read now would all be late."""
+    source = new_source(batch(1), batch(2))
+    source.subtask.step()
+    source.subtask.on_end_wanted()
+    source.run()
+    source.trigger(1)
+    source.events.write(source.subtask, 1)
+    [snapshot] = source.events.acknowledgement()[1]
+    assert snapshot.ended
+
+    again = new_source(batch(1), batch(2), was_ended=snapshot.ended)
+    again.run()
+    assert again.sent() == [EndOfRecords()]

@@ -403,6 +403,47 @@ def test_a_snapshot_in_the_middle_of_the_last_burst_is_not_of_a_subtask_that_has
     assert again.sent()[-2:] == [[-1], EndOfRecords()]
 
 
+def hold(alarm):
+    """The savepoint with which the job stops."""
+    for channel in alarm.inputs:
+        channel.send(Barrier(1, 0, holds=True))
+    alarm.run()
+
+
+def test_a_burst_stops_at_a_barrier_that_holds_and_the_next_snapshot_has_the_same(stepping):
+    alarm = stepping()
+    alarm.burst()
+    fired_before = len(alarm.fired)
+    hold(alarm)
+    alarm.barriers(2)
+    alarm.run()
+
+    assert len(alarm.fired) == fired_before
+    first, second = alarm.snapshot(1), alarm.snapshot(2)
+    assert first.keyed[0].rows == second.keyed[0].rows == BURST - fired_before
+    assert first.watermark_us == second.watermark_us
+    assert Watermark(BURST) not in alarm.sent()
+    alarm.inner.subtask.on_abort(1)
+    alarm.run()
+    assert alarm.fired == list(range(BURST)), "the savepoint failed: the job goes on"
+
+
+def test_what_the_end_fires_stops_at_a_barrier_that_holds_and_nothing_finishes(stepping):
+    alarm = stepping()
+    alarm.inputs[0].send(ids(*range(BURST)))
+    for channel in alarm.inputs:
+        channel.send(EndOfRecords())
+    while not alarm.function.calls:
+        alarm.step()
+    hold(alarm)
+    assert ("drained",) not in alarm.inner.events.said
+    alarm.inner.subtask.on_abort(1)
+    alarm.run()
+
+    assert alarm.fired == list(range(BURST))
+    assert alarm.sent()[-2:] == [[-1], EndOfRecords()]
+
+
 def test_at_least_once_takes_barriers_in_the_middle_too(stepping):
     alarm = stepping(mode="at-least-once")
     alarm.burst()
@@ -492,6 +533,20 @@ def test_overdue_timers_of_processing_time_fire_at_once_after_a_restore(stepping
     again.run()
 
     assert again.fired == [1_000_000]
+
+
+def test_timers_of_processing_time_do_not_fire_behind_a_barrier_that_holds(stepping):
+    alarm = stepping(ByTheClock)
+    alarm.inputs[0].send(ids(1_000_000))
+    hold(alarm)
+    alarm.clock.advance(10)
+    alarm.run()
+    assert alarm.fired == []
+    assert alarm.inner.subtask.idle_seconds_max() == 1.0, "nor do they keep the loop busy"
+    alarm.inner.subtask.on_abort(1)
+    alarm.run()
+
+    assert alarm.fired == [1_000_000]
 
 
 def test_timers_of_processing_time_that_have_not_come_are_dropped_at_the_end(stepping):

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import math
+import os
 import shutil
 import sys
 import threading
@@ -135,6 +136,56 @@ def test_a_link_taken_while_another_thread_writes_holds_whole_changes(tmp_path):
             linked.close()
             assert left == right
             assert before == 0 or int(left) >= before
+    finally:
+        done.set()
+        thread.join()
+    disk.close()
+
+
+def pieces(count, rows=250):
+    """Changes of a quarter of a megabyte that cannot be compressed, each with its number."""
+    for number in range(count):
+        changes = Changes()
+        for row in range(rows):
+            changes.put(b"%06d-%04d" % (number, row), os.urandom(1000))
+        changes.put(b"last", b"%d" % number)
+        yield changes
+
+
+def test_writes_for_which_memory_has_to_be_flushed_first_are_all_there(tmp_path):
+    disk = Disk.open(tmp_path / "db", DiskMemory(4 << 20))
+    for changes in pieces(160):
+        disk.write(changes)
+
+    assert disk.get(b"last") == b"159"
+    assert sum(1 for _ in disk.scan(b"0", b"1")) == 160 * 250
+    disk.close()
+
+
+def test_a_link_taken_while_files_are_flushed_and_merged_is_a_whole_database(tmp_path):
+    memory = DiskMemory(4 << 20)
+    disk = Disk.open(tmp_path / "db", memory)
+    written, done = [-1], threading.Event()
+
+    def write():
+        for number, changes in enumerate(pieces(2_000)):
+            if done.is_set():
+                return
+            disk.write(changes)
+            written[0] = number
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for place in range(8):
+            before = written[0]
+            disk.link(tmp_path / f"linked-{place}")
+            linked = Disk.open(tmp_path / f"linked-{place}", memory)
+            last = int(linked.get(b"last") or b"-1")
+            rows = sum(1 for _ in linked.scan(b"0", b"1"))
+            linked.close()
+            assert last >= before
+            assert rows == (last + 1) * 250
     finally:
         done.set()
         thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,6 +59,23 @@ def test_the_first_record_of_a_key_passes_within_a_batch_and_after_it() -> None:
     assert passed(seen, ("a", 1, 0), ("b", 1, 1), ("a", 2, 2), (None, 3, 3)) == [0, 1, 3]
     assert passed(seen, (None, 1, 4), ("c", 1, 5), ("c", 1, 6), ("b", 1, 7)) == [5]
     assert passed(seen) == []
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+def test_minus_zero_is_zero_and_shown_as_it_and_every_nan_is_one(kind: pa.DataType) -> None:
+    schema = pa.schema([("x", kind), ("y", kind), ("n", pa.int64())])
+    seen = SeenKeys(schema, ("x",), GROUPS)
+    numbers = pa.array([-0.0, 0.0, math.nan, -math.nan, None, 1.5, -0.0], kind)
+    batch = pa.record_batch([numbers, numbers, list(range(7))], schema=schema)
+
+    fresh = seen.sift(batch).fresh
+
+    assert list(map(str, fresh.column("x").to_pylist())) == ["0.0", "nan", "None", "1.5"]
+    assert list(map(str, fresh.column("y").to_pylist())) == ["-0.0", "nan", "None", "1.5"]
+    assert seen.sift(batch).fresh.num_rows == 0
+    # Also where a batch passes as a whole.
+    alone = SeenKeys(schema, ("x",), GROUPS).sift(batch.slice(0, 1)).fresh
+    assert list(map(str, alone.column("x").to_pylist())) == ["0.0"]
 
 
 def test_without_keys_one_record_passes() -> None:

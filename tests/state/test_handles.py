@@ -7,6 +7,7 @@ import time
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -88,6 +89,18 @@ def test_values_of_all_types_come_back_as_they_were_also_from_a_snapshot(row):
         (pa.field("n", pa.int32()), 2**31, "is not between"),
         (pa.field("n", pa.int64()), "7", "no whole number"),
         (pa.field("n", pa.int64()), True, "no whole number"),
+        (pa.field("n", pa.int64()), 1.5, "no whole number"),
+        (pa.field("n", pa.int64()), 1.0, "no whole number"),
+        (pa.field("n", pa.int64()), float("nan"), "no whole number"),
+        (pa.field("n", pa.int64()), decimal.Decimal("1.5"), "no whole number"),
+        (pa.field("n", pa.float64()), True, "no number"),
+        (pa.field("n", pa.float64()), 2**60 + 1, "cannot be a double"),
+        (pa.field("n", pa.float64()), 2**2000, "cannot be a double"),
+        (pa.field("n", pa.float32()), 1e300, "too large"),
+        (pa.field("n", pa.decimal128(4, 2)), decimal.Decimal("1.005"), "more digits"),
+        (pa.field("n", pa.decimal128(4, 2)), decimal.Decimal("NaN"), "more digits"),
+        (pa.field("n", pa.timestamp("us", "UTC")), pd.Timestamp(5, tz="UTC"), "nanoseconds"),
+        (pa.field("n", pa.duration("us")), pd.Timedelta(5), "nanoseconds"),
         (pa.field("n", pa.float64()), "x", "no number"),
         (pa.field("n", pa.string()), 7, "no text"),
         (pa.field("n", pa.bool_()), 1, "no boolean"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -122,6 +123,23 @@ def test_many_strings_keep_their_rows_while_the_table_grows():
     ]
     assert sorted(rows) == list(range(100_000))
     assert index.rows_of([pa.array(names[::-1])]).tolist() == rows[::-1]
+
+
+def test_keys_of_megabytes_are_told_apart_by_any_byte_and_found_within_seconds():
+    long = "x" * 10_000_000
+    names = [long, long + "x", "y" + long[1:], long[:-1] + "y", "x", None]
+    index = KeyIndex([pa.string()])
+    began = time.process_time()
+    rows = index.rows_of([pa.array(names)]).tolist()
+    again = index.rows_of([pa.array(names[::-1])], hash_columns([pa.array(names[::-1])])).tolist()
+    collided = KeyIndex([pa.string()], weak_hash).rows_of([pa.array(names * 2)]).tolist()
+    assert time.process_time() - began < 10
+    assert sorted(rows) == list(range(6))
+    assert again == rows[::-1]
+    assert sorted(collided[:6]) == list(range(6))
+    assert collided[:6] == collided[6:]
+    stored = index.freeze().columns[0].take(np.array(rows)).to_pylist()
+    assert stored == names
 
 
 def test_one_huge_batch_into_a_small_table():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from stillframe.errors import UserCodeError
 from stillframe.graph.logical import (
     WithWatermark,
 )
@@ -37,6 +38,7 @@ from stillframe.state.partials import PartialAggregates
 from stillframe.storage.inline import InlineStore
 from stillframe.storage.paths import CHANNELS, state_path
 from stillframe.storage.store import Store
+from stillframe.user_code import add_to_blame
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
@@ -86,7 +88,11 @@ def _subtask(
     plan = around.plan
     operators: list[RunningOperator] = []
     for planned in task.operators:
-        operators.append(build_operator(Site(around, planned, task, index)))
+        try:
+            operators.append(build_operator(Site(around, planned, task, index)))
+        except UserCodeError as error:
+            add_to_blame(error, operator=planned.uid)
+            raise
         opened.callback(operators[-1].close)
     outputs = {
         edge.index: EdgeOutput(

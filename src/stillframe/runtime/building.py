@@ -82,6 +82,7 @@ from stillframe.state.disk_rows import DiskBackend
 from stillframe.state.heap import HeapBackend
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.store import Store
+from stillframe.user_code import calling
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,18 @@ def build_operator(site: Site) -> RunningOperator:
     around, planned, index, state = site.around, site.planned, site.index, site.state
     match planned.operator:
         case Read():
-            reader = _reader(site, planned.operator)
+            name = planned.operator.source.describe()
+            with calling(f"source {name}", operator=planned.uid):
+                reader = _reader(site, planned.operator)
             awaits_splits = planned.operator.source.discovery_interval_seconds is not None
-            return Reading(planned.uid, index, reader, awaits_splits=awaits_splits)
+            return Reading(
+                planned.uid,
+                index,
+                reader,
+                name=name,
+                awaits_splits=awaits_splits,
+                was_ended=state.ended,
+            )
         case Project(columns):
             return Projecting(columns, planned.schema)
         case Filter(condition):
@@ -221,7 +231,9 @@ def build_operator(site: Site) -> RunningOperator:
             return Passing()
         case Write(sink):
             context = SinkContext(around.plan.job, around.attempt, planned.uid, index)
-            return Writing(planned.uid, index, sink, sink.open_writer(context), state.commits)
+            with calling(f"sink {sink.describe()}", operator=planned.uid):
+                writer = sink.open_writer(context)
+            return Writing(planned.uid, index, sink, writer, state.commits)
         case Union() | CloseLoop():
             raise AssertionError(f"{planned.operator} is an edge, not an operator")
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 
+from stillframe.errors import UserCodeError
 from stillframe.graph.logical import Late
 from stillframe.graph.plan import PlannedOperator
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -23,6 +24,7 @@ from stillframe.runtime.firing import FiringOperator
 from stillframe.runtime.operators import RunningOperator, StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.watermarking import Watermarking
+from stillframe.user_code import add_to_blame
 
 OutputLog = dict[tuple[str, SubtaskIndex], list[pa.RecordBatch]]
 """Batches that a barrier overtook on their way out, by the edge's name and the receiver."""
@@ -62,6 +64,11 @@ class Chain:
         return [op for op in self._operators if isinstance(op, Watermarking)]
 
     @property
+    def head_uid(self) -> OperatorUid:
+        """Of the operator that takes the input."""
+        return self._uids[0]
+
+    @property
     def sees_batches(self) -> bool:
         return self._operators[0].sees_batches
 
@@ -76,6 +83,9 @@ class Chain:
             for uid, operator in zip(self._uids, self._operators, strict=True)
             if isinstance(operator, StatefulOperator)
         }
+
+    def uid_at(self, position: int) -> OperatorUid:
+        return self._uids[position]
 
     @property
     def late_rows(self) -> int:
@@ -203,6 +213,13 @@ class Chain:
                 closing.callback(operator.close)
 
     def _process_at(self, position: int, batch: pa.RecordBatch) -> None:
+        try:
+            self._run_at(position, batch)
+        except UserCodeError as error:
+            add_to_blame(error, operator=self._uids[position])
+            raise
+
+    def _run_at(self, position: int, batch: pa.RecordBatch) -> None:
         operator = self._operators[position]
         if not isinstance(operator, Watermarking):
             self._pass_on(position, operator.process(batch))
@@ -257,6 +274,13 @@ class Chain:
                 self._become_idle_after(follower)
 
     def _pass_on(self, position: int, batches: Iterable[pa.RecordBatch]) -> None:
+        try:
+            self._hand_over(position, batches)
+        except UserCodeError as error:
+            add_to_blame(error, operator=self._uids[position])
+            raise
+
+    def _hand_over(self, position: int, batches: Iterable[pa.RecordBatch]) -> None:
         for made in batches:
             if made.num_rows == 0:
                 continue

@@ -27,7 +27,7 @@ class Connecting(FunctionOperator[TwoInputFunction], TwoInputOperator):
     METHOD = "connect"
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        return self._called(lambda: self._function.process_first(batch))
+        return self._called_with(self._function.process_first, batch)
 
     def process_second(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        return self._called(lambda: self._function.process_second(batch))
+        return self._called_with(self._function.process_second, batch)

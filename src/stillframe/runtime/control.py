@@ -18,7 +18,6 @@ _CONNECT_SECONDS = 20.0
 _SEND_SECONDS = 30.0
 _REPORT_SECONDS = 0.5
 _READ_BYTES = 65_536
-COORDINATOR_SILENT_SECONDS_MAX = 50.0
 
 
 class Control:
@@ -32,11 +31,13 @@ class Control:
         coordinator: Address,
         secret: bytes,
         hello: JsonObject,
+        silent_seconds_max: float,
         clock: Clock,
         progress: Callable[[], Report],
         on_order: Callable[[Order], None],
         on_lost: Callable[[str], None],
     ) -> None:
+        self._silent_seconds_max = silent_seconds_max
         self._clock = clock
         self._progress = progress
         self._on_order = on_order
@@ -83,7 +84,7 @@ class Control:
                 heard_at = now
                 for order in reader.receive(data):
                     self._on_order(order_from_json(order))
-            elif now - heard_at > COORDINATOR_SILENT_SECONDS_MAX:
+            elif now - heard_at > self._silent_seconds_max:
                 raise ConnectionLost(f"nothing was heard for {now - heard_at:.0f} s")
             if now - reported_at >= _REPORT_SECONDS:
                 reported_at = now

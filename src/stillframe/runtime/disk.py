@@ -51,6 +51,7 @@ from stillframe.runtime.operators import (
     folded_into,
 )
 from stillframe.runtime.restoring import read_file
+from stillframe.runtime.scratch import scratch_directory
 from stillframe.runtime.state_files import described_file
 from stillframe.state.disk import Disk, DiskMemory
 from stillframe.state.disk_pages import PagedAggregates
@@ -412,9 +413,9 @@ def _overlap(disk: DiskState, owned: range) -> range:
 @contextlib.contextmanager
 def fetched(store: Store | None, disk: DiskState, parent: Path | None = None) -> Iterator[Path]:
     """A copy of a database of a checkpoint, to look into, for as long as it takes."""
-    with tempfile.TemporaryDirectory(prefix="stillframe-", dir=parent) as directory:
-        _fetch(store, disk, Path(directory) / "database")
-        yield Path(directory) / "database"
+    with scratch_directory(parent) as directory:
+        _fetch(store, disk, directory / "database")
+        yield directory / "database"
 
 
 def _fetch(store: Store | None, disk: DiskState, directory: Path) -> None:

@@ -25,6 +25,9 @@ class Barrier:
     None: for ever. One that has been waited for long enough is sent on with 0."""
     savepoint: str | None = None
     """The address everything goes to, if it is a savepoint; it never overtakes anything."""
+    holds: bool = False
+    """Whether whoever has taken its snapshot stands still behind it, until it is given up: only
+    further barriers pass. It never overtakes anything either."""
 
     @property
     def is_overtaking(self) -> bool:

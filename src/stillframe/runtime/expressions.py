@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC
+from operator import length_hint
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
 from stillframe.runtime.functions import FUNCTIONS, Datum, as_array
-from stillframe.runtime.row_functions import SLICE_ROWS, python_values
+from stillframe.runtime.row_functions import SLICE_ROWS, at_row, python_values
 from stillframe.runtime.times import INSTANT
+from stillframe.user_code import fail
 
 
 def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
@@ -66,8 +69,10 @@ def describe(expression: Expression) -> str:
 class _Evaluation:
     """The values of expressions over one batch."""
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, *, is_part: bool = False) -> None:
         self._batch = batch
+        self._is_part = is_part
+        """Whether places in it are none in the batch that came."""
         # By identity: a shared part of the tree is one object, and comparing trees is slow.
         # The expression is kept beside its value so that its id stays its own.
         self._known: dict[int, tuple[Expression, Datum]] = {}
@@ -93,6 +98,8 @@ class _Evaluation:
                 return self._call_per_row(expression)
             case Call(function) if function in _GUARDS:
                 return self._guarded(expression)
+            case Call(function) if function in _FIRST_DECIDES:
+                return self._unless_first_is_null(expression)
             case Call():
                 return self._call(expression)
 
@@ -104,6 +111,18 @@ class _Evaluation:
             return _as_type(FUNCTIONS[call.function](call.type, *arguments), call.type)
         except (pa.ArrowInvalid, OverflowError) as error:
             raise _cannot_compute(call, error) from error
+
+    def _unless_first_is_null(self, call: Call) -> Datum:
+        """Where the first argument is null, Spark does not look at the second, which may fail."""
+        try:
+            return self._call(call)
+        except DataError:
+            known = self.array(call.arguments[0]).is_valid()
+            if known.true_count == len(known):
+                raise
+        rows = np.flatnonzero(_mask(known, null_is=False))
+        values = self._on_rows(call, rows)
+        return pc.replace_with_mask(pa.nulls(len(known), call.type), known, values)
 
     def _guarded(self, call: Call) -> Datum:
         try:
@@ -119,30 +138,37 @@ class _Evaluation:
 
     def _called(self, call: RowFunction, columns: list[pa.Array], start: int) -> pa.Array:
         """For the rows of one slice, from `start` on."""
-        arguments = [_python_values(column.slice(start, SLICE_ROWS)) for column in columns]
+        count = min(SLICE_ROWS, self._batch.num_rows - start)
+        arguments = [_python_values(column.slice(start, count)) for column in columns]
+        for place, given in enumerate(call.given):
+            if given is not None:
+                arguments[place] = list(map(given, arguments[place]))
+        left = iter(arguments[0] if arguments else range(count))
         try:
             if arguments:
-                values = list(map(call.function, *arguments))
+                values = list(map(call.function, left, *arguments[1:]))
             else:
-                left = self._batch.num_rows - start
-                values = [call.function() for _ in range(min(SLICE_ROWS, left))]
-        except Exception as error:
-            raise UserCodeError(
-                f"the function {call.name} raised {type(error).__name__}: {error}; "
-                "correct the function or filter out the records it cannot take"
-            ) from error
+                values = [call.function() for _ in left]
+            if len(values) < count:
+                raise StopIteration  # which `map` takes for its end
+        except (Exception, SystemExit) as error:
+            place = start + count - length_hint(left) - 1
+            record, rows = at_row(self._batch, place)
+            known = None if self._is_part else rows
+            fail(f"function {call.name}", error, record, known, function=call.function)
         try:
-            return _arrow_values(values, call.type)
+            return _arrow_values(values, call)
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserCodeError(
-                f"the function {call.name} was declared to return {call.type} but returned "
+                f"function {call.name} was declared to return {call.type} but returned "
                 f"something else ({error}): return that type or declare another one"
             ) from error
 
     # The careful way: each part only on the rows that need it.
 
     def _on_rows(self, expression: Expression, rows: npt.NDArray[np.int64]) -> pa.Array:
-        return _Evaluation(self._batch.take(pa.array(rows, pa.int64()))).array(expression)
+        part = self._batch.take(pa.array(rows, pa.int64()))
+        return _Evaluation(part, is_part=True).array(expression)
 
     def case_by_rows(self, call: Call) -> pa.Array:
         remaining = np.arange(self._batch.num_rows, dtype=np.int64)
@@ -205,6 +231,9 @@ _GUARDS: dict[str, tuple[_Eager, _ByRows]] = {
     "or": (lambda values: pc.or_kleene(*values), _Evaluation.or_by_rows),
 }
 
+_FIRST_DECIDES = frozenset({"equal", "add", "subtract", "multiply", "add_days", "subtract_days"})
+"""Null where their first argument is, whatever the second would be."""
+
 FUNCTION_NAMES = frozenset(FUNCTIONS) | frozenset(_GUARDS)
 """Every name a `Call` may have."""
 
@@ -222,11 +251,22 @@ def _python_values(array: pa.Array) -> Sequence[Any]:
     return [None if at is None else at.astimezone().replace(tzinfo=None) for at in values]
 
 
-def _arrow_values(values: list[Any], type_: pa.DataType) -> pa.Array:
-    if type_ == INSTANT:
+def _arrow_values(values: list[Any], call: RowFunction) -> pa.Array:
+    if call.type == INSTANT:
         # Without a zone it is the machine's own time, as it was on the way in.
         values = [None if at is None else at.astimezone(UTC) for at in values]
-    return pa.array(values, type_)
+    if call.made is None:
+        return pa.array(values, call.type)
+    # Arrow takes bytes for text, and Spark does not.
+    if not pt.is_string(call.type) or set(map(type, values)) <= _TEXT_OR_NULL:
+        try:
+            return pa.array(values, call.type)
+        except (pa.ArrowException, TypeError, ValueError, AttributeError):
+            pass  # as of most functions it is not
+    return call.made(call.type, values)
+
+
+_TEXT_OR_NULL = {str, type(None)}
 
 
 def _as_type(datum: Datum, type_: pa.DataType) -> Datum:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.errors import StillframeError
+from stillframe.errors import DataError, StillframeError
 from stillframe.ids import CheckpointId
 from stillframe.runtime.elements import (
     Barrier,
@@ -36,13 +36,13 @@ from stillframe.runtime.elements import (
     Watermark,
 )
 
-FORMAT_VERSION = 2
-PAYLOAD_BYTES_MAX = 1024 * 1024 * 1024
+FORMAT_VERSION = 3
+PAYLOAD_BYTES_MAX = 2 * 1024 * 1024 * 1024
 HEADER = struct.Struct("<BBII")
 PRIORITY = 0x01
 """Flag: overtakes what waits in its channel without it, at the receiver too."""
 
-_BARRIER = struct.Struct("<qqq")
+_BARRIER = struct.Struct("<qqq?")
 _NO_ALIGNMENT_TIMEOUT = -1
 _CANCEL = struct.Struct("<q")
 _LAP = struct.Struct("<qq?")
@@ -170,6 +170,7 @@ def _encode_barrier(channel_id: int, barrier: Barrier) -> Frame:
         barrier.checkpoint_id,
         barrier.triggered_at_ms,
         _NO_ALIGNMENT_TIMEOUT if timeout_ms is None else timeout_ms,
+        barrier.holds,
     )
     frame = _frame(FrameType.BARRIER, channel_id, payload + (barrier.savepoint or "").encode())
     frame.barrier = barrier
@@ -189,7 +190,7 @@ def _encode_stream(channel_id: int, batch: pa.RecordBatch) -> list[Frame]:
     if pieces.payload_bytes <= PAYLOAD_BYTES_MAX:
         return [pieces.frame(channel_id, batch)]
     if batch.num_rows <= 1:
-        raise StillframeError(
+        raise DataError(
             f"one row takes {pieces.payload_bytes} bytes, more than the {PAYLOAD_BYTES_MAX} that"
             " can be sent between slots: keep such values in files and send their names"
         )
@@ -339,11 +340,12 @@ def _decode_marker(kind: FrameType, payload: pa.Buffer) -> Marker:
 
 
 def _decode_barrier(payload: pa.Buffer) -> Barrier:
-    checkpoint_id, triggered_at_ms, timeout_ms = _BARRIER.unpack_from(payload)
+    checkpoint_id, triggered_at_ms, timeout_ms, holds = _BARRIER.unpack_from(payload)
     savepoint = payload.to_pybytes()[_BARRIER.size :].decode()
     return Barrier(
         CheckpointId(checkpoint_id),
         triggered_at_ms,
         None if timeout_ms == _NO_ALIGNMENT_TIMEOUT else timeout_ms,
         savepoint or None,
+        holds,
     )

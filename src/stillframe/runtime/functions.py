@@ -108,8 +108,16 @@ def _from_values(
 
 
 def _to_whole(rounding: Function) -> Function:
-    """floor and ceil: integers that do not fit are refused, as by a cast."""
-    return lambda type_, argument: casts.cast(rounding(argument), type_, zone="UTC")
+    """floor and ceil: NaN is 0, as in Java; what does not fit a long is refused."""
+
+    def function(type_: pa.DataType, argument: pa.Array) -> Datum:
+        whole = rounding(argument)
+        # A cast answers the largest long for 2**63, which here is too large.
+        if pc.any(pc.greater_equal(whole, 2.0**63)).as_py():
+            raise pa.ArrowInvalid(f"the value {pc.max(whole).as_py()!r} does not fit {type_}")
+        return casts.cast(pc.if_else(pc.is_nan(whole), 0.0, whole), type_, zone="UTC")
+
+    return function
 
 
 def _round_decimal(type_: pa.DataType, argument: pa.Array) -> Datum:
@@ -166,7 +174,13 @@ def _in_constants(value: pa.Array, items: list[pa.Scalar]) -> pa.Array:
 
 def _extreme(pick: Function) -> Function:
     """greatest and least; nulls are skipped."""
-    return lambda type_, *arguments: pick(*arguments, skip_nulls=True)
+
+    def function(type_: pa.DataType, *arguments: Datum) -> Datum:
+        if type_ == times.INSTANT:  # Arrow compares such times, and does not pick among them
+            arguments = tuple(argument.cast(pa.int64()) for argument in arguments)
+        return pick(*arguments, skip_nulls=True).cast(type_)
+
+    return function
 
 
 def _is_nan(type_: pa.DataType, argument: pa.Array) -> Datum:
@@ -268,18 +282,13 @@ def _truncate_date(type_: pa.DataType, dates: pa.Array, unit: pa.Scalar) -> Datu
     return pc.floor_temporal(dates, unit=unit.as_py())
 
 
-def _add_days(type_: pa.DataType, dates: Datum, count: Datum) -> Datum:
-    return times.add_days(*_columns(dates, count))
+def _with_days(plain: Function) -> Function:
+    """On days since 1970 as Java's int, which begins again at its other end."""
 
+    def function(type_: pa.DataType, left: Datum, right: Datum) -> Datum:
+        return plain(*(days.cast(pa.int32()) for days in _columns(left, right))).cast(type_)
 
-def _subtract_days(type_: pa.DataType, dates: Datum, count: Datum) -> Datum:
-    days, number = _columns(dates, count)
-    return times.add_days(days, pc.negate_checked(number.cast(pa.int32())))
-
-
-def _days_between(type_: pa.DataType, end: Datum, start: Datum) -> Datum:
-    last, first = (dates.cast(pa.int32()) for dates in _columns(end, start))
-    return pc.subtract_checked(last, first)
+    return function
 
 
 def _add_months(type_: pa.DataType, dates: pa.Array, months: pa.Scalar) -> Datum:
@@ -384,9 +393,9 @@ FUNCTIONS: dict[str, Function] = {
     "second": _clock_field(pc.second),
     "truncate": _truncate,
     "truncate_date": _truncate_date,
-    "add_days": _add_days,
-    "subtract_days": _subtract_days,
-    "days_between": _days_between,
+    "add_days": _with_days(pc.add),
+    "subtract_days": _with_days(pc.subtract),
+    "days_between": _with_days(pc.subtract),
     "add_months": _add_months,
     "add_interval": _add_interval,
     "unix_timestamp": _unix_timestamp,
@@ -397,4 +406,5 @@ FUNCTIONS: dict[str, Function] = {
     "millis_to_timestamp": _from_unix(1_000),
     "micros_to_timestamp": _from_unix(1),
     "struct_field": _struct_field,
+    "without_zone": lambda type_, argument: argument.cast(type_),
 }

@@ -65,6 +65,7 @@ from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
 
 _PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
 """What is taken while timers fire. Records wait, and so does all that keeps a place behind them."""
+_PASSING_WHEN_HELD = (Barrier, CancelBarrier)
 
 _STEPS_PER_TURN_MIN = 16
 """And as many as there are channels: each may bring a batch in a turn, and what is not worked off
@@ -186,6 +187,8 @@ class InnerSubtask(Subtask):
         self._next_lap_at_seconds = 0.0
         self._passing_laps = self._lap_passages()
         self._is_restored_finished = has_finished
+        self._at_work_input, self._at_work_rows = 0, 0
+        """Of the batch that goes through the chain."""
         self._has_ended_time = False
         self._event_time = EventTime(
             (index for index in indices if index not in self._feedback), restored_time_us
@@ -200,8 +203,10 @@ class InnerSubtask(Subtask):
         progressed = self._pull_barriers() or progressed
         if not self._chain.has_room():
             return progressed
+        if self._held_by is not None:
+            return self._let_pass(_PASSING_WHEN_HELD) or progressed
         if self._chain.is_firing:
-            return self._let_pass() or self._fire()
+            return self._let_pass(_PASSING) or self._fire()
         progressed = self._chain.fire_by_clock() or progressed
         index = self._inputs.next_readable()
         if index is None:
@@ -227,12 +232,12 @@ class InnerSubtask(Subtask):
                 self._note_records(ChannelIndex(other), batch)
         return together.batch()
 
-    def _let_pass(self) -> bool:
-        """Take a barrier that stands in front, or what else may come between two firings."""
+    def _let_pass(self, passing: tuple[type[Marker], ...]) -> bool:
+        """Take one of these that stands in front of its channel; whether there was any."""
         for index, channel in enumerate(self._inputs.channels):
             if index in self._inputs.held or channel.is_empty():
                 continue
-            if isinstance(channel.peek(), _PASSING):
+            if isinstance(channel.peek(), passing):
                 self._on_marker(ChannelIndex(index), channel.take())
                 return True
         return False
@@ -244,7 +249,7 @@ class InnerSubtask(Subtask):
 
     def idle_seconds_max(self) -> float:
         wait = super().idle_seconds_max()
-        due_seconds = self._chain.due_in_seconds()
+        due_seconds = None if self._held_by is not None else self._chain.due_in_seconds()
         if due_seconds is not None and self._chain.has_room():  # else its reader wakes us
             wait = min(wait, due_seconds)
         now = self._clock.monotonic_seconds()
@@ -289,8 +294,18 @@ class InnerSubtask(Subtask):
             if snapshot is not None:
                 snapshot.processed_bytes += size_bytes
 
+    def _origin(self, rows: range | None) -> str:
+        since, before = self._counted_from
+        first = self.counters.records_in - before - self._at_work_rows
+        span = range(self._at_work_rows) if rows is None else rows
+        numbers = f"{first + span.start + 1}"
+        if len(span) > 1:
+            numbers = f"{numbers} to {first + span.stop}"
+        return f"number {numbers} since {since}, on input {self._at_work_input}"
+
     def _process(self, index: ChannelIndex, batch: pa.RecordBatch) -> None:
-        if self._places[index].input == 0:
+        self._at_work_input, self._at_work_rows = self._places[index].input, batch.num_rows
+        if self._at_work_input == 0:
             self._chain.process(batch)
         else:
             self._chain.process_second(batch)
@@ -394,8 +409,10 @@ class InnerSubtask(Subtask):
 
     def _finish_if_ended(self) -> None:
         """Not while a barrier has come on some channels only: what followed it there is replayed
-        after a restore, and must then find operators that have not finished."""
-        if not self._unended and not self._aligner.is_between_barriers:
+        after a restore, and must then find operators that have not finished. And not behind a
+        barrier that holds the job."""
+        is_between = self._aligner.is_between_barriers or self._held_by is not None
+        if not self._unended and not is_between:
             self._finish()
 
     def _finish(self) -> None:
@@ -528,6 +545,7 @@ class InnerSubtask(Subtask):
             self._head_laps is not None
             and not self._has_finished
             and not self._head_laps.is_under_way
+            and self._held_by is None
             and not self._aligner.is_between_barriers
             and self._unended <= self._feedback
         )

@@ -24,7 +24,13 @@ from stillframe.api.programs import Fired, Groups, KeyedProgram, States
 from stillframe.api.timers import TimerClock
 from stillframe.config import parse_duration_seconds
 from stillframe.errors import BuildError, UserCodeError
-from stillframe.runtime.row_functions import batch_of, joined, python_values, record_maker
+from stillframe.runtime.row_functions import (
+    at_row,
+    batch_of,
+    joined,
+    python_values,
+    record_maker,
+)
 from stillframe.state.handles import (
     OPAQUE_SCHEMA,
     PICKLED,
@@ -36,6 +42,7 @@ from stillframe.state.handles import (
     ReducingHandle,
     ValueHandle,
 )
+from stillframe.user_code import LAZY, fail, lazily, shown
 
 _OUTPUT_ROWS = 16_384
 """So many rows are gathered before they become columns. With a quarter of that, an eighth of the
@@ -103,10 +110,13 @@ class _Program(KeyedProgram):
 
     def _handled(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         process, output = self._processor.process, _Output(self._about)
-        keys = _records(groups.keys)
-        for place, rows in rows_by_key(groups, record_maker(groups.names), python_values):
-            if output.is_full_with(process(keys[place], rows)):
-                yield from output.rest_of_it()
+        keys, place, rows = _records(groups.keys), 0, iter(())
+        try:
+            for place, rows in rows_by_key(groups, record_maker(groups.names), python_values):
+                if output.is_full_with(process(keys[place], rows)):
+                    yield from output.rest_of_it()
+        except (Exception, SystemExit) as error:
+            fail(self._about.name, error, *at_row_of_key(groups, place, rows))
         yield from output.rest()
 
     def handle_initial(self, groups: Groups) -> None:
@@ -117,11 +127,14 @@ class _Program(KeyedProgram):
 
     def _fired(self, fired: Fired) -> Iterator[pa.RecordBatch]:
         on_timer, output = self._processor.on_timer, _Output(self._about)
-        keys = _records(fired.keys)
-        for place in fired:
-            time = _time_of(fired.times_ms[place])
-            if output.is_full_with(on_timer(keys[place], time, fired.clock)):
-                yield from output.rest_of_it()
+        keys, place = _records(fired.keys), 0
+        try:
+            for place in fired:
+                time = _time_of(fired.times_ms[place])
+                if output.is_full_with(on_timer(keys[place], time, fired.clock)):
+                    yield from output.rest_of_it()
+        except (Exception, SystemExit) as error:
+            fail(self._about.name, error, at_timer(fired, place))
         yield from output.rest()
 
     def close(self) -> None:
@@ -162,6 +175,23 @@ def rows_by_key(
         yield place, map(make, zip(*[column[start:stop] for column in columns], strict=True))
 
 
+def at_row_of_key(groups: Groups, place: int, rows: Iterator[Any]) -> tuple[str, range]:
+    """Which of its key's rows a program had taken last, for those who are told of an error."""
+    begin, end = groups.bounds[place], groups.bounds[place + 1]
+    taken = end - begin - sum(1 for _ in rows)
+    [key] = _records(groups.keys.slice(place, 1))
+    if not taken:
+        return f"key {shown(key)}, before the first of its {end - begin} rows", range(0)
+    row, at = at_row(groups.batch, groups.order[begin + taken - 1].as_py())
+    return f"key {shown(key)}, the last row taken of {end - begin}: {row}", at
+
+
+def at_timer(fired: Fired, place: int) -> str:
+    """The same for a timer."""
+    [key] = _records(fired.keys.slice(place, 1))
+    return f"key {shown(key)}, {fired.clock} timer of {_time_of(fired.times_ms[place])}"
+
+
 def _spread(of_keys: Sequence[Any], bounds: Sequence[int]) -> list[Any]:
     """What each key has, once for each of its rows."""
     counts = map(sub, islice(bounds, 1, None), bounds)
@@ -183,7 +213,7 @@ class _Output:
         """
         if made is None:
             return False
-        self._coming = coming = iter(made)
+        self._coming = coming = iter(lazily(made) if type(made) in LAZY else made)
         rows = self._rows
         rows.extend(islice(coming, _OUTPUT_ROWS - len(rows)))
         return len(rows) >= _OUTPUT_ROWS

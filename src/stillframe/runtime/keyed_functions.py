@@ -21,13 +21,13 @@ from stillframe.key_groups import fixed_width_values, hash_columns, key_groups_o
 from stillframe.protocol.manifests import OperatorSnapshot
 from stillframe.runtime.firing import FiringOperator
 from stillframe.runtime.operators import Background
-from stillframe.runtime.row_functions import fitted
+from stillframe.runtime.row_functions import fitted, in_batch
 from stillframe.runtime.state_files import StateFiles, Write
-from stillframe.runtime.user_code import calling
 from stillframe.state.key_places import keyed_by
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.timers import CLOCKS, TIME, TimerTable
 from stillframe.storage.store import Store
+from stillframe.user_code import calling, fail, lazily
 
 FIRED_ROWS_MAX = 1024
 """How many timers fire in one call of the user's function: a barrier waits for no more."""
@@ -61,6 +61,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         self._uid = uid
         self._subtask = subtask
         self._operator = operator
+        self._name = f"function {operator.name}"
         keys = operator.keys
         self._key_schema = None if keys is None else pa.schema(map(input_schema.field, keys))
         self._schema = schema
@@ -84,7 +85,8 @@ class FunctionOperator(FiringOperator, Generic[Function]):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         if self._timers is not None and not self._has_finished:
-            yield from self._called(self._function.finish)
+            with calling(self._name, "the end of all records"):
+                yield from self._made_of(self._function.finish())
             self._timers.clear()
         self._has_finished = True
 
@@ -119,7 +121,9 @@ class FunctionOperator(FiringOperator, Generic[Function]):
     ) -> Iterator[pa.RecordBatch]:
         assert self._timers is not None
         fired = self._timers.take(clock, until_us, FIRED_ROWS_MAX)
-        return self._called(lambda: call(fired)) if fired.num_rows else iter(())
+        if not fired.num_rows:
+            return iter(())
+        return self._called_with(call, fired, are_timers=True)
 
     def timers_of_keys(self, what: str) -> TimerTable:
         """Those of this operator, for the user's function, which wants to do this with them."""
@@ -249,12 +253,25 @@ class FunctionOperator(FiringOperator, Generic[Function]):
 
     # --- calls ---
 
-    def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        with calling(f"function {self._operator.name}"):
-            yield from map(self._checked, self._iterable(call()))
+    def _called_with(
+        self,
+        call: Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]],
+        batch: pa.RecordBatch,
+        *,
+        are_timers: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._made_of(call(batch))
+        except (Exception, SystemExit) as error:
+            words, rows = in_batch(batch)
+            known = (f"timers, {words}", None) if are_timers else (words, rows)
+            fail(self._name, error, *known)
+
+    def _made_of(self, answer: Any) -> Iterator[pa.RecordBatch]:
+        return map(self._checked, lazily(self._iterable(answer)))
 
     def _answer_of(self, call: Callable[[], Any]) -> Any:
-        with calling(f"function {self._operator.name}"):
+        with calling(self._name):
             return call()
 
     def _made(self) -> Function:
@@ -291,7 +308,7 @@ class Processing(FunctionOperator[KeyedFunction]):
     METHOD = "process"
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        return self._called(lambda: self._function.process(batch))
+        return self._called_with(self._function.process, batch)
 
 
 class _FunctionTimers(Timers):

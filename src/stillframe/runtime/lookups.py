@@ -23,6 +23,7 @@ from stillframe.runtime.expressions import evaluate
 from stillframe.runtime.operators import RunningOperator
 from stillframe.state.aggregates import plain
 from stillframe.state.key_index import KeyIndex
+from stillframe.texts import refuse_bad_text
 
 PAIRS_MAX = 131_072
 """So many pairs are made at a time; more only if a single record has them."""
@@ -38,6 +39,7 @@ class LookingUp(RunningOperator):
         self._condition = operator.condition
         self._schema = schema
         self._rows = one_batch(operator.table)
+        refuse_bad_text(self._rows, "the table of a join", "clean it with Spark's make_valid_utf8")
         self._index = _RowsByKey(
             [self._rows.column(key) for key in operator.table_keys], self._rows.num_rows
         )

@@ -8,8 +8,10 @@ everything but the writing itself is done by the loop thread alone.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -20,7 +22,7 @@ from stillframe.api.sources import EndOfData, NothingYet, Polled, SourceReader, 
 from stillframe.errors import UserCodeError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.commits import Commit, PendingCommits
 from stillframe.protocol.manifests import (
@@ -31,13 +33,14 @@ from stillframe.protocol.manifests import (
 )
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.expressions import filter_batch, project
+from stillframe.runtime.row_functions import in_batch
 from stillframe.runtime.state_files import FrozenState, StateFiles
-from stillframe.runtime.user_code import calling
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, Reached
 from stillframe.storage.paths import number_of_file
 from stillframe.storage.store import Store
+from stillframe.user_code import calling, fail, lazily, shown
 
 Background = Callable[[], Any]
 
@@ -153,8 +156,11 @@ class Mapping(RunningOperator):
         self._schema = schema
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        with calling(f"function {self._operator.name}"):
-            yield from map(self._checked, self._operator.function(iter((batch,))))
+        try:
+            for made in lazily(self._operator.function(iter((batch,)))):
+                yield self._checked(made)
+        except (Exception, SystemExit) as error:
+            fail(f"function {self._operator.name}", error, *in_batch(batch))
 
     def _checked(self, made: pa.RecordBatch) -> pa.RecordBatch:
         if made.schema.equals(self._schema):
@@ -313,22 +319,49 @@ class Reading(StatefulOperator):
         subtask: SubtaskIndex,
         reader: SourceReader,
         *,
+        name: str = "",
         awaits_splits: bool = False,
+        was_ended: bool = False,
     ) -> None:
         self.uid = uid
+        self._name = f"source {name}"
         self._subtask = subtask
         self.times_of: Callable[[str], JsonObject] = lambda split: {}
         """How far event time has come for a split, by the operators that look at it."""
         self._reader = reader
         self._awaits_splits = awaits_splits
+        self._has_read_all = False
+        self.was_ended = was_ended
+        """Whether it was told to end, whatever there is left to read."""
         # Of ended ones too, which the reader may have dropped: an order may come twice.
         self._known = {split.id for split in reader.splits()}
 
     def poll(self) -> Polled:
-        polled = self._reader.poll()
-        if self._awaits_splits and isinstance(polled, EndOfData):
+        try:
+            polled = self._reader.poll()
+        except (Exception, SystemExit) as error:
+            fail(self._name, error, self._positions_in_words(), operator=self.uid)
+        self._has_read_all = isinstance(polled, EndOfData)
+        if self._awaits_splits and self._has_read_all:
             return NothingYet(_SPLITS_SECONDS)
         return polled
+
+    def _positions_in_words(self) -> str:
+        splits = [f"split {split.id!r} at {split.position}" for split in self._reader.splits()]
+        return shown(f"behind {', '.join(splits) or 'no split'}")
+
+    def polled_in_words(self) -> str:
+        """Where the batch that was polled last is from."""
+        of = self._reader.polled_split()
+        if of is None:
+            return shown(f"of a batch that ends at {self._positions_in_words()}")
+        ends = [split.position for split in self._reader.splits() if split.id == of]
+        return shown(f"of split {of!r}{f' in a batch that ends at {ends[0]}' if ends else ''}")
+
+    @property
+    def has_nothing_to_read(self) -> bool:
+        """Whether it awaits splits and has read all it has."""
+        return self._awaits_splits and self._has_read_all
 
     def open_splits(self, polled: bool, listened_seconds: float) -> OpenSplits | None:
         """What is read from now, if the reader tells; `polled`: the last poll answered a batch."""
@@ -340,6 +373,13 @@ class Reading(StatefulOperator):
             self._reader.polled_split() if polled else None,
             None if self._reader.reads_in_turn else listened_seconds,
         )
+
+    def polled_split(self) -> str | None:
+        return self._reader.polled_split()
+
+    @property
+    def records_malformed(self) -> int:
+        return self._reader.records_malformed()
 
     def on_splits(self, splits: Sequence[Split], is_last: bool) -> None:
         """More splits to read, and whether they are the last; those it knows are passed over."""
@@ -354,19 +394,32 @@ class Reading(StatefulOperator):
         return (batch,)
 
     def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
-        items = tuple(map(self._item, self._reader.splits()))
-        return lambda: items
+        part = OperatorSnapshot(
+            self.uid,
+            self._subtask,
+            items=tuple(map(self._item, self._reader.splits())),
+            ended=self.was_ended,
+        )
+        return lambda: part
 
     def _item(self, split: Split) -> JsonObject:
         times = self.times_of(split.id)
         timed: JsonObject = {"times": times} if times else {}
         return {"id": split.id, "position": split.position, **timed}
 
-    def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
-        return OperatorSnapshot(self.uid, self._subtask, items=written)
+    def described(self, checkpoint_id: CheckpointId, written: OperatorSnapshot) -> OperatorSnapshot:
+        return written
 
     def close(self) -> None:
         self._reader.close()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SinkWork:
+    """One call of a sink in the background."""
+
+    what: str
+    """What it is about, in words."""
 
 
 class Writing(StatefulOperator):
@@ -381,12 +434,30 @@ class Writing(StatefulOperator):
         restored: Sequence[PendingCommit],
     ) -> None:
         self.uid = uid
+        self.name = f"sink {sink.describe()}"
         self.commits_here = not sink.commits_at_coordinator
         self.records_written = 0
         self._subtask = subtask
         self._writer = writer
         self._pending = PendingCommits(restored, is_whole=sink.is_whole)
         self._committer: Committer | None = sink.open_committer() if self.commits_here else None
+        self._at_work: dict[int, SinkWork] = {}
+
+    @property
+    def at_work(self) -> dict[int, SinkWork]:
+        """The threads that prepare or commit now, by their ids."""
+        return dict(self._at_work)
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        """In the background, where a watch looks for calls that do not return."""
+        thread = threading.get_ident()
+        self._at_work[thread] = SinkWork(what)
+        try:
+            with calling(self.name, what, operator=self.uid):
+                yield
+        finally:
+            del self._at_work[thread]
 
     @property
     def committer(self) -> Committer:
@@ -395,11 +466,30 @@ class Writing(StatefulOperator):
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         self.records_written += batch.num_rows
-        self._writer.write(batch)
+        try:
+            self._writer.write(batch)
+        except (Exception, SystemExit) as error:
+            fail(self.name, error, *in_batch(batch), operator=self.uid)
         return ()
 
     def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
-        return self._writer.rotate(checkpoint_id)
+        what = f"what it has for checkpoint {checkpoint_id}"
+        with calling(self.name, what, operator=self.uid):
+            prepare = self._writer.rotate(checkpoint_id)
+
+        def prepared() -> Sequence[Committable]:
+            with self._calling(what):
+                return prepare()
+
+        return prepared
+
+    def commit(self, epoch: Epoch, commit: Commit) -> None:
+        """Make visible what was prepared, and forget what is settled. Called in the background."""
+        with self._calling(f"epoch {epoch}"):
+            if commit.committables:
+                self.committer.commit(epoch, commit.committables)
+            if commit.settled:
+                self.committer.forget(commit.settled)
 
     def described(
         self, checkpoint_id: CheckpointId, written: Sequence[Committable]

@@ -22,6 +22,7 @@ from stillframe.api.sources import (
 )
 from stillframe.ids import OperatorUid
 from stillframe.json_values import JsonObject
+from stillframe.user_code import lazily
 
 _AHEAD_BATCHES_MAX = 4
 _OFFER_SECONDS = 0.1
@@ -137,6 +138,9 @@ class ThreadedReader(_AheadReader):
     def open_splits(self) -> frozenset[str]:
         return self._told_open
 
+    def records_malformed(self) -> int:
+        return self._reader.records_malformed()
+
     def _note_ended(self, read: Split) -> None:
         """What has ended now that the split is at this position."""
         before = len(self._open)
@@ -156,7 +160,7 @@ class ThreadedReader(_AheadReader):
             self._reader.close()
 
     def _read(self) -> Iterator[_Read]:
-        yield from self._reader.read()
+        yield from lazily(self._reader.read())
         yield EndOfData()
 
 
@@ -179,6 +183,8 @@ class SplitAfterSplitReader(_AheadReader):
         self._open_split = open_split
         self._reader: BlockingReader | None = None
         """The one that reads now; set by the thread."""
+        self._records_malformed = 0
+        """Of those before it."""
         self._groups: deque[frozenset[str]] = deque()
         """The splits that have not ended, by when they came."""
         # No bound of its own: what waits here is what the coordinator has assigned.
@@ -199,6 +205,10 @@ class SplitAfterSplitReader(_AheadReader):
 
     def open_splits(self) -> frozenset[str]:
         return self._groups[0] if self._groups else _NO_SPLITS
+
+    def records_malformed(self) -> int:
+        reader = self._reader
+        return self._records_malformed + (reader.records_malformed() if reader is not None else 0)
 
     def _end(self, split_id: str) -> None:
         del self._splits[split_id]
@@ -224,8 +234,9 @@ class SplitAfterSplitReader(_AheadReader):
         while (split := self._waiting.get()) is not None:
             self._reader = reader = self._open_split(split)
             try:
-                yield from reader.read()
+                yield from lazily(reader.read())
             finally:
                 self._reader = None
+                self._records_malformed += reader.records_malformed()
                 reader.close()
             yield _SplitEnded(split.id)

@@ -20,6 +20,9 @@ import pyarrow.types as pt
 
 from stillframe.errors import DataError
 from stillframe.key_groups import fixed_width_values
+from stillframe.runtime.exact_values import exact_array, exact_series
+from stillframe.texts import refuse_bad_text
+from stillframe.user_code import fail, lazily, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +54,7 @@ class ArrowFunction:
     schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        for made in self.function(batches):
+        for made in lazily(self.function(batches)):
             if not isinstance(made, pa.RecordBatch):
                 raise DataError(
                     f"function {name_of(self.function)} yielded a {type(made).__name__}:"
@@ -69,7 +72,7 @@ class PandasFunction:
     time_zone: str
 
     def __call__(self, batches: Batches) -> Batches:
-        for frame in self.function(map(self.to_pandas, batches)):
+        for frame in lazily(self.function(map(self.to_pandas, batches))):
             yield self.from_pandas(frame)
 
     def to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
@@ -109,11 +112,12 @@ class RowMap:
     schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        return joined(map(self._mapped, _slices_of_rows(batches)))
+        return _by_slices(self._made, batches, self.schema, name_of(self.function))
 
-    def _mapped(self, rows: Iterable[Any]) -> pa.RecordBatch:
-        made = [result for result in map(self.function, rows) if result is not None]
-        return batch_of(made, self.schema, name_of(self.function))
+    def _made(self, rows: Iterable[Any]) -> list[Any]:
+        function = self.function
+        # Not by `map`, for which a StopIteration would be the end of the rows.
+        return [made for row in rows if (made := function(row)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +128,63 @@ class RowFlatMap:
     schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        return joined(map(self._mapped, _slices_of_rows(batches)))
+        return _by_slices(self._made, batches, self.schema, name_of(self.function))
 
-    def _mapped(self, rows: Iterable[Any]) -> pa.RecordBatch:
-        return batch_of(self._flattened(rows), self.schema, name_of(self.function))
-
-    def _flattened(self, rows: Iterable[Any]) -> list[Any]:
+    def _made(self, rows: Iterable[Any]) -> list[Any]:
         made: list[Any] = []
         for row in rows:
             results = self.function(row)
-            if results is None or isinstance(results, str | bytes | Mapping):
-                raise DataError(
-                    f"function {name_of(self.function)} gave back {results!r}: flat_map_rows"
-                    " wants an iterable of records, such as a list of tuples"
-                )
+            if type(results) not in _PLAIN:
+                results = self._checked(results)
             made.extend(results)
         return made
+
+    def _checked(self, results: Any) -> Iterable[Any]:
+        if results is None or isinstance(results, str | bytes | Mapping):
+            raise DataError(
+                f"function {name_of(self.function)} gave back {results!r}: flat_map_rows"
+                " wants an iterable of records, such as a list of tuples"
+            )
+        return lazily(results)
+
+
+_PLAIN = (list, tuple)
+
+
+def _by_slices(
+    make: Callable[[Iterable[Any]], list[Any]], batches: Batches, schema: pa.Schema, name: str
+) -> Batches:
+    return joined(_sliced(make, batches, schema, name))
+
+
+def _sliced(
+    make: Callable[[Iterable[Any]], list[Any]], batches: Batches, schema: pa.Schema, name: str
+) -> Batches:
+    for batch in batches:
+        record = record_maker(tuple(batch.schema.names))
+        for start in range(0, batch.num_rows, SLICE_ROWS):
+            slice_ = batch.slice(start, SLICE_ROWS)
+            rows = map(record, zip(*map(python_values, slice_.columns), strict=True))
+            try:
+                made = make(rows)
+            except (Exception, SystemExit) as error:
+                taken = start + slice_.num_rows - sum(1 for _ in rows)
+                fail(f"function {name}", error, *at_row(batch, taken - 1))
+            yield batch_of(made, schema, name)
+
+
+def at_row(batch: pa.RecordBatch, place: int) -> tuple[str, range]:
+    """Which record of the batch an error is about, for those who are told."""
+    row = record_maker(tuple(batch.schema.names))(batch.slice(place, 1).to_pylist()[0].values())
+    return f"record {place + 1} of {batch.num_rows}: {shown(row)}", range(place, place + 1)
+
+
+def in_batch(batch: pa.RecordBatch) -> tuple[str, range]:
+    """The same where the code is given whole batches."""
+    if not batch.num_rows:
+        return "a batch without records", range(0)
+    first, _ = at_row(batch, 0)
+    return f"a batch of {batch.num_rows} records, {first}", range(batch.num_rows)
 
 
 class Record(tuple[Any, ...]):
@@ -195,14 +240,6 @@ def python_values(column: pa.Array) -> Sequence[Any]:
             since = fixed_width_values(column).view("timedelta64[us]").tolist()
             return list(map(_EPOCH.__add__, since))
     return cast(Sequence[Any], column.to_pylist())
-
-
-def _slices_of_rows(batches: Batches) -> Iterator[Iterator[Any]]:
-    for batch in batches:
-        make = record_maker(tuple(batch.schema.names))
-        for start in range(0, batch.num_rows, SLICE_ROWS):
-            columns = map(python_values, batch.slice(start, SLICE_ROWS).columns)
-            yield map(make, zip(*columns, strict=True))
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Batches:
@@ -286,13 +323,20 @@ def _values(result: Any, schema: pa.Schema, function: str) -> Sequence[Any]:
 
 
 def column_of(function: str, field: pa.Field, values: Any) -> pa.Array:
+    make = exact_array if isinstance(values, Sequence) else exact_series
     try:
-        array = pa.array(values, field.type)
+        array = make(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"function {function} gave back values for column {field.name} that are no"
             f" {field.type} ({error}): correct the function or its declared schema"
         ) from error
+    if isinstance(array, pa.ChunkedArray):
+        raise DataError(
+            f"function {function} gave back {len(array)} values for column {field.name} that take"
+            f" {array.nbytes} bytes, more than the 2 GB that a column of one batch holds: give back"
+            " fewer rows at a time, or keep such values in files and give back their names"
+        )
     _refuse_null(function, field, array)
     return array
 
@@ -303,6 +347,9 @@ def fitted(made: pa.RecordBatch, schema: pa.Schema, function: str) -> pa.RecordB
     for place, field in enumerate(schema):
         if not field.nullable:
             _refuse_null(function, field, fits.column(place))
+    refuse_bad_text(
+        fits, f"what function {function} gave back", "give back UTF-8, or declare a binary column"
+    )
     return fits
 
 
@@ -339,7 +386,19 @@ def _same_meaning(found: pa.DataType, declared: pa.DataType) -> bool:
         return (found.tz is None) == (declared.tz is None)
     if _is_text(found) or _is_bytes(found):
         return _is_text(declared) if _is_text(found) else _is_bytes(declared)
-    return bool(types.is_nested(found) and found.id == declared.id)
+    return found.id == declared.id and types.is_nested(found) and _same_parts(found, declared)
+
+
+def _same_parts(found: pa.DataType, declared: pa.DataType) -> bool:
+    """Of two structs, lists or maps."""
+    ours, theirs = (list(map(kind.field, range(kind.num_fields))) for kind in (found, declared))
+    if len(ours) != len(theirs):
+        return False
+    are_named = pa.types.is_struct(found)
+    return all(
+        _same_meaning(our.type, their.type) and (our.name == their.name or not are_named)
+        for our, their in zip(ours, theirs, strict=True)
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

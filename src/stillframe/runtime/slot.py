@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,17 +27,12 @@ from functools import partial
 import pyarrow as pa
 
 from stillframe.clock import Clock, SystemClock
-from stillframe.errors import (
-    BuildError,
-    DataError,
-    SnapshotDamaged,
-    StillframeError,
-    StorageError,
-    UserCodeError,
-)
+from stillframe.errors import StillframeError, UserCodeError
 from stillframe.graph.launch import SlotLaunch
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
+from stillframe.json_values import JsonObject
+from stillframe.processes import oom_kills
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.inline import put_together
 from stillframe.protocol.manifests import (
@@ -46,7 +42,9 @@ from stillframe.protocol.manifests import (
     SubtaskTimings,
 )
 from stillframe.protocol.messages import (
+    AbortCheckpoint,
     Acknowledged,
+    CaughtUp,
     Committed,
     Declined,
     Drained,
@@ -59,7 +57,10 @@ from stillframe.protocol.messages import (
     Running,
     StartSlot,
     StillThere,
+    SubtaskDoing,
     TakeFile,
+    blame_of,
+    cause_of,
 )
 from stillframe.runtime.assembly import assemble
 from stillframe.runtime.building import Surroundings
@@ -73,11 +74,13 @@ from stillframe.runtime.task import (
     SnapshotStarted,
     Subtask,
     TaskEvents,
-    answer_or_error,
+    Turn,
     commit_restored,
     obey,
     take_turn,
 )
+from stillframe.runtime.uploads import CancellableStore, Upload, Uploads
+from stillframe.runtime.watching import LoopWatch, SinkWatch, StackLine
 from stillframe.storage.savepoint import StoreWithSavepoint
 from stillframe.storage.store import Store, open_store
 from stillframe.wire import Address, ConnectionLost
@@ -85,6 +88,8 @@ from stillframe.wire import Address, ConnectionLost
 _START_SECONDS_MAX = 120.0
 _CONNECT_SECONDS_MAX = 30.0
 _FLUSH_SECONDS_MAX = 10.0
+_LEAVE_SECONDS_MAX = 5.0
+"""How long a slot that has lost its coordinator may take to give everything back."""
 
 log = logging.getLogger("stillframe")
 
@@ -117,7 +122,7 @@ def _opened(launch: SlotLaunch) -> Store | None:
     """The job's own store; if it starts from a savepoint, one that shows that as well."""
     if launch.store_address is None:
         return None
-    own = open_store(launch.store_address, launch.store_settings)
+    own = CancellableStore(open_store(launch.store_address, launch.store_settings))
     if launch.savepoint_address is None:
         return own
     savepoint = open_store(launch.savepoint_address, launch.savepoint_settings)
@@ -146,13 +151,19 @@ class _Slot(TaskEvents):
         self._taken: dict[FileHandle, FileHandle] = {}
         """What the start refers to, and is not on the store."""
         self._subtasks: dict[SubtaskRef, Subtask] = {}
-        self._failing: Subtask | None = None
-        """In whose turn the slot failed."""
+        self._turn = Turn()
+        self._watch = LoopWatch(self._turn, clock, launch.stuck_timeout_seconds)
+        self._sink_watch = SinkWatch(clock, launch.stuck_timeout_seconds)
+        self._is_ending = False
+        """Whether the coordinator has said so, which the loop may not have heard."""
+        self._gone = threading.Event()
+        """Set when all is given back."""
         self._warned_of: set[SubtaskRef] = set()
         """Subtasks for which records came too late, which is said once of each."""
+        self._warned_of_malformed: set[SubtaskRef] = set()
         self._store = _opened(launch)
         self._room: DiskRoom | None = None
-        self._snapshot_pool = ThreadPoolExecutor(2, "stillframe-snapshot")
+        self._uploads = Uploads()
         self._commit_pool = ThreadPoolExecutor(1, "stillframe-commit")
         self._network = Network(
             job=launch.plan.job,
@@ -163,29 +174,33 @@ class _Slot(TaskEvents):
             buffer_bytes_max=launch.channel_buffer_bytes,
             wake=self._awake.set,
         )
-        try:
-            self._control = self._report_for_duty(pid)
-        except BaseException:
-            self._network.abort()
-            raise
+        hello: JsonObject = {
+            "kind": "control",
+            "job": launch.plan.job,
+            "attempt": launch.attempt,
+            "slot": slot,
+            "pid": pid,
+            "host": self._network.address.host,
+            "port": self._network.address.port,
+        }
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(self._network.abort)
+            self._stacks = StackLine(
+                launch.coordinator, launch.secret, hello, launch.heartbeat_timeout_seconds
+            )
+            undoing.callback(self._stacks.close)
+            self._control = self._report_for_duty(hello)
+            undoing.pop_all()
 
-    def _report_for_duty(self, pid: int) -> Control:
-        launch = self._launch
+    def _report_for_duty(self, hello: JsonObject) -> Control:
         return Control(
-            launch.coordinator,
-            launch.secret,
-            {
-                "kind": "control",
-                "job": launch.plan.job,
-                "attempt": launch.attempt,
-                "slot": self._slot,
-                "pid": pid,
-                "host": self._network.address.host,
-                "port": self._network.address.port,
-            },
+            self._launch.coordinator,
+            self._launch.secret,
+            hello,
+            self._launch.heartbeat_timeout_seconds,
             self._clock,
-            self._progress,
-            on_order=lambda order: self._mail(lambda: self._obey(order)),
+            self._beat,
+            on_order=self._hear,
             on_lost=self._lose,
         )
 
@@ -242,22 +257,29 @@ class _Slot(TaskEvents):
         """Tell the coordinator why, if it is still there to hear it."""
         is_ours = isinstance(error, StillframeError)
         reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        failing = self._turn.subtask
+        if isinstance(error, UserCodeError) and failing is not None:
+            failing.locate(error)
         with contextlib.suppress(ConnectionLost):  # it may have ended the attempt without us
-            task = self._failing.name if self._failing is not None else None
-            subtask = self._failing.ref.subtask if self._failing is not None else None
-            self._control.send(Failed(reason, _cause_of(error), task, subtask))
+            # Also of what has befallen a peer.
+            self._control.send(replace(self._progress(), oom_kills=oom_kills()))
+            task = failing.name if failing is not None else None
+            subtask = failing.ref.subtask if failing is not None else None
+            self._control.send(Failed(reason, _cause_of(error), task, subtask, blame_of(error)))
 
     def close(self) -> None:
         """Give everything back; no thread of ours outlives this, because workers are reused."""
         self._lost = self._lost or "the slot has ended"
         with contextlib.ExitStack() as closing:  # in reverse, and all of it whatever one raises
+            closing.callback(self._stacks.close)
             closing.callback(self._control.close)
+            closing.callback(self._gone.set)
             if self._room is not None:
                 closing.callback(self._room.close)
             for subtask in self._subtasks.values():
                 closing.callback(subtask.close)
             closing.callback(self._commit_pool.shutdown, wait=True, cancel_futures=True)
-            closing.callback(self._snapshot_pool.shutdown, wait=True, cancel_futures=True)
+            closing.callback(self._uploads.close)
             if self._ended:
                 closing.callback(self._network.close, _FLUSH_SECONDS_MAX)
             else:
@@ -277,19 +299,18 @@ class _Slot(TaskEvents):
                 self._awake.clear()
 
     def _loop(self) -> None:
-        subtasks = list(self._subtasks.values())
+        subtasks, turn = list(self._subtasks.values()), self._turn
         while True:
+            turn.is_working = True
             # Cleared before looking, so that what happens while we look wakes us again.
             self._awake.clear()
             self._read_mail()
             if self._ended:
                 self._control.send(self._progress())
                 return
-            if not take_turn(subtasks, self._note_failing):
+            if not take_turn(subtasks, turn):
+                turn.is_working = False
                 self._awake.wait(min(subtask.idle_seconds_max() for subtask in subtasks))
-
-    def _note_failing(self, subtask: Subtask) -> None:
-        self._failing = subtask
 
     def _read_mail(self) -> None:
         while self._mailbox:
@@ -302,9 +323,17 @@ class _Slot(TaskEvents):
         self._mailbox.append(letter)
         self._awake.set()
 
+    def _hear(self, order: Order) -> None:
+        self._is_ending = self._is_ending or isinstance(order, EndSlot)
+        self._mail(lambda: self._obey(order))
+
     def _lose(self, reason: str) -> None:
+        """The attempt is over. What hangs then would outlive it, and its driver, for ever."""
         self._lost = reason
         self._awake.set()
+        if not self._gone.wait(_LEAVE_SECONDS_MAX):
+            log.error("slot %d does not end, so its process is ended", self._slot)
+            os._exit(1)
 
     # --- orders from the coordinator ---
 
@@ -320,34 +349,38 @@ class _Slot(TaskEvents):
             case StillThere():
                 pass  # that it came is what it says
             case _:
+                if isinstance(order, AbortCheckpoint):
+                    self._uploads.cancel(order.checkpoint_id)
                 obey(self._subtasks.values(), order)
 
     # --- what subtasks say ---
 
     def snapshot_started(self, subtask: SubtaskRef, started: SnapshotStarted) -> None:
-        def write() -> None:
-            results = [answer_or_error(background) for background in started.writes]
-            self._mail(lambda: self._subtasks[subtask].on_written(started.checkpoint_id, results))
+        number = started.checkpoint_id
 
-        self._snapshot_pool.submit(write)
+        def on_done(results: Sequence[object]) -> None:
+            self._mail(lambda: self._subtasks[subtask].on_written(number, results))
+
+        self._uploads.submit(Upload(number, started.writes, started.kept, on_done))
 
     def channels_recorded(
         self, subtask: SubtaskRef, checkpoint_id: CheckpointId, write: Background
     ) -> None:
-        def write_now() -> None:
-            result = answer_or_error(write)
+        def on_done(results: Sequence[object]) -> None:
+            [result] = results
             self._mail(lambda: self._subtasks[subtask].on_channels_written(checkpoint_id, result))
 
-        self._snapshot_pool.submit(write_now)
+        self._uploads.submit(Upload(checkpoint_id, [write], [False], on_done))
 
     def open_savepoint(self, address: str) -> Store:
-        return open_store(address, self._launch.store_settings)
+        return CancellableStore(open_store(address, self._launch.store_settings))
 
     def snapshot_unwanted(self, files: Sequence[FileHandle], savepoint: Store | None) -> None:
         store = savepoint or self._store
         paths = [file.path for file in files if not file.is_inline]
         if store is not None and paths:
-            self._snapshot_pool.submit(lambda: [store.delete(path) for path in paths])
+            deleting = [lambda: [store.delete(path) for path in paths]]
+            self._uploads.submit(Upload(None, deleting, [True], lambda results: None))
 
     def acknowledged(
         self,
@@ -373,8 +406,7 @@ class _Slot(TaskEvents):
             if self._lost:
                 return
             try:
-                if commit.committables:
-                    sink.committer.commit(epoch, commit.committables)
+                sink.commit(epoch, commit)
             except Exception as error:  # whatever the outside said; the loop raises it
                 self._mail(partial(_raise, error))
                 return
@@ -385,10 +417,21 @@ class _Slot(TaskEvents):
     def committed(self, subtask: SubtaskRef, checkpoint_id: CheckpointId) -> None:
         self._control.send(Committed(*subtask, checkpoint_id))
 
+    def caught_up(self, subtask: SubtaskRef) -> None:
+        self._control.send(CaughtUp(*subtask))
+
     def drained(self, subtask: SubtaskRef) -> None:
         self._control.send(Drained(*subtask))
 
-    def _progress(self) -> Report:
+    def _beat(self) -> Report:
+        """What the control thread reports twice a second."""
+        self._stacks.put_off()
+        hanging = self._watch.look(is_ending=self._is_ending) or self._sink_watch.look(
+            self._subtasks.values()
+        )
+        return replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
+
+    def _progress(self) -> Progress:
         subtasks = list(self._subtasks.values())
         for subtask in subtasks:
             if subtask.records_late and subtask.ref not in self._warned_of:
@@ -399,26 +442,45 @@ class _Slot(TaskEvents):
                     subtask.name,
                     subtask.ref.subtask,
                 )
+            self._warn_of_malformed(subtask)
         return Progress(
             records_in=sum(subtask.counters.records_read for subtask in subtasks),
             records_out=sum(subtask.records_written for subtask in subtasks),
             records_late=sum(subtask.records_late for subtask in subtasks),
+            watermark_us=_slowest_us(subtasks),
+            doing=tuple(_doing(subtasks)),
+            records_malformed=sum(subtask.records_malformed for subtask in subtasks),
         )
+
+    def _warn_of_malformed(self, subtask: Subtask) -> None:
+        if subtask.records_malformed and subtask.ref not in self._warned_of_malformed:
+            self._warned_of_malformed.add(subtask.ref)
+            log.warning(
+                "%s, subtask %d, has read malformed records: what of them could not be read is"
+                " null; declare a column _corrupt_record string to see them, or set mode to"
+                " DROPMALFORMED or FAILFAST",
+                subtask.name,
+                subtask.ref.subtask,
+            )
+
+
+def _doing(subtasks: Sequence[Subtask]) -> Iterator[SubtaskDoing]:
+    for subtask in subtasks:
+        # The loop may change them meanwhile: then the next report has them.
+        with contextlib.suppress(RuntimeError):
+            for checkpoint_id, what in list(subtask.holdings()):
+                if checkpoint_id is not None:
+                    yield SubtaskDoing(*subtask.ref, checkpoint_id, what)
+
+
+def _slowest_us(subtasks: Sequence[Subtask]) -> int | None:
+    times = (time for subtask in subtasks for time in subtask.times_us().values())
+    return min((time for time in times if time is not None), default=None)
 
 
 def _raise(error: Exception) -> None:
-    if isinstance(error, StillframeError):
-        raise error
-    raise StorageError(f"a commit failed: {type(error).__name__}: {error}") from error
+    raise error
 
 
 def _cause_of(error: Exception) -> FailureCause:
-    match error:
-        case DataError() | UserCodeError() | BuildError():
-            return "permanent"
-        case SnapshotDamaged():
-            return "damaged snapshot"
-        case SlotLost() | ConnectionLost():
-            return "bystander"
-        case _:
-            return "other"
+    return "lost slot" if isinstance(error, SlotLost | ConnectionLost) else cause_of(error)

@@ -33,8 +33,16 @@ from stillframe.runtime.elements import Barrier, EndOfRecords
 from stillframe.runtime.operators import Reading
 from stillframe.runtime.reading import splits_of
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
+from stillframe.texts import refuse_bad_text
 
+_CLEAN_IT = (
+    "clean it first (Spark has make_valid_utf8), or declare the column as binary and decode it in"
+    " a function"
+)
 _RESERVED_BYTES_MAX = 64 * 1024 * 1024
+_WITHOUT_SPLITS_SECONDS_MAX = 5.0
+"""After which event time does not wait for a subtask that awaits splits and has none: there may be
+fewer files than subtasks for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +119,14 @@ class SourceSubtask(Subtask):
         self._idle_timeout_seconds = idle_timeout_seconds
         self._nothing_since_seconds: float | None = None
         self._is_idle = False
-        self._has_ended = False
+        self._has_ended = source.was_ended
+        self._stops_at_end = False
+        """Whether more may come when the job goes on, so that what has ended has not finished."""
+        self._has_caught_up = False
         self._retry_seconds = 0.0
         self._last_triggered = CheckpointId(0)
         self._pauses = mode == "stop-the-world"
         self._paused_for: CheckpointId | None = None
-        self._held_by: CheckpointId | None = None
-        """The savepoint with which the job stops."""
         self._reserved = Reserved() if mode == "at-most-once" else None
         self._listened_seconds = 0.0
         self._listens_since_seconds: float | None = None
@@ -137,7 +146,7 @@ class SourceSubtask(Subtask):
         if read is not None:
             self._process(read)
         elif self._has_ended:
-            self._finish()
+            self._end()
         else:
             self._note_splits()
         return read is not None or self._has_finished
@@ -152,10 +161,14 @@ class SourceSubtask(Subtask):
             reserved.add(read)
         elif not len(reserved):
             if self._has_ended:
-                self._finish()
+                self._end()
             else:
                 self._note_splits()
         return read is not None or self._has_finished
+
+    @property
+    def records_malformed(self) -> int:
+        return self._source.records_malformed
 
     def _process(self, read: ReadBatch) -> None:
         splits = read.splits
@@ -197,6 +210,7 @@ class SourceSubtask(Subtask):
             case EndOfData():
                 self._has_ended = True
             case _:
+                refuse_bad_text(polled, self._read_from(), _CLEAN_IT)
                 self.counters.records_read += polled.num_rows
                 self._nothing_since_seconds = None
                 self._is_idle = False
@@ -204,19 +218,46 @@ class SourceSubtask(Subtask):
                 return ReadBatch(polled, splits)
         return None
 
+    def _read_from(self) -> str:
+        split = self._source.polled_split()
+        return (
+            f"source {self._source.uid}"
+            if split is None
+            else f"{split} (source {self._source.uid})"
+        )
+
     def _until_idle_seconds(self) -> float:
         """How long until a source with nothing to say stops holding event time back."""
-        if self._idle_timeout_seconds is None or self._is_idle:
+        timeout_seconds = self._idle_timeout_seconds
+        if timeout_seconds is None and self._source.has_nothing_to_read:
+            timeout_seconds = _WITHOUT_SPLITS_SECONDS_MAX
+        if timeout_seconds is None or self._is_idle:
+            self._nothing_since_seconds = None
             return 1.0
         now = self._clock.monotonic_seconds()
         if self._nothing_since_seconds is None:
             self._nothing_since_seconds = now
-        left = self._nothing_since_seconds + self._idle_timeout_seconds - now
+        left = self._nothing_since_seconds + timeout_seconds - now
         if left > 0:
             return left
         self._is_idle = True
         self._chain.become_idle()
         return 1.0
+
+    def _origin(self, rows: range | None) -> str:
+        if self._reserved is not None:  # what was polled last is not what is processed
+            return "of a batch that was read before the last checkpoint"
+        return self._source.polled_in_words()
+
+    def _end(self) -> None:
+        """All was read and has gone its way."""
+        if not self._stops_at_end:
+            self._finish()
+        elif not self._has_caught_up:
+            self._has_caught_up = True
+            self._note_splits()
+            self._chain.become_idle()  # event time has come as far as in all sources together
+            self._events.caught_up(self.ref)
 
     def _finish(self) -> None:
         self._has_finished = True
@@ -236,19 +277,19 @@ class SourceSubtask(Subtask):
     def on_splits(self, order: AssignSplits) -> None:
         if (order.uid, order.subtask) == (self._source.uid, self.ref.subtask):
             self._source.on_splits(splits_of(order.splits), order.is_last)
+            self._stops_at_end = order.stops
 
     def on_end_wanted(self) -> None:
-        self._has_ended = True
+        self._has_ended = self._source.was_ended = True
+        self._stops_at_end = False
 
-    def on_trigger(self, barrier: Barrier, holds_sources: bool = False) -> None:
+    def on_trigger(self, barrier: Barrier) -> None:
         if barrier.checkpoint_id <= self._last_triggered:
             return  # the message came twice
         self._last_triggered = barrier.checkpoint_id
         self._resume_time()  # the snapshot says how far each split had come
         if self._reserved is not None:
             self._reserved.on_trigger(barrier.checkpoint_id)
-        if holds_sources:
-            self._held_by = barrier.checkpoint_id
         if self._pauses:
             self._paused_for = barrier.checkpoint_id
         delay_ms = self._clock.wall_ms() - barrier.triggered_at_ms
@@ -262,8 +303,6 @@ class SourceSubtask(Subtask):
 
     def on_abort(self, checkpoint_id: CheckpointId) -> None:
         super().on_abort(checkpoint_id)
-        if checkpoint_id == self._held_by:
-            self._held_by = None
         self._go_on_after(checkpoint_id)
 
     def _go_on_after(self, checkpoint_id: CheckpointId) -> None:

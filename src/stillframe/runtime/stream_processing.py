@@ -22,14 +22,14 @@ from stillframe.protocol.manifests import OperatorSnapshot, Redistribution
 from stillframe.runtime.key_processing import OtherSchema, schema_given
 from stillframe.runtime.keyed_functions import RowsAtRest
 from stillframe.runtime.operators import Background, StatefulOperator
-from stillframe.runtime.row_functions import fitted, record_maker
+from stillframe.runtime.row_functions import fitted, in_batch, record_maker
 from stillframe.runtime.state_files import StateFiles
-from stillframe.runtime.user_code import calling
 from stillframe.state.backends import Declared, Kind
 from stillframe.state.rows import RowType
 from stillframe.state.subtask_rows import SubtaskList, SubtaskMap
 from stillframe.storage.paths import quoted_name
 from stillframe.storage.store import Store
+from stillframe.user_code import calling, fail, lazily
 
 _IN_WORDS: Mapping[Redistribution | None, str] = {
     None: "state by key",
@@ -64,6 +64,7 @@ class StreamProcessing(StatefulOperator):
         self._uid = uid
         self._subtask = subtask
         self._operator = operator
+        self._name = f"function {operator.name}"
         self._schema = schema
         self._has_finished = False
         self._files = StateFiles(uid, subtask, attempt, store)
@@ -73,11 +74,15 @@ class StreamProcessing(StatefulOperator):
         self._states.is_open = False
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        return self._called(lambda: self._function.process(batch))
+        try:
+            yield from self._made_of(self._function.process(batch))
+        except (Exception, SystemExit) as error:
+            fail(self._name, error, *in_batch(batch))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         if not self._has_finished:
-            yield from self._called(self._function.finish)
+            with calling(self._name, "the end of all records"):
+                yield from self._made_of(self._function.finish())
         self._has_finished = True
 
     def close(self) -> None:
@@ -120,12 +125,11 @@ class StreamProcessing(StatefulOperator):
             )
         return function
 
-    def _called(self, call: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        with calling(f"function {self._operator.name}"):
-            for made in self._iterable(call()):
-                if not isinstance(made, pa.RecordBatch):
-                    self._refuse(f"yielded a {type(made).__name__}: yield pyarrow.RecordBatch ones")
-                yield fitted(made, self._schema, self._operator.name)
+    def _made_of(self, answer: Any) -> Iterator[pa.RecordBatch]:
+        for made in lazily(self._iterable(answer)):
+            if not isinstance(made, pa.RecordBatch):
+                self._refuse(f"yielded a {type(made).__name__}: yield pyarrow.RecordBatch ones")
+            yield fitted(made, self._schema, self._operator.name)
 
     def _iterable(self, answer: Any) -> Iterable[Any]:
         if answer is None or isinstance(answer, pa.RecordBatch | pa.Table):
@@ -138,7 +142,7 @@ class StreamProcessing(StatefulOperator):
         raise UserCodeError(f"function {self._operator.name} {what}")
 
     def _answer_of(self, call: Callable[[], Any]) -> Any:
-        with calling(f"function {self._operator.name}"):
+        with calling(self._name):
             return call()
 
 

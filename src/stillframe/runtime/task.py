@@ -9,6 +9,10 @@ the synchronous part of every operator, then the barrier goes out behind the rec
 then the background part is handed to the slot's pool. Where the barrier overtook records, in
 channels to or from this subtask, they are written too. When all is durable it is acknowledged.
 
+A barrier may hold the job: whoever has taken its snapshot stands still from then on, and only
+further barriers pass, until that checkpoint is given up. So what a job says that stops with a
+savepoint, or rests, is what was before that barrier, in every subtask.
+
 Rules of this file
 ------------------
 1. No threads, sockets, files or sleeping: the simulator steps the same class.
@@ -28,6 +32,7 @@ import pyarrow as pa
 
 from stillframe.clock import Clock
 from stillframe.config import CheckpointMode
+from stillframe.errors import UserCodeError
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.commits import Commit
@@ -62,6 +67,9 @@ class SnapshotStarted:
 
     checkpoint_id: CheckpointId
     writes: tuple[Background, ...]
+    kept: tuple[bool, ...]
+    """Of each: whether it is run to its end also if the checkpoint is given up, as what a sink
+    prepares comes out with the next one."""
     started_at_seconds: float
     start_delay_ms: float
     alignment_ms: float
@@ -113,6 +121,10 @@ class TaskEvents(ABC):
     @abstractmethod
     def committed(self, subtask: SubtaskRef, checkpoint_id: CheckpointId) -> None:
         """Every sink of the subtask has committed everything up to this checkpoint."""
+
+    @abstractmethod
+    def caught_up(self, subtask: SubtaskRef) -> None:
+        """The subtask, a source, has read what was there, in a job that stops then."""
 
     @abstractmethod
     def drained(self, subtask: SubtaskRef) -> None:
@@ -187,6 +199,10 @@ class Subtask(ABC):
         self._uncommitted: dict[CheckpointId, int] = {}
         self._last_completed = NO_CHECKPOINT
         self._open: dict[CheckpointId, _OpenSnapshot] = {}
+        self._counted_from: tuple[str, int] = ("the start of the attempt", 0)
+        """Since when records are counted for those who are told of one, and how many came before"""
+        self._held_by: CheckpointId | None = None
+        """The checkpoint behind whose barrier it stands still, because the job stops or rests."""
         self._unwritten: deque[tuple[CheckpointId, Store | None]] = deque()
         self._written: dict[CheckpointId, Sequence[object]] = {}
 
@@ -208,6 +224,27 @@ class Subtask(ABC):
         return min([1.0, *(max(0.0, until - now) for until in waits if until is not None)])
 
     @property
+    def head_uid(self) -> OperatorUid:
+        """Of the operator that takes what comes in, or reads it."""
+        return self._chain.head_uid
+
+    def locate(self, error: UserCodeError) -> None:
+        """Say of the records that an error is about where they come from."""
+        blame = error.blame
+        if blame is not None and blame.rows is not None:
+            in_batch = blame.rows if blame.operator == self._chain.head_uid else None
+            error.blame = replace(blame, record=f"{blame.record}; {self._origin(in_batch)}")
+
+    @abstractmethod
+    def _origin(self, rows: range | None) -> str:
+        """Of these rows of the batch at work, or of others that were made of it, in words."""
+
+    @property
+    def sinks(self) -> Sequence[Writing]:
+        """Those of its chain."""
+        return self._sinks
+
+    @property
     def records_written(self) -> int:
         """How many records were handed to sinks here."""
         return sum(sink.records_written for sink in self._sinks)
@@ -216,6 +253,11 @@ class Subtask(ABC):
     def records_late(self) -> int:
         """How many records came too late here and were dropped."""
         return self._chain.late_rows
+
+    @property
+    def records_malformed(self) -> int:
+        """How many records of a source could not be read here as their schema declares them."""
+        return 0
 
     def times_us(self) -> dict[OperatorUid, int | None]:
         """How far event time has come in each operator here; None: it knows of none."""
@@ -237,9 +279,8 @@ class Subtask(ABC):
         for checkpoint_id in self._open:
             yield checkpoint_id, "an open snapshot"
 
-    def on_trigger(self, barrier: Barrier, holds_sources: bool = False) -> None:  # noqa: B027
-        """The coordinator begins a checkpoint; sources send its barrier, and nothing behind it
-        if they are held, until the checkpoint is given up."""
+    def on_trigger(self, barrier: Barrier) -> None:  # noqa: B027 - for sources
+        """The coordinator begins a checkpoint; sources send its barrier."""
 
     def on_end_wanted(self) -> None:  # noqa: B027 - for sources
         """The coordinator ends the job: sources read nothing more."""
@@ -382,6 +423,8 @@ class Subtask(ABC):
         for operator in self._stateful:
             operator.aborted(checkpoint_id)
         self._give_up(checkpoint_id)
+        if checkpoint_id == self._held_by:
+            self._held_by = None
 
     def close(self) -> None:
         self._chain.close()
@@ -397,6 +440,7 @@ class Subtask(ABC):
     ) -> None:
         """The synchronous part, and the barrier on its way, which has `overtaken` these already."""
         checkpoint_id = barrier.checkpoint_id
+        self._counted_from = (f"checkpoint {checkpoint_id}", self.counters.records_in)
         savepoint = self._events.open_savepoint(barrier.savepoint) if barrier.savepoint else None
         began = self._clock.monotonic_seconds()
         self._chain.end_epoch()
@@ -407,8 +451,9 @@ class Subtask(ABC):
         else:
             self._chain.broadcast(barrier)
         sync_ms = (self._clock.monotonic_seconds() - began) * 1000
+        kept = tuple(isinstance(operator, Writing) for operator in self._stateful)
         started = SnapshotStarted(
-            checkpoint_id, writes, began, start_delay_ms, alignment_ms, sync_ms
+            checkpoint_id, writes, kept, began, start_delay_ms, alignment_ms, sync_ms
         )
         self._open[checkpoint_id] = _OpenSnapshot(
             started,
@@ -420,6 +465,8 @@ class Subtask(ABC):
             savepoint,
             processed_bytes,
         )
+        if barrier.holds:
+            self._held_by = checkpoint_id
         self._unwritten.append((checkpoint_id, savepoint))
         if self._writes_in_loop:
             self.on_written(checkpoint_id, [answer_or_error(write) for write in writes])
@@ -511,25 +558,34 @@ def _place_of(run: WrittenRun, log: WrittenLog) -> tuple[FileHandle, int]:
     return FileHandle(log.path, len(data), zlib.crc32(data), data), 0
 
 
-def take_turn(
-    subtasks: Sequence[Subtask], on_failure: Callable[[Subtask], None] = lambda subtask: None
-) -> bool:
-    """Step each subtask, downstream ones first, as often as it may; whether any did something.
+class Turn:
+    """What the loop is at, for others to look at. Written by the loop, which never waits for it."""
 
-    What one of them raises is raised, when `on_failure` has been told which one it was.
-    """
+    __slots__ = ("is_working", "steps", "subtask")
+
+    def __init__(self) -> None:
+        self.subtask: Subtask | None = None
+        """Whose turn it is; None: nobody's. When a step has raised, whose it was."""
+        self.steps = 0
+        """Another number means that the loop has come on."""
+        self.is_working = False
+        """Whether it does something, and does not wait for something to do."""
+
+
+def take_turn(subtasks: Sequence[Subtask], turn: Turn | None = None) -> bool:
+    """Step each subtask, downstream ones first, as often as it may; whether any did something."""
+    turn = turn or Turn()
     progressed = False
     for subtask in subtasks:
-        try:
-            for _ in range(subtask.steps_per_turn):
-                if not subtask.step():
-                    break
-                progressed = True
-                if subtask.is_firing:  # a barrier, also of a source here, waits for one batch only
-                    break
-        except Exception:
-            on_failure(subtask)
-            raise
+        turn.subtask = subtask
+        for _ in range(subtask.steps_per_turn):
+            turn.steps += 1
+            if not subtask.step():
+                break
+            progressed = True
+            if subtask.is_firing:  # a barrier, also of a source here, waits for one batch only
+                break
+    turn.subtask = None
     return progressed
 
 
@@ -539,10 +595,10 @@ SubtaskOrder = TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint | Assign
 def obey(subtasks: Iterable[Subtask], order: SubtaskOrder) -> None:
     """Carry out what the coordinator says in all subtasks it concerns."""
     match order:
-        case TriggerCheckpoint(checkpoint_id, triggered_at_ms, alignment_timeout_ms, savepoint):
-            barrier = Barrier(checkpoint_id, triggered_at_ms, alignment_timeout_ms, savepoint)
+        case TriggerCheckpoint(checkpoint_id, triggered_at_ms, timeout_ms, savepoint, holds):
+            barrier = Barrier(checkpoint_id, triggered_at_ms, timeout_ms, savepoint, holds)
             for subtask in subtasks:
-                subtask.on_trigger(barrier, order.holds_sources)
+                subtask.on_trigger(barrier)
         case EndSources():
             for subtask in subtasks:
                 subtask.on_end_wanted()

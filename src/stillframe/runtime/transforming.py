@@ -35,7 +35,7 @@ from stillframe.runtime.operators import Background
 from stillframe.runtime.outputs import key_columns
 from stillframe.runtime.row_functions import fitted
 from stillframe.runtime.state_files import Freeze
-from stillframe.runtime.user_code import calling
+from stillframe.state.aggregates import canonical
 from stillframe.state.backends import Backend, Declared, Kind
 from stillframe.state.handles import (
     ListHandle,
@@ -50,6 +50,7 @@ from stillframe.state.reductions import reductions_of
 from stillframe.state.rows import RecordMaker, RowType, plain_tuples
 from stillframe.storage.paths import quoted_name
 from stillframe.storage.store import Store
+from stillframe.user_code import calling
 
 _SHORT_NUMBERS = 1 << 16
 """Numbers below this are sorted as 16-bit ones, which numpy does ten times as fast."""
@@ -331,7 +332,7 @@ class Transforming(FiringOperator):
         starts = np.flatnonzero(is_first)
         firsts = pa.array(order[starts])
         keys = pa.RecordBatch.from_arrays(
-            [column.take(firsts) for column in columns], names=self._key_schema.names
+            [canonical(column.take(firsts)) for column in columns], names=self._key_schema.names
         )
         here = [names[number] for number in by_key[starts].tolist()]
         enter = self._states.scene.enter

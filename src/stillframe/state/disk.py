@@ -14,15 +14,22 @@ Rules of this file
 ------------------
 1. Threads may read, write and link at the same time; who closes sees to it that nobody else is at
    work. A scan sees what was there when it began, and keeps the files open until it has ended.
-2. A write holds Python's lock for all of its bytes, and so does hard-linking for what has not been
-   flushed yet (measured: 0.7 MB in a millisecond). So big changes are cut into pieces, and `link`
-   flushes first, which lets other threads run.
+2. Nothing waits for the disk while it holds Python's lock: a slot that does sends no heartbeat. A
+   write holds the lock for all of its bytes (0.7 MB in a millisecond), so big changes are cut into
+   pieces. RocksDB lets a write wait, under the lock, until memory has been flushed or files have
+   been merged: so that is waited for here, before. Its own way to link all files syncs them to the
+   disk under the lock, which takes as long as a busy disk takes: `link` does it here. Flushing and
+   closing let other threads run.
 3. RocksDB's own iterator ends at a damaged block as if there were no more; a scan asks it why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +52,12 @@ _MEMTABLE_BYTES_MAX: Final = 64 << 20
 _FILE_BYTES: Final = 32 << 20
 _LOG_BYTES_MAX: Final = 1 << 20
 _READ_AHEAD_BYTES: Final = 256 << 10
+_STALL_LOOK_SECONDS: Final = 0.005
+_STALL_SECONDS_MAX: Final = 600.0
+_DELAY_SECONDS_MAX: Final = 10.0
+_LINK_TRIES_MAX: Final = 20
+_CURRENT: Final = "CURRENT"
+_SETTINGS: Final = "rocksdict-config.json"
 _AT_ONCE: Final = 32
 """So many entries are read before anybody looks how large the last of them is."""
 
@@ -177,8 +190,29 @@ class Disk:
 
     def write(self, changes: Changes) -> None:
         """All of them, or none if it fails."""
+        self._await_room(changes.size_bytes)
         try:
             self._database.write(changes._batch, self._unlogged)
+        except Exception as error:
+            raise self._failed("written", error) from error
+
+    def _await_room(self, size_bytes: int) -> None:
+        """Until a write of this size would not have to wait any more."""
+        deadline = time.monotonic() + _STALL_SECONDS_MAX
+        while self._figure("is-write-stopped"):
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"the state database in {self.directory} has taken no write for"
+                    f" {_STALL_SECONDS_MAX:g} s: see that its disk has room and works"
+                )
+            time.sleep(_STALL_LOOK_SECONDS)
+        bytes_per_second = self._figure("actual-delayed-write-rate")
+        if bytes_per_second:
+            time.sleep(min(size_bytes / bytes_per_second, _DELAY_SECONDS_MAX))
+
+    def _figure(self, name: str) -> int:
+        try:
+            return int(self._database.property_int_value(f"rocksdb.{name}") or 0)
         except Exception as error:
             raise self._failed("written", error) from error
 
@@ -190,13 +224,50 @@ class Disk:
             raise self._failed("flushed", error) from error
 
     def link(self, directory: Path) -> None:
-        """Make this directory, which must not be there, a database of all that was written."""
+        """Make this directory, which must not be there, a database of all that was written.
+
+        Nothing of it is synced to the disk: it is there to be stored elsewhere.
+        """
         self.flush()
-        directory.parent.mkdir(parents=True, exist_ok=True)
         try:
-            rocksdict.Checkpoint(self._database).create_checkpoint(str(directory))
+            directory.mkdir(parents=True)
+            for _ in range(_LINK_TRIES_MAX):
+                if self._is_linked(directory):
+                    return
         except Exception as error:
             raise self._failed(f"linked to {directory}", error) from error
+        raise StorageError(
+            f"the files of the state database in {self.directory} changed {_LINK_TRIES_MAX} times"
+            " while they were linked: the next checkpoint tries it again"
+        )
+
+    def _is_linked(self, directory: Path) -> bool:
+        """Link what is there; False if files were made or dropped meanwhile.
+
+        The manifest says which files make up the database, and grows with each change. What it says
+        at any moment is on the disk then, and stays until the change after it is in force: so the
+        files are linked before it is copied and after, and the database is asked whether any change
+        came into force in between.
+        """
+        before = self._live_files()
+        self._link_rows(directory)
+        for old in directory.glob("MANIFEST-*"):
+            old.unlink()
+        manifest = (self.directory / _CURRENT).read_text().strip()
+        for name in (manifest, _CURRENT, _SETTINGS):
+            shutil.copyfile(self.directory / name, directory / name)
+        self._link_rows(directory)
+        is_whole = all((directory / name).exists() for name in before)
+        return is_whole and self._live_files() == before
+
+    def _live_files(self) -> set[str]:
+        return {str(file["name"]).lstrip("/") for file in self._database.live_files()}
+
+    def _link_rows(self, directory: Path) -> None:
+        for file in self.directory.glob("*.sst"):
+            # It may be there already, or have been dropped since.
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.link(file, directory / file.name)
 
     def copy_groups(self, source: Path, groups: range) -> None:
         """Take the entries of these key groups from another database, and what it says of itself:

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pt
 
 from stillframe.key_groups import (
     NO_COLUMNS_HASH,
@@ -38,7 +39,7 @@ from stillframe.key_groups import (
     key_groups_of,
 )
 from stillframe.state.accumulators import key_fields_of
-from stillframe.state.aggregates import by_key_group, plain
+from stillframe.state.aggregates import by_key_group, canonical, plain
 from stillframe.state.columns import Array, ChangingColumns, ColumnSpec, FrozenColumns
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex
 from stillframe.state.key_places import keyed_by
@@ -83,6 +84,9 @@ class SeenKeys:
         # Null is a key, whatever the input says; and nullability is not worth a mismatch.
         fields = [pa.field(each.name, each.type) for each in key_fields_of(input_schema, keys)]
         self._types = [field.type for field in fields]
+        self._float_places = [
+            input_schema.get_field_index(each.name) for each in fields if pt.is_floating(each.type)
+        ]
         # Without keys too: a batch without columns would not say that its one row is there.
         has_times = keep_us is not None or not fields
         expires = [pa.field(EXPIRES, pa.int64())] if has_times else []
@@ -117,7 +121,7 @@ class SeenKeys:
             batch = batch.filter(pa.array(~is_late))
         firsts = self._firsts_of(batch)
         whole = len(firsts) == batch.num_rows
-        return Sifted(batch if whole else batch.take(pa.array(firsts)), late)
+        return Sifted(self._shown(batch if whole else batch.take(pa.array(firsts))), late)
 
     def advance(self, time_us: int) -> None:
         """Event time has come this far: the keys due by then are forgotten."""
@@ -209,6 +213,14 @@ class SeenKeys:
         changed = rows[firsts]
         self._expires.before_change(changed)
         self._expires.arrays[0][changed] = expires_us
+
+    def _shown(self, fresh: pa.RecordBatch) -> pa.RecordBatch:
+        """Which of 0.0 and -0.0 came first says nothing: both are shown as the key that they are,
+        as in Spark's tables."""
+        for place in self._float_places:
+            column = canonical(fresh.column(place))
+            fresh = fresh.set_column(place, fresh.schema.field(place), column)
+        return fresh
 
     def _rows_of(self, keys: Sequence[pa.Array], count: int) -> Positions:
         hashes = None if keys else np.full(count, NO_COLUMNS_HASH, dtype=np.uint64)

@@ -306,6 +306,11 @@ class MapHandle(_Handle[Key]):
         return self._user_key.frozen(user_key, f"the user key of {self._what}")
 
 
+def _stopped() -> RuntimeError:
+    """As in a generator: whatever iterates the program must not take it for an end."""
+    return RuntimeError("the function of a state raised StopIteration")
+
+
 class ReducingHandle(Generic[Key]):
     """One row for each key, made of all that were added by a function of two rows."""
 
@@ -321,7 +326,11 @@ class ReducingHandle(Generic[Key]):
 
     def add(self, row: Any) -> None:
         before = self._value.get()
-        self._value.update(row if before is None else self._reduce(before, row))
+        try:
+            reduced = row if before is None else self._reduce(before, row)
+        except StopIteration as error:
+            raise _stopped() from error
+        self._value.update(reduced)
 
     def clear(self) -> None:
         self._value.clear()
@@ -369,11 +378,19 @@ class AggregatingHandle(Generic[Key]):
     def get(self) -> Any:
         """The result, or None where nothing has been added."""
         kept = self._value.get()
-        return None if kept is None else self._result(kept)
+        try:
+            return None if kept is None else self._result(kept)
+        except StopIteration as error:
+            raise _stopped() from error
 
     def add(self, value: Any) -> None:
         """`add` is called with the accumulator, None at first, and the value."""
-        self._value.update(self._add(self._value.get(), value))
+        kept = self._value.get()
+        try:
+            added = self._add(kept, value)
+        except StopIteration as error:
+            raise _stopped() from error
+        self._value.update(added)
 
     def clear(self) -> None:
         self._value.clear()

@@ -50,6 +50,9 @@ _GROWTH_STEP_PER_ROW = 2
 """Rows moved to the new table per row looked up: it is ready before the old one is too full."""
 
 _WORD_BYTES = 8
+_LONG_BYTES = 4096
+"""From here on a key is compared and copied by itself: numpy's steps per word, and its positions of
+eight bytes for each byte, cost more than one Python call."""
 
 
 # --- stored keys, one class per form
@@ -161,7 +164,7 @@ class StoredBytes:
     def append(self, column: BytesColumn, positions: Positions) -> None:
         lengths = column.lengths[positions]
         end = int(self._ends.rows[-1])
-        self._bytes.append(_bytes_of(column, positions, lengths))
+        self._bytes.append(joined_bytes(column.padded, column.starts[positions], lengths))
         self._ends.append(end + np.cumsum(lengths))
         self._valid.append(_valid_at(column.valid, positions))
 
@@ -172,16 +175,20 @@ class StoredBytes:
         same &= self._valid.rows.take(rows) == _valid_at(column.valid, positions)
         compared = np.flatnonzero(same & (lengths > 0))
         # Word by word, and only those that are equal so far and not at their end.
-        stored = self._padded()
+        stored, others = self._padded(), column.starts[positions]
         begin = 0
-        while len(compared):
+        while len(compared) and begin < _LONG_BYTES:
             remaining = lengths[compared] - begin
             ours = words_at(stored, starts[compared] + begin, remaining)
-            others = column.starts[positions[compared]] + begin
-            equal_here = ours == words_at(column.padded, others, remaining)
+            equal_here = ours == words_at(column.padded, others[compared] + begin, remaining)
             same[compared[~equal_here]] = False
             compared = compared[equal_here & (remaining > _WORD_BYTES)]
             begin += _WORD_BYTES
+        for at in compared.tolist():
+            length, here, there = int(lengths[at]), int(starts[at]), int(others[at])
+            same[at] = np.array_equal(
+                stored[here : here + length], column.padded[there : there + length]
+            )
         return same
 
     def freeze(self) -> FrozenKeys:
@@ -216,11 +223,14 @@ def _valid_at(valid: Flags | None, positions: Positions) -> Flags:
     return np.ones(len(positions), dtype=np.bool_) if valid is None else valid[positions]
 
 
-def _bytes_of(column: BytesColumn, positions: Positions, lengths: Positions) -> Array:
-    """The bytes of these keys, one after the other."""
-    before = np.cumsum(lengths) - lengths
-    shift = np.repeat(column.starts[positions] - before, lengths)
-    return column.padded[shift + np.arange(len(shift))]
+def joined_bytes(data: Array, starts: Positions, lengths: Positions) -> Array:
+    """The bytes that begin at each start, one after the other."""
+    ends = np.cumsum(lengths)
+    if len(ends) and ends[-1] > _LONG_BYTES * len(ends):
+        runs = zip(starts.tolist(), lengths.tolist(), strict=True)
+        return np.concatenate([data[start : start + length] for start, length in runs])
+    shift = np.repeat(starts - (ends - lengths), lengths)
+    return data[shift + np.arange(len(shift))]
 
 
 def _stored_keys(type_: pa.DataType) -> StoredKeys:

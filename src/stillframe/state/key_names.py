@@ -27,7 +27,7 @@ from stillframe.key_groups import (
     key_column,
     key_groups_of,
 )
-from stillframe.state.key_index import FrozenBytes, KeyIndex, arrow_of_words
+from stillframe.state.key_index import FrozenBytes, KeyIndex, arrow_of_words, joined_bytes
 
 GROUP_BYTES = 2
 _WORD_BYTES = 9
@@ -160,8 +160,6 @@ def _bytes_array(data: Octets, at: Positions, type_: pa.DataType) -> tuple[pa.Ar
     valid = said != _NULL_LENGTH
     lengths = np.where(valid, said, 0)
     starts = at + _LENGTH.size
-    ends = np.cumsum(lengths)
-    shift = np.repeat(starts - (ends - lengths), lengths)
-    bytes_ = data[shift + np.arange(len(shift))]
-    stored = FrozenBytes(type_, bytes_, np.concatenate([np.zeros(1, np.int64), ends]), valid)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    stored = FrozenBytes(type_, joined_bytes(data, starts, lengths), ends, valid)
     return stored.take(np.arange(len(at))), starts + lengths

@@ -345,7 +345,7 @@ def _scalar(type_: pa.DataType) -> Callable[[Any], Any]:
     if pt.is_float64(type_):
         return _float
     if pt.is_float32(type_):
-        return lambda value: _one_nan(float(np.float32(_float(value))))
+        return _float32
     if pt.is_string(type_):
         return _of(str, "text")
     if pt.is_binary(type_):
@@ -386,8 +386,28 @@ def _float(value: Any) -> float:
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise Unfit(f"{value!r} is no number")
-        value = float(value)
+        value = _double(value)
     return cast(float, _one_nan(value))
+
+
+def _double(value: Any) -> float:
+    """The same number, which a large whole one may not have."""
+    try:
+        made = float(value)
+    except OverflowError:
+        raise Unfit(f"{value} cannot be a double, as it is too large") from None
+    if isinstance(value, int | np.integer) and int(made) != value:
+        raise Unfit(f"{value} cannot be a double, the next one is {made:.0f}")
+    return made
+
+
+def _float32(value: Any) -> float:
+    wide = _float(value)
+    with np.errstate(over="ignore"):
+        made = float(np.float32(wide))
+    if math.isinf(made) and not math.isinf(wide):
+        raise Unfit(f"{value!r} is too large for a float")
+    return cast(float, _one_nan(made))
 
 
 def _one_nan(value: Any) -> Any:
@@ -420,9 +440,12 @@ def _decimal(type_: pa.DataType) -> Callable[[Any], decimal.Decimal]:
         if not isinstance(value, decimal.Decimal):
             raise Unfit(f"{value!r} is no Decimal")
         try:
-            return value.quantize(unit, rounding=decimal.ROUND_HALF_UP, context=context)
+            made = value.quantize(unit, context=context)
         except decimal.InvalidOperation:
-            raise Unfit(f"{value} has more digits than {type_}") from None
+            made = None
+        if made is None or made != value:
+            raise Unfit(f"{value} has more digits than {type_}")
+        return made
 
     return fitted
 
@@ -452,6 +475,8 @@ def _local_time(value: Any) -> datetime.datetime:
 
 
 def _python_time(value: datetime.datetime) -> datetime.datetime:
+    if getattr(value, "nanosecond", 0):
+        raise Unfit(f"{value} has nanoseconds")
     to_python = getattr(value, "to_pydatetime", None)  # one of pandas
     return value if to_python is None else cast(datetime.datetime, to_python())
 
@@ -459,6 +484,8 @@ def _python_time(value: datetime.datetime) -> datetime.datetime:
 def _duration(value: Any) -> datetime.timedelta:
     if not isinstance(value, datetime.timedelta):
         raise Unfit(f"{value!r} is no timedelta")
+    if getattr(value, "nanoseconds", 0):
+        raise Unfit(f"{value} has nanoseconds")
     to_python = getattr(value, "to_pytimedelta", None)
     return value if to_python is None else cast(datetime.timedelta, to_python())
 
