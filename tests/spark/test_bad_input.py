@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_a_job_that_needs_more_slots_than_spark_has_says_both_numbers(
 ) -> None:
     writer = clicks(still).writeStream.format("noop").options(**options)
 
-    with pytest.raises(StartRefused, match="needs 64 slots at the same time and Spark has 4"):
+    with pytest.raises(StartRefused, match="needs 64 cores at the same time, but Spark has 4"):
         writer.option("parallelism", 64).start()
 
 
@@ -64,7 +65,7 @@ def test_slots_that_would_leave_no_core_for_foreach_batch_are_refused(
 ) -> None:
     writer = clicks(still).writeStream.foreachBatch(ignore).options(**options)
 
-    with pytest.raises(StartRefused, match=r"needs 4 slots and 1 more core .* Spark has 4: lower"):
+    with pytest.raises(StartRefused, match=r"needs 5 cores \(4 slots and 1 for .* has 4: lower"):
         writer.option("parallelism", 4).start()
 
 
@@ -74,29 +75,78 @@ def test_slots_that_would_leave_no_core_for_foreach_batch_are_refused(
         ("spark.dynamicAllocation.enabled", "set it to false for this application"),
         ("spark.network.crypto.enabled", "does not encrypt the traffic between slots yet"),
         ("spark.ssl.rpc.enabled", "does not encrypt the traffic between slots yet"),
+        ("spark.io.encryption.enabled", "does not encrypt the files that slots write to local"),
     ],
 )
+@pytest.mark.parametrize("yes", ["true", "True", "TRUE", " true "])
 def test_settings_under_which_no_job_can_keep_its_promises_are_refused(
-    setting: str, said: str
+    setting: str, said: str, yes: str
 ) -> None:
     with pytest.raises(StartRefused, match=said):
-        checks.refuse_unfit_settings(SparkConf(loadDefaults=False).set(setting, "true"))
+        checks.refuse_unfit_settings(SparkConf(loadDefaults=False).set(setting, yes))
+
+
+@pytest.mark.parametrize("no", ["false", "False", "FALSE"])
+def test_settings_that_are_off_are_no_reason_to_refuse(no: str) -> None:
+    checks.refuse_unfit_settings(
+        SparkConf(loadDefaults=False)
+        .set("spark.dynamicAllocation.enabled", no)
+        .set("spark.io.encryption.enabled", no)
+    )
+
+
+def test_a_setting_that_is_neither_on_nor_off_is_not_taken_for_off() -> None:
+    conf = SparkConf(loadDefaults=False).set("spark.network.crypto.enabled", "yes")
+    with pytest.raises(BuildError, match=r"spark.network.crypto.enabled is true or false.*'yes'"):
+        checks.refuse_unfit_settings(conf)
 
 
 def test_an_executor_without_stillframe_or_with_another_pyarrow_is_named() -> None:
-    here = {"host": "driver", "python": "3.11", "stillframe": "0.1.0", "pyarrow": "26.0.1"}
+    here = {"python": "3.11", "stillframe": "0.1.0", "pyarrow": "26.0.1"}
+    there = {**here, "host": "e1", "executable": "/usr/bin/python3"}
 
-    with pytest.raises(StartRefused, match=r"stillframe is not installed on executor host e1"):
-        checks.refuse_other_versions(here, {**here, "host": "e1", "stillframe": None})
-    with pytest.raises(StartRefused, match=r"e2 has pyarrow 18.0.0 and the driver has 26.0.1"):
-        checks.refuse_other_versions(here, {**here, "host": "e2", "pyarrow": "18.0.0"})
+    with pytest.raises(StartRefused) as refused:
+        checks.refuse_other_versions(here, {**there, "stillframe": None})
+    said = str(refused.value)
+    assert "stillframe is not installed on executor host e1 for /usr/bin/python3" in said
+    assert "PYSPARK_PYTHON" in said
+    assert "--archives" in said
+    with pytest.raises(StartRefused, match=r"e1 has pyarrow 18.0.0 and the driver has 26.0.1"):
+        checks.refuse_other_versions(here, {**there, "pyarrow": "18.0.0"})
+
+
+@pytest.mark.parametrize(
+    ("said_by_spark", "expected"),
+    [
+        (
+            "Lost task 0.0 (host executor 1): java.io.IOException: Cannot run program"
+            ' "/opt/python": error=2, No such file or directory',
+            "executors cannot run /opt/python",
+        ),
+        (
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in"
+            " driver: 3.11, PySpark cannot run with different minor versions.",
+            "executors run Python 3.9 and the driver runs Python 3.11",
+        ),
+    ],
+)
+def test_executors_without_a_python_that_fits_are_told_with_the_ways_to_one(
+    said_by_spark: str, expected: str
+) -> None:
+    said = checks.no_python_that_fits(said_by_spark)
+
+    assert said is not None
+    assert said.startswith(expected)
+    assert "PYSPARK_PYTHON" in said
+    assert "--archives" in said
+    assert checks.no_python_that_fits("Task 3 failed: OutOfMemoryError") is None
 
 
 def test_executors_that_have_what_the_driver_has_are_welcome(spark: SparkSession) -> None:
     checks.refuse_unfit_executors(spark, 2)
 
 
-def test_a_user_function_that_raises_fails_the_job_at_once_and_by_name(
+def test_a_user_function_that_raises_the_same_error_again_fails_the_job_by_name(
     still: Any, options: dict[str, str], tmp_path: Path
 ) -> None:
     def stumble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -105,11 +155,12 @@ def test_a_user_function_that_raises_fails_the_job_at_once_and_by_name(
         yield from ()
 
     stream = clicks(still).mapInArrow(stumble, "id long")
+    options["restartSameErrorMax"] = "1"
     query = stream.writeStream.format("parquet").options(**options).start(str(tmp_path / "out"))
 
     assert "stumble" in failure_of(query)
     assert "one record too many" in str(query.exception())
-    assert query.summary.restarts == 0
+    assert query.summary.restarts == 1
 
 
 def test_a_function_given_to_foreach_batch_that_raises_fails_the_job_and_keeps_the_epoch(
@@ -123,7 +174,8 @@ def test_a_function_given_to_foreach_batch_that_raises_fails_the_job_and_keeps_t
                 raise OSError("the table is locked")
             seen.append((epoch, frame.count()))
 
-        return clicks(still).writeStream.foreachBatch(to_table).options(**options).start()
+        writer = clicks(still).writeStream.foreachBatch(to_table).options(**options)
+        return writer.option("restartSameErrorMax", 0).start()
 
     broken = start(is_broken=True)
     assert "function to_table given to foreachBatch" in failure_of(broken)
@@ -132,6 +184,26 @@ def test_a_function_given_to_foreach_batch_that_raises_fails_the_job_and_keeps_t
     start(is_broken=False).awaitTermination(WAIT_SECONDS_MAX)
     assert sum(rows for _, rows in seen) == 20_000
     assert [epoch for epoch, _ in seen] == list(range(len(seen)))
+
+
+def test_an_epoch_that_a_function_refused_is_given_to_it_corrected_renamed_and_behind_a_filter(
+    still: Any, options: dict[str, str]
+) -> None:
+    seen: list[int] = []
+
+    def save(frame: DataFrame, epoch: int) -> None:
+        raise OSError("the table is locked")
+
+    def save_corrected(frame: DataFrame, epoch: int) -> None:
+        seen.append(frame.count())
+
+    writer = clicks(still).writeStream.foreachBatch(save).options(**options)
+    broken = writer.option("restartSameErrorMax", 0).start()
+    assert "the table is locked" in failure_of(broken)
+
+    corrected = clicks(still).filter("id >= 0").writeStream.foreachBatch(save_corrected)
+    corrected.options(**options).start().awaitTermination(WAIT_SECONDS_MAX)
+    assert sum(seen) == 20_000
 
 
 def test_a_source_file_that_vanished_is_named(
@@ -163,12 +235,31 @@ def test_a_record_that_does_not_fit_the_schema_is_named_by_file_and_line(
 ) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "clicks.json").write_text('{"id": 1}\n{"id": "two"}\n{"id": 3}\n')
-    stream = still.readStream.schema("id long").json(str(tmp_path / "in"))
+    reader = still.readStream.schema("id long").option("mode", "FAILFAST")
+    stream = reader.json(str(tmp_path / "in"))
     query = stream.writeStream.format("json").options(**options).start(str(tmp_path / "out"))
 
     assert "clicks.json" in failure_of(query)
     assert "line 2" in str(query.exception())
     assert not list((tmp_path / "out").glob("part-*")), "nothing of it is visible"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "frame"])
+def test_text_that_is_not_utf8_ends_the_job_in_one_sentence(
+    kind: str, still: Any, spark: SparkSession, options: dict[str, str], tmp_path: Path
+) -> None:
+    text = pa.array([b"go", b"caf\xe9"], pa.binary()).view(pa.string())
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"name": text}), tmp_path / "in" / "a.parquet")
+    if kind == "parquet":
+        stream = still.readStream.schema("name string").parquet(str(tmp_path / "in"))
+    else:
+        stream = still.stream(spark.read.parquet(str(tmp_path / "in")))
+    loud = stream.selectExpr("upper(name) AS name")
+    query = loud.writeStream.format("json").options(**options).start(str(tmp_path / "out"))
+
+    assert "has text in column name that is not UTF-8, b'caf\\xe9'" in failure_of(query)
+    assert query.summary.restarts == 0
 
 
 def test_a_checkpoint_location_that_is_a_file_is_told_at_the_start(
@@ -196,3 +287,32 @@ def test_a_job_that_is_running_already_is_not_started_twice(
 def test_an_option_nobody_knows_names_the_nearest(still: Any) -> None:
     with pytest.raises(BuildError, match="did you mean 'checkpointInterval'"):
         clicks(still).writeStream.format("noop").option("chekpointInterval", "1 second").start()
+
+
+def test_a_module_that_workers_cannot_import_ends_the_job_with_its_name_and_how_to_ship_it(
+    spark: SparkSession,
+    still: Any,
+    options: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "tidying_elsewhere.py").write_text("def keep(row):\n    return row\n")
+    monkeypatch.syspath_prepend(str(elsewhere))
+    module = importlib.import_module("tidying_elsewhere")
+
+    def start() -> stillframe.Query:
+        kept = clicks(still).select("id").map_rows(module.keep, "id long")
+        query: stillframe.Query = kept.writeStream.format("noop").options(**options).start()
+        return query
+
+    query = start()
+    sentence = failure_of(query)
+    assert "cannot import the module 'tidying_elsewhere'" in sentence
+    assert "spark.sparkContext.addPyFile" in sentence
+    assert "no slot has ever run" in sentence
+    assert len(query.failures) == 2, "the same failure again is final"
+
+    spark.sparkContext.addPyFile(str(elsewhere / "tidying_elsewhere.py"))
+    assert start().awaitTermination(WAIT_SECONDS_MAX)

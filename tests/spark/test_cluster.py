@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections import deque
@@ -187,3 +188,42 @@ def test_a_job_on_a_cluster_waits_for_workers_and_survives_the_loss_of_a_slot_an
     assert verdict["restarts"] >= 2
     assert (verdict["lost"], verdict["doubled"], verdict["wrong_counts"]) == (0, 0, 0)
     assert verdict["rows"] == 600_000
+
+
+def packed_environment(place: Path) -> Path:
+    """An archive as conda-pack makes it, as far as Spark knows: it has a `bin/python`."""
+    python = place / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    archive = place.with_suffix(".tar.gz")
+    with tarfile.open(archive, "w:gz") as target:
+        target.add(place / "bin", "bin")
+    return archive
+
+
+@pytest.mark.timeout(600)
+def test_an_environment_that_is_shipped_as_an_archive_is_what_executors_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start_workers()
+    archive = packed_environment(tmp_path / "environment")
+    shipped = f"--conf spark.driver.host=127.0.0.1 --archives {archive}#environment pyspark-shell"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "stillframe", "doctor", "--master", cluster.master, "--json"],
+        env={
+            **cluster.environment,
+            "PYSPARK_PYTHON": "./environment/bin/python",
+            "PYSPARK_SUBMIT_ARGS": shipped,
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    found = {each["check"]: each for each in map(json.loads, done.stdout.splitlines())}
+    assert found["executors"]["answer"] == "ok", done.stdout
+    assert "PYSPARK_PYTHON is ./environment/bin/python" in found["executors"]["text"]
+    assert found["barrier stage"]["answer"] == "ok", done.stdout

@@ -39,6 +39,24 @@ def test_a_worker_that_is_forked_from_our_daemon_has_imported_what_a_slot_needs(
         assert "pandas" in libraries
 
 
+def test_our_daemon_prefers_the_compiled_modules_of_the_pyspark_whose_archives_come_first():
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    archives = sorted((home / "python/lib").glob("*.zip"))
+    assert archives, "an installed PySpark has them"
+    told = subprocess.run(
+        [sys.executable, "-c", "import stillframe.spark.daemon, pyspark; print(pyspark.__file__)"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, archives))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert told.stdout.strip() == pyspark.__file__
+
+
 def test_our_daemon_has_no_thread_that_somebody_would_wait_for_after_a_fork(daemon):
     whole_number(daemon.stdout.read)
     tasks = Path(f"/proc/{daemon.pid}/task").iterdir()

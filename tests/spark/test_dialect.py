@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 import stillframe
-from stillframe.config import JobConfig
+from stillframe.config import JobConfig, job_config
+from stillframe.connectors.file_sink import FileSink
 from stillframe.errors import BuildError, StartRefused, UnknownOption, UserCodeError
 from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Project, Read, Write, walk
 
@@ -303,6 +304,7 @@ def test_a_file_stream_has_the_schema_that_was_declared(
     read = ways[0].node.operator
     assert isinstance(read, Read)
     assert read.source.describe() == f"parquet {path}"
+    assert read.source.discovery_interval_seconds == 1.0, "it is followed, as in Spark"
 
 
 def test_a_file_stream_without_a_schema_is_refused_in_sparks_words(
@@ -327,6 +329,30 @@ def test_an_unknown_format_names_the_nearest(clicks: Stream, still: Still) -> No
         still.readStream.format("parqet")
     with pytest.raises(BuildError, match="no format 'memry', did you mean 'memory'"):
         clicks.writeStream.format("memry")
+
+
+@pytest.mark.parametrize("name", ["kafka", "csv", "text", "delta"])
+def test_a_format_that_is_like_no_other_is_not_taken_for_one(
+    clicks: Stream, still: Still, name: str
+) -> None:
+    for ask in (still.readStream.format, clicks.writeStream.format):
+        with pytest.raises(BuildError, match=f"no format '{name}'; there are ") as refused:
+            ask(name)
+        assert "did you mean" not in str(refused.value)
+
+
+def test_missing_output_that_is_accepted_is_known_to_the_file_sink(
+    clicks: Stream, tmp_path: Path
+) -> None:
+    accepted = {"acceptMissingOutput": "part-1.parquet:3"}
+    location = {"checkpointLocation": str(tmp_path / "chk"), "checkpointInterval": "1 s"}
+    writer = clicks.writeStream.option("path", str(tmp_path / "out")).options(**accepted)
+
+    written = writer.sink_node("views", job_config({**location, **accepted})).operator
+
+    assert isinstance(written, Write)
+    assert isinstance(written.sink, FileSink)
+    assert written.sink.accepts_missing == "part-1.parquet:3"
 
 
 def test_an_unknown_option_of_a_source_names_the_nearest(still: Still, tmp_path: Path) -> None:
@@ -389,8 +415,8 @@ def test_an_unknown_option_of_a_writer_names_the_nearest(clicks: Stream, tmp_pat
         clicks.writeStream.format("noop").start(str(tmp_path))
 
 
-def test_a_sink_that_shows_records_at_checkpoints_is_refused_without_them(
-    clicks: Stream, tmp_path: Path
+def test_of_a_job_of_several_sinks_one_that_shows_records_at_checkpoints_is_refused_without_them(
+    clicks: Stream, still: Still, tmp_path: Path
 ) -> None:
     message = "checkpoints are off: set the option checkpointInterval"
     location = str(tmp_path / "chk")
@@ -401,7 +427,7 @@ def test_a_sink_that_shows_records_at_checkpoints_is_refused_without_them(
         clicks.writeStream.option("checkpointLocation", location).option("path", location),
     ):
         with pytest.raises(BuildError, match=message):
-            writer.start()
+            still.start("job", writer)
 
 
 def test_a_discarding_sink_needs_no_checkpoints(clicks: Stream, still: Still) -> None:
@@ -426,14 +452,111 @@ def test_output_modes_that_do_not_exist_are_refused(clicks: Stream) -> None:
         clicks.writeStream.outputMode("upsert")
 
 
-def test_triggers_that_would_change_nothing_are_refused(clicks: Stream, still: Still) -> None:
-    for name in ("processingTime", "continuous"):
-        with pytest.raises(BuildError, match="checkpointInterval"):
-            clicks.writeStream.trigger(**{name: "1 second"})
-    sink_of(still, clicks.writeStream.format("noop").trigger(availableNow=True))
+def test_a_trigger_says_when_checkpoints_are_taken_and_whether_the_job_stops(
+    clicks: Stream, still: Still, tmp_path: Path
+) -> None:
+    def config(**trigger: Any) -> JobConfig:
+        writer = clicks.writeStream.format("noop").trigger(**trigger)
+        return sink_of(still, writer.option("checkpointLocation", str(tmp_path)))[1]
+
+    assert config(processingTime="5 seconds").checkpoint_interval_seconds == 5.0
+    assert not config(processingTime="5 seconds").available_now
+    assert config(processingTime="0 seconds").checkpoint_interval_seconds == 1.0
+    for name in ("availableNow", "once"):
+        assert config(**{name: True}).available_now
+        assert config(**{name: True}).checkpoint_interval_seconds == 1.0
+
+
+def test_triggers_that_cannot_be_meant_are_refused(clicks: Stream, still: Still) -> None:
+    writer = clicks.writeStream.format("noop")
+    with pytest.raises(BuildError, match=r"trigger\(continuous='1 second'\) is not there"):
+        writer.trigger(continuous="1 second")
+    with pytest.raises(BuildError, match="takes one of processingTime, availableNow"):
+        writer.trigger()
+    with pytest.raises(BuildError, match="takes one of processingTime, availableNow"):
+        writer.trigger(availableNow=True, processingTime="1 second")
+    with pytest.raises(BuildError, match="processingTime is a duration such as"):
+        writer.trigger(processingTime="soon")
+    both = clicks.writeStream.option("checkpointInterval", "1 s").trigger(processingTime="2 s")
+    with pytest.raises(BuildError, match=r"checkpointInterval is '1 s' and '2 s' in one job"):
+        sink_of(still, both.format("noop"))
     endless = still.readStream.format("clicks").load()
     with pytest.raises(BuildError, match="would never stop: the source clicks"):
         sink_of(still, endless.writeStream.format("noop").trigger(once=True))
+
+
+def started(writer: StreamWriter, tmp_path: Path) -> JobConfig:
+    """The settings of the job that `start` would run."""
+    from stillframe.spark.launch import rehearse
+
+    seen: list[JobConfig] = []
+
+    def look(plan: object, config: JobConfig) -> Any:
+        seen.append(config)
+
+    with rehearse(look, str(tmp_path)):
+        writer.start()
+    [config] = seen
+    return config
+
+
+def test_a_query_with_a_location_takes_checkpoints(clicks: Stream, tmp_path: Path) -> None:
+    writer = clicks.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+
+    assert started(writer, tmp_path).checkpoint_interval_seconds == 1.0
+    assert started(writer.trigger(processingTime="9 s"), tmp_path).checkpoint_interval_seconds == 9
+
+
+@pytest.mark.parametrize("kind", ["memory", "console", "foreachBatch", "noop"])
+def test_a_query_needs_no_location_where_spark_needs_none(
+    kind: str, clicks: Stream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = clicks.writeStream.queryName(f"no_location_of_{kind}").trigger(availableNow=True)
+    if kind == "foreachBatch":
+        writer = writer.foreachBatch(lambda df, epoch: None)
+    else:
+        writer = writer.format(kind)
+    config = started(writer, tmp_path)
+
+    assert config.checkpoint_interval_seconds == 1.0
+    assert config.checkpoint_location is not None
+    assert Path(config.checkpoint_location).is_dir()
+    assert f"keeps its checkpoints in {config.checkpoint_location}" in caplog.text
+
+
+def test_a_query_without_trigger_and_location_takes_checkpoints_only_if_its_sink_needs_them(
+    clicks: Stream, tmp_path: Path
+) -> None:
+    assert started(clicks.writeStream.format("noop"), tmp_path).checkpoint_location is None
+    remembered = clicks.writeStream.format("memory").queryName("remembered")
+    assert started(remembered, tmp_path).checkpoint_interval_seconds == 1.0
+
+
+def test_a_file_sink_needs_a_location_as_in_spark(clicks: Stream, tmp_path: Path) -> None:
+    writer = clicks.writeStream.option("path", str(tmp_path / "out"))
+    for each in (writer, writer.trigger(availableNow=True)):
+        with pytest.raises(BuildError, match="checkpointLocation must be specified"):
+            each.start()
+
+
+def test_a_job_of_several_sinks_takes_no_checkpoints_unless_it_says_so(
+    clicks: Stream, still: Still, tmp_path: Path
+) -> None:
+    location = clicks.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    assert sink_of(still, location)[1].checkpoint_interval_seconds is None
+
+
+def test_the_console_shows_each_epoch_as_spark_shows_its_batches(
+    still: Still, spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    writer = still.stream(spark.range(0, 40, 1, 1)).writeStream.format("console")
+    writer.option("numRows", 5).start().awaitTermination(120)
+    shown = capfd.readouterr().out
+    spark.range(40).show(5)
+
+    line = "-" * 43
+    assert f"{line}\nBatch: 0\n{line}\n{capfd.readouterr().out}" in shown
+    assert shown.count("Batch:") == 1, "epochs without rows are not shown"
 
 
 @pytest.mark.parametrize(
@@ -512,6 +635,25 @@ def staged_epoch(node: Node, tmp_path: Path, name: str, ids: list[int]) -> list[
     return [file]
 
 
+def test_only_a_function_is_tied_to_nothing_that_has_a_name(
+    clicks: Stream, still: Still, tmp_path: Path
+) -> None:
+    writers = [
+        clicks.writeStream.foreachBatch(lambda df, epoch: None),
+        clicks.writeStream.format("console"),
+        clicks.writeStream.format("memory").queryName("table"),
+        clicks.writeStream.format("json").option("path", str(tmp_path / "out")),
+    ]
+    sinks = [sink_of(still, checkpointed(each, tmp_path))[0].operator for each in writers]
+
+    assert [each.sink.tied_to for each in sinks if isinstance(each, Write)] == [
+        None,
+        "console",
+        "memory table",
+        f"json {tmp_path}/out",
+    ]
+
+
 def test_foreach_batch_gets_each_epoch_as_a_dataframe(
     clicks: Stream, still: Still, tmp_path: Path
 ) -> None:
@@ -537,9 +679,11 @@ def test_a_foreach_batch_function_that_raises_is_named_in_one_sentence(
         frame.select("nosuch")
 
     node, _ = sink_of(still, checkpointed(clicks.writeStream.foreachBatch(broken), tmp_path))
-    with pytest.raises(UserCodeError, match=r"function broken .* raised .* in epoch 4") as raised:
+    with pytest.raises(UserCodeError, match=r"function broken .* raised Analysis") as raised:
         node.operator.sink.handler(4, [])
     assert "\n" not in str(raised.value)
+    assert "epoch 4" in raised.value.blame.record
+    assert f"{__file__}:" in raised.value.blame.line
 
 
 def test_the_memory_sink_grows_a_table_that_sql_can_read(

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stillframe.connectors.generate import ClickSource, clicks_table
+from stillframe.processes import await_ended
 from stillframe.storage.paths import LEASE_DIRECTORY, LOG_DIRECTORY, sequence_of
 from stillframe.storage.store import Store, is_local_address, open_store
 
@@ -353,3 +354,56 @@ def _until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.03)
+
+
+HANGING_JOB = """
+import json, os, re, signal, sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+import stillframe
+from stillframe.spark.java import ensure_java
+
+ensure_java()
+directory, holds_the_lock = sys.argv[1], sys.argv[2] == "True"
+
+def hang(row):
+    if row.id == 50:
+        Path(directory, "reached").touch()
+        if holds_the_lock:
+            re.match(r"(a+)+$", "a" * 60 + "b")
+        time.sleep(1_000)
+    return row
+
+spark = (
+    SparkSession.builder.master("local[3]")
+    .config("spark.driver.bindAddress", "127.0.0.1")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.ui.enabled", "false")
+    .config("spark.log.level", "ERROR")
+    .getOrCreate()
+)
+clicks = stillframe.on(spark).readStream.format("clicks").options(records=1_000).load()
+writer = clicks.select("id").map_rows(hang, "id long").writeStream.format("noop")
+query = writer.option("parallelism", 1).start()
+while not (query.slot_pids and Path(directory, "reached").exists()):
+    time.sleep(0.05)
+jvm = spark.sparkContext._gateway.proc.pid
+Path(directory, "pids").write_text(json.dumps([jvm, *query.slot_pids]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("holds_the_lock", [False, True])
+def test_a_driver_that_dies_with_a_function_that_hangs_leaves_no_process(
+    tmp_path: Path, holds_the_lock: bool
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(HANGING_JOB)
+    command = [sys.executable, str(job), str(tmp_path), str(holds_the_lock)]
+
+    died = subprocess.run(command, timeout=WAIT_SECONDS_MAX, capture_output=True, check=False)
+
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    pids = json.loads((tmp_path / "pids").read_text())
+    assert len(pids) == 2
+    assert await_ended(pids, 30) == []

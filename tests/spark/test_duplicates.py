@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import functions as F
@@ -105,6 +107,38 @@ def test_wrong_subsets_are_told_in_sparks_words(rows: Stream) -> None:
         rows.dropDuplicates(["nope"])
     with pytest.raises(PySparkTypeError, match="should be list or tuple"):
         rows.dropDuplicates("k")  # type: ignore[arg-type]
+
+
+# --- Zeros and NaN --------------------------------------------------------------------------------
+
+
+ZEROS = {
+    "dropDuplicates": lambda rows: rows.dropDuplicates(["d"]).select("d"),
+    "distinct": lambda rows: rows.select("d", "f").distinct(),
+    "groupBy": lambda rows: rows.groupBy("d", "f").count(),
+    "join": lambda rows: rows.join(rows.selectExpr("d AS e", "n AS m"), F.expr("d = e")),
+}
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_zeros_and_nan_are_one_key_each_and_shown_as_sparks_tables_show_them(
+    still: Still, tmp_path: Path, job_options: dict[str, str], name: str
+) -> None:
+    numbers = [-0.0, 0.0, math.nan, -math.nan, None, 1.5, -0.0]
+    columns = [pa.array(numbers), pa.array(numbers, pa.float32()), pa.array(range(7))]
+    path = str(tmp_path / "numbers.parquet")
+    pq.write_table(pa.table(columns, names=["d", "f", "n"]), path)
+    rows = still.readStream.schema("d double, f float, n long").parquet(path)
+
+    writer = ZEROS[name](rows).writeStream.queryName("zeros").outputMode("append")
+    if name == "groupBy":
+        writer = writer.outputMode("update")
+    writer = writer.options(**job_options).trigger(availableNow=True)
+    assert writer.start(str(tmp_path / "out")).awaitTermination(60)
+
+    ours = [tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist()]
+    theirs = [tuple(row) for row in ZEROS[name](still.spark.read.parquet(path)).collect()]
+    assert sorted(map(str, ours)) == sorted(map(str, theirs))
 
 
 # --- As Spark's own streams do it -----------------------------------------------------------------

@@ -74,3 +74,25 @@ def test_updates_of_windows_end_with_the_true_values_after_a_kill(
 
     found = Counter((*key[:2], key[2], count) for key, count in last.items())
     assert found == truth(counted(clicks.frame()))
+
+
+@pytest.mark.parametrize("kind", ["window", "session_window"])
+def test_windows_over_times_without_a_zone_are_those_of_spark(
+    clicks: Any, job_options: dict[str, str], kind: str
+) -> None:
+    def counted(rows: Any) -> Any:
+        made = {
+            "window": F.window("local", "2 seconds", "500 milliseconds"),
+            "session_window": F.session_window("local", "10 milliseconds"),
+        }[kind]
+        local = rows.selectExpr("id", "app_id", "CAST(at AS timestamp_ntz) AS local")
+        return local.groupBy(made.alias("window"), "app_id").agg(
+            F.count("*").alias("views"), F.max("local").alias("newest")
+        )
+
+    stream, frame = counted(clicks.stream()), counted(clicks.frame())
+    assert stream.schema.simpleString() == frame.schema.simpleString()
+    writer = stream.writeStream.queryName(f"wall_{kind}").outputMode("complete").format("memory")
+    assert writer.options(**job_options).start().awaitTermination(120)
+
+    assert truth(clicks.still.spark.table(f"wall_{kind}")) == truth(frame)

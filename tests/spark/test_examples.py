@@ -10,7 +10,7 @@ import os
 import queue
 import runpy
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,26 +199,3 @@ def _check_timings(checkpoint: Checkpoint) -> None:
 
 
 # --- The README's job -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def working_directory(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """Relative paths mean the same to Spark, whose process has its own idea of where it is."""
-    hadoop = spark._jvm.org.apache.hadoop.fs
-    system = hadoop.FileSystem.get(spark._jsc.hadoopConfiguration())
-    before = system.getWorkingDirectory()
-    monkeypatch.chdir(tmp_path)
-    system.setWorkingDirectory(hadoop.Path(str(tmp_path)))
-    yield tmp_path
-    system.setWorkingDirectory(before)
-
-
-def test_the_page_view_job_runs_and_counts_every_click(spark, working_directory, capfd):
-    job = example("page_views.py")
-
-    assert job.query.summary.outcome == "finished"
-    views = spark.read.parquet("views/").groupBy("app_id").max("count").collect()
-    assert sum(count for _, count in views) == 1_000_000
-    assert "only showing top 5 rows" in capfd.readouterr().out

@@ -14,7 +14,7 @@ import pandas
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from stillframe.api.aggregates import AggregateCall
@@ -147,6 +147,18 @@ SUPPORTED = r"""
     round(dec)
     round(i, 2)
     floor(if(abs(d) < 1e18D, d, -1.5D))
+    floor(if(b, CAST('NaN' AS double), -1.5D))
+    ceil(if(b, CAST('NaN' AS float), 1.5F))
+    greatest(ts, timestamp'2024-03-10 07:00:00')
+    least(ts, timestamp'2024-03-10 07:00:00', null)
+    greatest(tn, timestamp_ntz'2024-01-01 00:00:00')
+    unix_micros(CAST(l AS timestamp))
+    unix_micros(CAST(if(b, 9223372036854L, -9223372036855L) AS timestamp))
+    datediff(date_add(dt, i), date_sub(dt, i))
+    datediff(date_add(dt, 2147483647), date'1970-01-01')
+    nullif(CAST(null AS int), CAST(st AS int))
+    nullif(if(i is null, 1, null), CAST(num AS int) + CAST(st AS int))
+    if(i is null, 1, null) + CAST(st AS int)
     ceil(if(abs(d) < 1e18D, d, -1.5D))
     floor(i)
     greatest(i, 3, null)
@@ -511,6 +523,9 @@ def test_an_unknown_column_is_told_by_spark(spark: SparkSession) -> None:
         "CAST(dec AS decimal(4, 2))",
         "CAST(dec AS tinyint)",
         "floor(d)",
+        "ceil(if(b, CAST('Infinity' AS double), 1.5D))",
+        "floor(if(b, 9223372036854775807D, 1.5D))",
+        "nullif(if(st is null, 1, 2), CAST(st AS int))",
         "l div (i - i)",
         "CAST('0x10' AS int) + i",
         "CAST(concat(substring(day_text, 1, 4), '-02-30') AS date)",
@@ -762,6 +777,76 @@ def test_a_python_function_is_called_per_row(spark: SparkSession) -> None:
         assert got.to_pylist() == want.to_pylist()
 
 
+def _seen(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"
+
+
+NESTED_DDL = """
+    inner struct<x: int, at: timestamp, deep: struct<y: string>>, counts map<string, int>,
+    rows array<struct<x: int>>, times array<timestamp>, by_name map<string, struct<x: int>>
+"""
+
+
+def test_a_python_function_gets_rows_and_dicts_as_sparks_do(spark: SparkSession) -> None:
+    at = _instant("2024-03-10T07:30:00")
+    values = [
+        [{"x": 1, "at": at, "deep": {"y": "a"}}, None],
+        [[("a", 1), ("b", None)], []],
+        [[{"x": 1}, None], None],
+        [[at, None], []],
+        [[("a", {"x": 2})], None],
+    ]
+    schema = to_arrow_schema(parse_schema(spark, NESTED_DDL))
+    arrays = [pa.array(each, field.type) for each, field in zip(values, schema, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    seen = F.udf(_seen, "string")
+
+    def job(frame: DataFrame) -> DataFrame:
+        return frame.select(*(seen(F.col(name)) for name in schema.names))
+
+    kind = parse_schema(spark, NESTED_DDL)
+    ours = _ours(job(empty_frame(spark, kind)), batch)
+    theirs = job(spark.createDataFrame(pa.Table.from_batches([batch]), kind)).toArrow()
+    for name, got, want in zip(schema.names, ours.columns, theirs.columns, strict=True):
+        assert got.to_pylist() == want.to_pylist(), name
+    assert ours.column(0)[0].as_py().startswith("Row Row(x=1, at=datetime.datetime(")
+    assert ours.column(1)[0].as_py() == "dict {'a': 1, 'b': None}"
+
+
+RETURNED: dict[str, list[Any]] = {
+    "int": [5, 1.5, True, "5", Decimal("1.2"), None],
+    "long": [2.0, "7", _clock("2024-01-02T03:00:00")],
+    "double": [5, True, "5", Decimal("1.235")],
+    "boolean": [True, 5, 0, 1.5],
+    "string": ["x", 5, 1.5, True, [1, "a"], {"a": 1}, b"ab", _date("2024-01-02"), Row(x=1)],
+    "decimal(10,2)": [Decimal("1.235"), Decimal("1.225"), Decimal("7")],
+    "array<string>": [["a", 1, None]],
+    "map<string, int>": [{"a": 1}, {}],
+    "struct<x: int, y: string>": [(1, "a"), {"y": 2}, Row(x=1, y="a"), Row(y=3, x="b")],
+    "timestamp": [_clock("2024-01-02T03:00:00"), _instant("2024-01-02T03:00:00")],
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_what_a_python_function_returns_is_converted_as_spark_converts_it(
+    spark: SparkSession, kind: str
+) -> None:
+    batch = _batch(spark)
+    data = _on_spark(spark, batch).limit(1).localCheckpoint()
+    for value in RETURNED[kind]:
+        columns = [F.udf(lambda _, value=value: value, kind)("t")]
+        try:
+            wanted = data.select(*columns).toArrow().column(0).to_pylist()[0]
+        except Exception as error:
+            wanted = error
+        if isinstance(wanted, Exception):
+            with pytest.raises(UserCodeError):
+                _ours(_empty(spark).select(*columns), batch)
+        else:
+            got = _ours(_empty(spark).select(*columns), batch).column(0).to_pylist()
+            assert got == [wanted] * batch.num_rows, f"{value!r} as {kind}"
+
+
 def test_a_python_function_may_filter(spark: SparkSession) -> None:
     is_odd = F.udf(lambda number: number is not None and number % 2 == 1, "boolean")
     condition = condition_of(_empty(spark).filter(is_odd("t")))
@@ -773,7 +858,7 @@ def test_a_python_function_that_raises_is_named(spark: SparkSession) -> None:
         return 1 / number
 
     columns = projection_of(_empty(spark).select(F.udf(invert, "double")("t")))
-    with pytest.raises(UserCodeError, match="the function invert raised ZeroDivisionError"):
+    with pytest.raises(UserCodeError, match="function invert raised ZeroDivisionError"):
         evaluate(columns[0].expression, _batch(spark))
 
 

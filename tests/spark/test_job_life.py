@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +17,9 @@ import pytest
 from stillframe.connectors.generate import ClickSource, clicks_table
 from stillframe.coordinator.kept_history import read_history
 from stillframe.errors import StartRefused
+from stillframe.processes import await_ended
 from stillframe.storage.store import open_store
+from stillframe.testing.sources import Gate
 
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
@@ -134,3 +139,44 @@ def check_counts(outputs: list[Path]) -> None:
     assert written.group_by(["app_id", "count"]).aggregate([([], "count_all")])[
         "count_all"
     ].to_pylist() == [1] * len(written)
+
+
+def await_slots(query: Query) -> tuple[int, ...]:
+    """The processes of the job's slots, once all of them run: one may be at work before another."""
+    deadline = time.monotonic() + 60
+    while not (pids := query.slot_pids):
+        assert time.monotonic() < deadline, "not all slots run after a minute"
+        threading.Event().wait(0.05)
+    return pids
+
+
+@pytest.mark.parametrize("holds_the_lock", [False, True])
+def test_a_job_whose_function_hangs_stops_soon_and_spark_keeps_no_worker_of_it(
+    still: Still, tmp_path: Path, holds_the_lock: bool
+) -> None:
+    """If it holds the interpreter's lock no thread of its worker runs: Spark has to end it."""
+    pids_known, reached = Gate(str(tmp_path / "pids known")), Gate(str(tmp_path / "reached"))
+
+    def hang(row: Any) -> Any:
+        if row.id == 50:
+            pids_known.await_open()
+            reached.open()
+            if holds_the_lock:
+                re.match(r"(a+)+$", "a" * 60 + "b")
+            time.sleep(1_000)
+        return row
+
+    clicks = still.readStream.format("clicks").options(records=10_000, partitions=2).load()
+    writer = clicks.select("id").map_rows(hang, "id long").writeStream.format("parquet")
+    writer = writer.option("path", str(tmp_path / "out")).queryName("hangs")
+    writer = writer.options(checkpointLocation=str(tmp_path / "checkpoints"), parallelism=2)
+    query = writer.option("checkpointInterval", "1 s").start()
+    pids = await_slots(query)
+    pids_known.open()
+    reached.await_open()
+
+    began = time.monotonic()
+    query.stop()
+
+    assert time.monotonic() - began < 25, "and not 30 s, and then some"
+    assert await_ended(pids, 15) == []

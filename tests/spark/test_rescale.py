@@ -112,7 +112,7 @@ def test_more_slots_than_spark_has_and_slots_that_a_dataframe_feeds_are_refused(
     )
     with pytest.raises(StartRefused, match="each of its 2 partitions into one slot"):
         fed._job.request_rescale(3, lambda outcome: None)  # it may be over before a query asks
-    with pytest.raises(StartRefused, match="the job needs 100 slots at the same time"):
+    with pytest.raises(StartRefused, match="the job needs 100 cores at the same time"):
         unbounded.rescale(100)
     unbounded.stop()
     fed.awaitTermination(60)

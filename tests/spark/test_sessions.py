@@ -148,11 +148,13 @@ def test_what_a_stream_does_not_do_with_sessions_is_said(sales: Stream) -> None:
             ).count(),
             "not a whole number",
         ),
-        (lambda: sales.groupBy(F.session_window("local", "1 hour")).count(), "timestamp_ntz.*cast"),
         (lambda: sales.groupBy(five.start).count(), "a window, and not grouped by as such"),
         (lambda: sales.groupBy(five).agg(F.max(five.start)), "not grouped by as such"),
         (lambda: sales.select(five), "only where it groups by it"),
-        (lambda: watched.groupBy(F.session_window("local", "1 day")).count(), "cast it"),
+        (
+            lambda: watched.groupBy(F.session_window("local", "1 day")).count(),
+            "not over the column",
+        ),
         (
             lambda: watched.groupBy(F.session_window(F.date_add("at", 1), "1 day")).count(),
             "not over the column that withWatermark was given",
@@ -376,6 +378,7 @@ def test_what_is_late_is_what_is_late_to_spark(
         .option("checkpointLocation", str(tmp_path / "checkpoints"))
         .option("checkpointInterval", "1 second")
         .option("parallelism", "1")
+        .trigger(availableNow=True)
         .start()
     )
     assert ours.awaitTermination(WAIT_SECONDS_MAX)

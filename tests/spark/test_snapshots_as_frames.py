@@ -198,3 +198,14 @@ def test_what_is_not_there_is_told_with_what_is(spark, location):
         read(spark, location)
     with pytest.raises(BuildError, match="'visits' has no state 'sums' to leave out"):
         Savepoint.of(spark, str(location / "first")).without_state("visits", "sums")
+
+
+def test_a_session_registers_the_source_when_somebody_asks_for_it(spark: SparkSession) -> None:
+    session = spark.newSession()
+    sources: Any = session._jsparkSession.sessionState().dataSourceManager()
+    Still(session)
+    before = sources.dataSourceExists("stillframe")
+
+    session.read.format("stillframe")
+
+    assert (before, sources.dataSourceExists("stillframe")) == (False, True)

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from stillframe.coordinator.history import CheckpointCompleted, Event
 from stillframe.coordinator.query import Query
-from stillframe.errors import BuildError, JobFailed, StartRefused
+from stillframe.errors import BuildError, StartRefused
 from stillframe.spark.session import Still
 from stillframe.spark.stream import Stream
 from stillframe.spark.writer import StreamWriter
@@ -60,6 +60,7 @@ def test_keys_and_values_full_of_nulls_and_extremes_are_grouped_as_spark_groups_
     ]
     stream = _slowed(still.readStream.schema(records.schema).parquet(str(tmp_path / "in")))
     updates = stream.groupBy(*KEYS).agg(*figures).writeStream.outputMode("update")
+    updates = updates.trigger(availableNow=True)
     _run_with_a_kill(_start(still, tmp_path, updates.option("path", str(tmp_path / "out"))))
 
     newest = Window.partitionBy(*KEYS).orderBy(F.desc("n"))
@@ -97,7 +98,7 @@ def test_sinks_of_four_kinds_show_the_same_rows_after_a_kill(
     assert sorted(epochs) == list(range(len(epochs)))
 
 
-def test_an_epoch_that_its_function_refused_comes_again_when_the_job_is_started_again(
+def test_an_epoch_that_its_function_refused_comes_again_when_the_job_has_restarted(
     spark: SparkSession, still: Still, tmp_path: Path
 ) -> None:
     epochs: dict[int, list[int]] = {}
@@ -114,10 +115,14 @@ def test_an_epoch_that_its_function_refused_comes_again_when_the_job_is_started_
         stream = _slowed(still.stream(spark.range(0, 60_000, 1, 2)))
         return _start(still, tmp_path, stream.writeStream.foreachBatch(keep))
 
-    with pytest.raises(JobFailed, match=r"OSError in epoch 1: the table is locked"):
-        start().awaitTermination(WAIT_SECONDS_MAX)
-    assert start().awaitTermination(WAIT_SECONDS_MAX)
+    query = start()
+    assert query.awaitTermination(WAIT_SECONDS_MAX)
 
+    [failure] = query.failures
+    assert (
+        "function keep given to foreachBatch raised OSError: the table is locked" in failure.reason
+    )
+    assert "epoch 1" in failure.blame.record
     assert [epochs[epoch] for epoch, _ in refused] == [ids for _, ids in refused]
     assert sorted(id for ids in epochs.values() for id in ids) == list(range(60_000))
 

@@ -31,11 +31,19 @@ from stillframe.spark.nodes import (
     name_or_sql,
     refused,
     refused_mode,
+    text_literal,
     type_of,
     without_alias,
 )
 from stillframe.spark.plans import ExprId, analyzed, below_aliases, children, class_name, sequence
-from stillframe.spark.windows import WINDOW_TYPE, FoundSession, FoundWindow, window_below
+from stillframe.spark.types import TIMESTAMP
+from stillframe.spark.windows import (
+    WALL_CLOCK_WINDOW_TYPE,
+    WINDOW_TYPE,
+    FoundSession,
+    FoundWindow,
+    window_below,
+)
 
 _AGGREGATES: dict[str, AggregateFunction] = {
     "Count": "count",
@@ -99,6 +107,7 @@ class _Grouping(Translator):
         self.keys: list[str] = []
         self.calls: list[AggregateCall] = []
         self.window: Window | SessionWindow | None = None
+        self._shows_wall_clock = False
         self._taken: tuple[str, ...] = ()
         """Names that what comes out of the aggregation has besides its keys and aggregates."""
 
@@ -110,6 +119,11 @@ class _Grouping(Translator):
         name = name_or_sql(found.time)
         self.before[name] = self._source.translate(found.time)
         self._input_nodes.append((found.time, name))
+        if found.is_wall_clock:
+            time = self.before[name]
+            name = self._new_name(f"{name} of UTC", self.before)
+            self.before[name] = Call("cast", (time, text_literal("UTC")), TIMESTAMP)
+            self._shows_wall_clock = True
         self._key_nodes.append((found.column, Column(WINDOW, WINDOW_TYPE)))
         self._taken = (WINDOW,)
         if isinstance(found, FoundSession):
@@ -156,6 +170,8 @@ class _Grouping(Translator):
     def translate(self, node: JavaObject) -> Expression:
         for known, column in self._key_nodes:
             if known.semanticEquals(node):
+                if column.type == WINDOW_TYPE and self._shows_wall_clock:
+                    return Call("without_zone", (column,), WALL_CLOCK_WINDOW_TYPE)
                 return column
         if class_name(node) == "AggregateExpression":
             return self._aggregate(node)

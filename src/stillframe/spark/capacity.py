@@ -1,4 +1,5 @@
-"""How many slots a session has room for, once the executors that are on their way are there.
+"""How many slots a session has room for, once the executors that are on their way are there, and
+how much of that is taken.
 
 A session on a cluster answers as soon as its master has heard of it, which is before its executors
 have come: a job that looked at once would find room for none of its slots. Spark's own jobs wait in
@@ -8,7 +9,8 @@ a queue then; a barrier stage that does not fit is refused, so waiting is up to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark import SparkConf
@@ -29,6 +31,68 @@ def slots_max(spark: SparkSession) -> int:
     context = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
     return int(context.maxNumConcurrentTasks(profile))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a running job of this session needs for as long as it runs."""
+
+    job: str
+    slots: int
+    runs_spark_jobs: bool
+    """Whether it also starts Spark jobs on the driver, such as those of foreachBatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The cores of a session. One of them is enough for the Spark jobs of all its jobs: they come
+    and go. The slots of a job stay."""
+
+    total: int
+    held: Sequence[Held] = ()
+    """By the other jobs."""
+    busy: int = 0
+    """With tasks of Spark that are no job's slots; they end by themselves."""
+
+    @property
+    def slots_free(self) -> int:
+        """How many cores no other job's slots have."""
+        return self.total - sum(each.slots for each in self.held)
+
+    @property
+    def slots_now(self) -> int:
+        """Those of them that Spark does not use at the moment."""
+        return max(0, self.slots_free - self.busy)
+
+    def beside(self, runs_spark_jobs: bool) -> int:
+        """How many cores are kept for Spark jobs, if this job runs some or does not."""
+        return int(runs_spark_jobs or any(each.runs_spark_jobs for each in self.held))
+
+    def fits(self, slots: int, runs_spark_jobs: bool) -> bool:
+        return slots + self.beside(runs_spark_jobs) <= self.slots_free
+
+
+def tasks_active(spark: SparkSession) -> int:
+    """How many tasks run now, slots among them."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+def shortage(spark: SparkSession, cores_needed: int) -> str | None:
+    """Why tasks that need so many free cores at the same time have to wait; None: they need not."""
+    total, active = slots_max(spark), tasks_active(spark)
+    if total - active >= cores_needed:
+        return None
+    return (
+        f"Spark has {_cores(total)} and {active} of them {'is' if active == 1 else 'are'} busy, but"
+        f" {_cores(cores_needed)} {'is' if cores_needed == 1 else 'are'} needed: wait until other"
+        " Spark jobs of this application end, or give Spark more cores"
+    )
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'' if count == 1 else 's'}"
 
 
 def is_local(spark: SparkSession) -> bool:

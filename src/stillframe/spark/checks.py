@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,8 +10,10 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
+from stillframe.config import parse_flag
 from stillframe.errors import StartRefused
 from stillframe.graph.plan import Plan, describe
+from stillframe.spark.capacity import Room
 
 _ENCRYPTION = (
     "spark.network.crypto.enabled",
@@ -18,6 +21,17 @@ _ENCRYPTION = (
     "spark.ssl.enabled",
     "spark.ssl.rpc.enabled",
 )
+_DISK_ENCRYPTION = "spark.io.encryption.enabled"
+_OTHER_PYTHON = re.compile(
+    r"PYTHON_VERSION_MISMATCH\] Python in worker has different version: (\S+) than that in driver:"
+    r" ([^\s,]+)"
+)
+_WAYS_TO_A_PYTHON = (
+    "set PYSPARK_PYTHON to a Python that every executor has with the same packages, or ship one"
+    " with --archives (docs/cluster.md)"
+)
+
+Versions = Mapping[str, str | None]
 
 
 def refuse_unfit_settings(conf: SparkConf) -> None:
@@ -27,7 +41,7 @@ def refuse_unfit_settings(conf: SparkConf) -> None:
 
 
 def refuse_dynamic_allocation(conf: SparkConf) -> None:
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if _is_on(conf, "spark.dynamicAllocation.enabled"):
         raise StartRefused(
             "spark.dynamicAllocation.enabled is true, but slots are tasks of a barrier stage, which"
             " Spark refuses to run under dynamic allocation: set it to false for this application"
@@ -36,56 +50,97 @@ def refuse_dynamic_allocation(conf: SparkConf) -> None:
 
 def refuse_encryption(conf: SparkConf) -> None:
     for setting in _ENCRYPTION:
-        if conf.get(setting, "false") == "true":
+        if _is_on(conf, setting):
             raise StartRefused(
                 f"{setting} is true, but Stillframe does not encrypt the traffic between slots yet:"
                 " run the job on a session without it, in a network you trust"
             )
+    if _is_on(conf, _DISK_ENCRYPTION):
+        raise StartRefused(
+            f"{_DISK_ENCRYPTION} is true, but Stillframe does not encrypt the files that slots"
+            " write to local disk (RocksDB, spilled and restored state): run the job on a session"
+            " without it, with local disks that the system encrypts"
+        )
 
 
-def refuse_too_few_slots(wanted: int, beside: int, available: int) -> None:
+def _is_on(conf: SparkConf, setting: str) -> bool:
+    """As Spark reads it: in any case, with spaces around it."""
+    return parse_flag(setting, conf.get(setting, "false") or "false")
+
+
+def refuse_too_few_slots(slots: int, runs_spark_jobs: bool, room: Room) -> None:
     """A barrier stage that does not fit waits in silence, and so do Spark jobs without a core."""
-    if wanted > available:
-        raise StartRefused(
-            f"the job needs {wanted} slots at the same time and Spark has {available}: lower the"
-            " parallelism or give Spark more cores"
-        )
-    if wanted + beside > available:
-        raise StartRefused(
-            f"the job needs {wanted} slots and {beside} more core for the Spark jobs it starts"
-            f" beside them, and Spark has {available}: lower the parallelism to"
-            f" {available - beside} or give Spark more cores"
-        )
+    if room.fits(slots, runs_spark_jobs):
+        return
+    beside = room.beside(runs_spark_jobs)
+    wanted = f"{slots + beside} core{'s' if slots + beside > 1 else ''}"
+    parts = f" ({slots} slots and {beside} for foreachBatch)" if beside else ""
+    held = ", ".join(f"{each.job!r} holds {each.slots}" for each in room.held)
+    lower = room.slots_free - beside
+    advice = [
+        f"lower the parallelism to {lower}" if lower > 0 else "",
+        "stop one of these jobs" if held else "",
+        "give Spark more cores",
+    ]
+    raise StartRefused(
+        f"the job needs {wanted}{parts} at the same time, but Spark has {room.total}"
+        f"{f' and {held}' if held else ''}: {', or '.join(filter(None, advice))}"
+    )
 
 
-def refuse_unfit_executors(spark: SparkSession, slots: int) -> None:
-    """Compare what the executors have with what the driver has, by a small Spark job."""
+def refuse_unfit_executors(spark: SparkSession, slots: int) -> list[Versions]:
+    """Compare what the executors have with what the driver has, by a small Spark job.
+
+    Answers what each of its tasks has seen.
+    """
     probe = _probe()
-    found = spark.sparkContext.parallelize(range(slots), slots).map(probe).collect()
+    try:
+        found = spark.sparkContext.parallelize(range(slots), slots).map(probe).collect()
+    except Exception as error:
+        reason = no_python_that_fits(str(error))
+        if reason is None:
+            raise
+        raise StartRefused(reason) from error
     for there in found:
         refuse_other_versions(probe(None), there)
+    return found
 
 
-def refuse_other_versions(here: Mapping[str, str | None], there: Mapping[str, str | None]) -> None:
-    """`here` is the driver, `there` an executor, each with its versions and its host."""
+def no_python_that_fits(said_by_spark: str) -> str | None:
+    """In our words, if executors could not even begin to run Python as the driver does."""
+    if found := re.search(r'Cannot run program "([^"]+)"', said_by_spark):
+        return (
+            f"executors cannot run {found[1]}, which PYSPARK_PYTHON or spark.pyspark.python names"
+            f" (python3 if neither is set): {_WAYS_TO_A_PYTHON}"
+        )
+    if found := _OTHER_PYTHON.search(said_by_spark):
+        return (
+            f"executors run Python {found[1]} and the driver runs Python {found[2]}:"
+            f" {_WAYS_TO_A_PYTHON}"
+        )
+    return None
+
+
+def refuse_other_versions(here: Versions, there: Versions) -> None:
+    """`here` is the driver, `there` an executor: versions, host and path of the Python."""
     for what in ("python", "stillframe", "pyarrow"):
         wanted, seen = here[what], there[what]
         if seen is None:
             raise StartRefused(
-                f"{what} is not installed on executor host {there['host']}: install {what} {wanted}"
-                " there"
+                f"{what} is not installed on executor host {there['host']} for"
+                f" {there['executable']}: install {what} {wanted} there, or {_WAYS_TO_A_PYTHON}"
             )
         if seen != wanted:
             raise StartRefused(
                 f"executor host {there['host']} has {what} {seen} and the driver has {wanted}:"
-                " install the same version on both"
+                f" install the same version for {there['executable']}, or {_WAYS_TO_A_PYTHON}"
             )
 
 
 _PROBE_SOURCE = """
 def versions(_):
-    import importlib, platform, socket
-    found = {"host": socket.gethostname()}
+    import importlib, platform, socket, sys
+    found = {"host": socket.gethostname(), "executable": sys.executable}
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     for package in ("stillframe", "pyarrow"):
         try:
@@ -96,7 +151,7 @@ def versions(_):
 """
 
 
-def _probe() -> Callable[[object], dict[str, str | None]]:
+def _probe() -> Callable[[object], Versions]:
     """A function made from its source, so that it travels to executors whole.
 
     A function of this module would be looked up there in the very package whose absence it is to
@@ -104,7 +159,7 @@ def _probe() -> Callable[[object], dict[str, str | None]]:
     """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(_PROBE_SOURCE, namespace)
-    probe: Callable[[object], dict[str, str | None]] = namespace["versions"]
+    probe: Callable[[object], Versions] = namespace["versions"]
     return probe
 
 

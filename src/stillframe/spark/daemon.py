@@ -15,17 +15,38 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import pandas  # noqa: F401 (pyarrow imports it with the first array it makes)
-import pyarrow.compute  # noqa: F401
-import pyspark.worker  # noqa: F401
-from pyspark.daemon import manager
 
-import stillframe.spark.entry
-import stillframe.spark.processor_programs  # noqa: F401
+def _prefer_compiled() -> None:
+    """Look into Spark's own archives last, if they came with the PySpark that is installed.
+
+    Spark puts them in front, and of modules in an archive Python keeps nothing compiled: most of a
+    second at each start.
+    """
+    installed = PathFinder.find_spec("pyspark", [each for each in sys.path if os.path.isdir(each)])
+    for home in (installed and installed.submodule_search_locations) or ():
+        archives = [each for each in sys.path if each.startswith(os.path.join(home, "python", ""))]
+        sys.path[:] = [each for each in sys.path if each not in archives] + archives
+
+
+_prefer_compiled()
+for _needed in (
+    "pandas",  # pyarrow imports it with the first array it makes
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "pyspark.worker",
+    "stillframe.spark.entry",
+    "stillframe.spark.processor_programs",
+):
+    import_module(_needed)
 
 if __name__ == "__main__":
+    from pyspark.daemon import manager
+
     gc.freeze()  # a collection in a worker would copy every page it looks at
     manager()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import WeakSet
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from stillframe.errors import telling_line
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.spark import checks
+from stillframe.spark.capacity import shortage
 from stillframe.spark.entry import RESULT_SCHEMA, SlotEntry
 
 
@@ -31,15 +35,30 @@ class SparkDeployment(Deployment):
         slots = launch.plan.slots
         frame = self._feed if self._feed is not None else self._spark.range(0, slots, 1, slots)
         entry = SlotEntry(launch, self._slot_host, is_fed=self._feed is not None)
-        stage = _BarrierStage(self._spark, f"{launch.plan.job} attempt {launch.attempt}")
+        name = f"{launch.plan.job} attempt {launch.attempt}"
+        stage = _BarrierStage(self._spark, name, slots)
         stage.start(frame, entry, on_ended)
         return stage
 
+    def shortage(self) -> str | None:
+        return _told(lambda: shortage(self._spark, 1))
+
+
+_running: WeakSet[_BarrierStage] = WeakSet()
+
+
+def slot_groups() -> list[str]:
+    """The job groups of Spark jobs that run slots."""
+    return [stage.group for stage in list(_running)]
+
 
 class _BarrierStage(RunningSlots):
-    def __init__(self, spark: SparkSession, description: str) -> None:
+    def __init__(self, spark: SparkSession, description: str, slots: int) -> None:
+        self._spark = spark
+        self._slots = slots
         self._context = spark.sparkContext
-        self._group = f"stillframe-{uuid.uuid4()}"
+        self.group = f"stillframe-{uuid.uuid4()}"
+        _running.add(self)
         self._description = description
         self._ended = threading.Event()
 
@@ -49,7 +68,9 @@ class _BarrierStage(RunningSlots):
         def run() -> None:
             reason: str | None = None
             try:
-                self._context.setJobGroup(self._group, self._description, interruptOnCancel=True)
+                # Not by interrupting: a task that is interrupted ends at once and leaves its worker
+                # to itself. Otherwise Spark kills a worker that does not end within some seconds.
+                self._context.setJobGroup(self.group, self._description, interruptOnCancel=False)
                 # A plain collect: a shuffle behind it would let Spark rerun the stage by itself.
                 frame.mapInArrow(entry, RESULT_SCHEMA, barrier=True).collect()
             except (PySparkException, Py4JError, OSError) as error:
@@ -62,16 +83,44 @@ class _BarrierStage(RunningSlots):
 
         InheritableThread(target=run, name=f"stillframe-{self._description}", daemon=True).start()
 
+    def wait_for(self) -> str | None:
+        return _told(lambda: None if self._has_begun() else shortage(self._spark, self._slots))
+
+    def _has_begun(self) -> bool:
+        """Whether its tasks run, so that only their workers are still on their way."""
+        tracker = self._context.statusTracker()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
+        stages = (stage for job in jobs if job is not None for stage in job.stageIds)
+        return any(stage.numActiveTasks > 0 for stage in map(tracker.getStageInfo, stages) if stage)
+
     def cancel(self) -> None:
         if self._ended.is_set() or self._context._jsc is None:
             return
         with suppress(Py4JError, OSError):  # a JVM that is gone has no job left to cancel
-            self._context.cancelJobGroup(self._group)
+            self._context.cancelJobGroup(self.group)
+
+
+def _told(ask: Callable[[], str | None]) -> str | None:
+    """What Spark answers; a session that is gone is told by the attempt, not here."""
+    try:
+        return ask()
+    except (PySparkException, Py4JError, OSError, AttributeError):
+        return None
 
 
 def _in_one_sentence(error: Exception) -> str:
-    """The telling line of what is usually a page of Java."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("stillframe.") or "Error:" in line]
-    chosen = (telling or lines or [type(error).__name__])[-1 if telling else 0]
-    return f"the Spark job that runs the slots failed: {chosen[:500]}"
+    text = str(error)
+    missing = re.findall(r"ModuleNotFoundError: No module named '([^']+)'", text)
+    if missing:
+        return _unshipped(missing[-1])
+    said = telling_line(text) or type(error).__name__
+    return f"the Spark job that runs the slots failed: {said[:500]}"
+
+
+def _unshipped(module: str) -> str:
+    """The workers unpickle the job's functions, and a function of a module is only its name."""
+    return (
+        f"the workers cannot import the module {module!r}: ship it with"
+        " spark.sparkContext.addPyFile(...) or --py-files, install it in the Python of every"
+        " executor, or write the function in the job's own file"
+    )

@@ -48,6 +48,11 @@ _DEFAULTS = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
 }
 
+_LOCAL_DEFAULTS = {
+    # The driver's own interpreter has what slots need: workers are forked with their imports done.
+    "spark.python.daemon.module": "stillframe.spark.daemon",
+}
+
 _JVM_SECONDS_MAX = 15.0
 
 _NOISE = re.compile(
@@ -69,11 +74,13 @@ def prepare_spark(master: str, conf: Mapping[str, str], logs: Path, *, is_verbos
     all that it says by itself, where it says it by itself.
     """
     ensure_java()
+    defaults = dict(_DEFAULTS)
     if is_local_master(master):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if os.environ.setdefault("PYSPARK_PYTHON", sys.executable) == sys.executable:
+            defaults |= _LOCAL_DEFAULTS
     arguments = ["--master", master]
-    for name, value in {**_DEFAULTS, **conf}.items():
+    for name, value in {**defaults, **conf}.items():
         arguments += ["--conf", f"{name}={value}"]
     if not is_verbose:
         settings = logs / "log4j2.properties"

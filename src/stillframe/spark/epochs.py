@@ -1,4 +1,4 @@
-"""Completed epochs on the driver: a DataFrame for `foreachBatch`, a growing view for `memory`."""
+"""Completed epochs on the driver: for `foreachBatch`, and what `memory` and `console` show."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from stillframe.errors import DataError, StillframeError, UserCodeError
+from stillframe.errors import DataError, StillframeError
 from stillframe.ids import Epoch
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark.checks import refuse_without_spark
 from stillframe.spark.types import empty_frame, from_arrow_schema
+from stillframe.user_code import fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,10 @@ class FrameOfEpoch:
             self.function(self._frame(files), epoch)
         except StillframeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             refuse_without_spark(self.spark)  # then it is not the function that is wrong
-            # Spark's own errors bring pages of Java; the first line says what is wrong.
-            said = str(error).strip().partition("\n")[0]
-            raise UserCodeError(
-                f"function {name_of(self.function)} given to foreachBatch raised"
-                f" {type(error).__name__} in epoch {epoch}: {said}; correct it and start the job"
-                " again, the epoch is kept and will be handed to it again"
-            ) from error
+            code = f"function {name_of(self.function)} given to foreachBatch"
+            fail(code, error, f"epoch {epoch}, which is kept and handed to it again")
 
     def _frame(self, files: list[str]) -> DataFrame:
         if not files:
@@ -90,3 +86,34 @@ class MemoryTable:
     def _show(self, table: pa.Table) -> None:
         frame = self._spark.createDataFrame(table, from_arrow_schema(self._schema))
         frame.createOrReplaceTempView(self._name)
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """Prints the first rows of each epoch that has some, as Spark's console sink does."""
+
+    spark: SparkSession
+    schema: pa.Schema
+    rows_max: int
+    truncates: bool
+
+    def __call__(self, epoch: Epoch, files: list[str]) -> None:
+        head = self._head(files)
+        if head.num_rows == 0:
+            return
+        line = "-" * 43
+        print(f"{line}\nBatch: {epoch}\n{line}")
+        frame = self.spark.createDataFrame(head, from_arrow_schema(self.schema))
+        frame.show(self.rows_max, self.truncates)
+
+    def _head(self, files: list[str]) -> pa.Table:
+        """One row more than is shown, so that it is said that there are more."""
+        head = self.schema.empty_table()
+        for file in files:
+            if head.num_rows <= self.rows_max:
+                with pq.ParquetFile(file) as opened:
+                    batch = next(opened.iter_batches(self.rows_max + 1), None)
+                if batch is not None:
+                    rows = pa.Table.from_batches([batch]).cast(self.schema)
+                    head = pa.concat_tables([head, rows]).slice(0, self.rows_max + 1)
+        return head

@@ -20,6 +20,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ from stillframe.spark.plans import (
 )
 from stillframe.spark.text_rules import TEXT_RULES
 from stillframe.spark.time_rules import TIME_RULES
+from stillframe.spark.udf_values import argument_of, results_as
 from stillframe.spark.windows import is_for_window
 
 COLUMN_NOTE = "stillframe.column"
@@ -213,8 +215,15 @@ def _python_udf(translator: Translator, node: JavaObject) -> Expression:
         raise refused(node, "is a pandas function, which a stream does not call")
     if any(class_name(child) == "NamedArgumentExpression" for child in children(node)):
         raise refused(node, "has named arguments, which a stream does not pass on")
+    given = tuple(argument_of(spark_type_of(child)) for child in children(node))
+    by_arrow = node.evalType() == PythonEvalType.SQL_ARROW_BATCHED_UDF
     return RowFunction(
-        _function_of(node), translator.children(node), type_of(node), str(node.name())
+        _function_of(node),
+        translator.children(node),
+        type_of(node),
+        str(node.name()),
+        given if any(given) else (),
+        partial(results_as, spark_type_of(node)) if by_arrow else None,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from stillframe.api.sources import Source
-from stillframe.config import parse_duration_seconds, refuse_unknown
+from stillframe.config import nearest_of, parse_duration_seconds, parse_flag, refuse_unknown
 from stillframe.connectors.files import FileSource, Following, local_path
 from stillframe.connectors.generate import (
     ClickSource,
@@ -19,7 +18,7 @@ from stillframe.connectors.generate import (
     clicks_from_options,
     rate_from_options,
 )
-from stillframe.connectors.json_lines import JsonLinesSource
+from stillframe.connectors.json_lines import JSON_OPTIONS, json_from_options
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.errors import BuildError
@@ -28,13 +27,18 @@ Options = Mapping[str, str]
 """What the user gave, spelled as they like: names are found without regard to case."""
 
 
+_FILE_OPTIONS = ("path", "followInterval", "maxFileAge", "recursiveFileLookup")
+
+
 @dataclass(frozen=True, slots=True)
 class _FileFormat:
     name: str
-    make: Callable[[str, pa.Schema, Following | None], FileSource]
+    make: Callable[[str, pa.Schema, Following, Options], FileSource]
+    own_options: tuple[str, ...] = ()
 
     def source(self, options: Options, schema: pa.Schema | None) -> Source:
-        refuse_unknown(options, ["path", "followInterval", "maxFileAge"], f"the source {self.name}")
+        known = (*_FILE_OPTIONS, *self.own_options)
+        refuse_unknown(options, known, f"the source {self.name}")
         path = option_value(options, "path")
         if path is None:
             raise BuildError(f"the source {self.name} has no path: give one to load(...)")
@@ -44,11 +48,11 @@ class _FileFormat:
                 ' .schema("app_id string, at timestamp"), or take the one of a DataFrame,'
                 f" .schema(spark.read.{self.name}({path!r}).schema)"
             )
-        following = _following(options)
-        _refuse_missing(path, may_come_later=following is not None)
-        source = self.make(path, schema, following)
-        source.check()
-        return source
+        _refuse_missing(path)
+        recursive = option_value(options, "recursiveFileLookup") or "false"
+        return self.make(path, schema, _following(options), options).listing(
+            is_recursive=parse_flag("recursiveFileLookup", recursive)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,8 @@ class _GeneratorFormat:
 
 
 _SOURCE_FORMATS: Mapping[str, _FileFormat | _GeneratorFormat] = {
-    "parquet": _FileFormat("parquet", ParquetSource),
-    "json": _FileFormat("json", JsonLinesSource),
+    "parquet": _FileFormat("parquet", lambda *asked: ParquetSource(*asked[:3])),
+    "json": _FileFormat("json", json_from_options, JSON_OPTIONS),
     "clicks": _GeneratorFormat("clicks", clicks_from_options),
     "rate": _GeneratorFormat("rate", rate_from_options),
     "socket": _GeneratorFormat("socket", socket_from_options),
@@ -76,6 +80,7 @@ SINK_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "parquet": ("path",),
     "json": ("path",),
     "memory": ("maxRows",),
+    "console": ("numRows", "truncate"),
     "noop": (),
 }
 
@@ -97,9 +102,10 @@ def _known(name: str, formats: Iterable[str], of: str) -> str:
     names = list(formats)
     if name.lower() in names:
         return name.lower()
-    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
+    nearest = nearest_of(name.lower(), names)
+    hint = "; there" if nearest is None else f", did you mean {nearest!r}? There"
     raise BuildError(
-        f"{of} has no format {name!r}, did you mean {nearest!r}? There are {', '.join(names)};"
+        f"{of} has no format {name!r}{hint} are {', '.join(names)};"
         " for others, let Spark do it: still.stream(spark.read...) and foreachBatch(...)"
     )
 
@@ -116,9 +122,9 @@ def option_value(options: Options, name: str) -> str | None:
 
 
 def is_unbounded(source: Source) -> bool:
-    """Whether this source never ends."""
+    """Whether this source always has more to come, so that a job cannot read all there is."""
     match source:
-        case ClickSource(records=None) | RateSource(rows=None) | FileSource(following=Following()):
+        case ClickSource(records=None) | RateSource(rows=None):
             return True
         case SocketSource():
             return True
@@ -126,16 +132,12 @@ def is_unbounded(source: Source) -> bool:
             return False
 
 
-def _following(options: Options) -> Following | None:
+def _following(options: Options) -> Following:
+    usual = Following()
     interval, age = option_value(options, "followInterval"), option_value(options, "maxFileAge")
-    if interval is None:
-        if age is not None:
-            raise BuildError(
-                "option maxFileAge is of files that come later, which are read only with the"
-                " option followInterval: give that too, such as '1 second'"
-            )
-        return None
-    seconds = parse_duration_seconds("followInterval", interval)
+    seconds = usual.interval_seconds
+    if interval is not None:
+        seconds = parse_duration_seconds("followInterval", interval)
     if seconds <= 0:
         raise BuildError(
             f"option followInterval is {interval!r}, which leaves no pause between two listings:"
@@ -146,9 +148,7 @@ def _following(options: Options) -> Following | None:
     return Following(seconds, parse_duration_seconds("maxFileAge", age))
 
 
-def _refuse_missing(path: str, may_come_later: bool) -> None:
+def _refuse_missing(path: str) -> None:
     plain = local_path(path)
-    if may_come_later and glob.has_magic(plain):
-        return
-    if not os.path.lexists(plain) and not glob.glob(plain):
+    if not glob.has_magic(plain) and not os.path.lexists(plain):
         raise BuildError(f"[PATH_NOT_FOUND] Path does not exist: {path}; check its spelling")

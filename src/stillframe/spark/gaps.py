@@ -24,6 +24,7 @@ from stillframe.spark.nodes import constant_of, refused, text_literal, zone_of
 from stillframe.spark.plans import children, class_name
 from stillframe.spark.rules import Translating
 from stillframe.spark.time_rules import DAY_MICROS, interval_parts
+from stillframe.spark.types import TIMESTAMP_NTZ
 from stillframe.spark.windows import FoundSession
 
 
@@ -80,6 +81,8 @@ class _Gaps:
             return Literal(pa.scalar(None, pa.int64()))
         months, days, micros = interval_parts(interval)
         zone = zone_of(self._adding)
+        if self._moments.type == TIMESTAMP_NTZ:  # whose days have 24 hours everywhere
+            zone = text_literal("UTC")
         if not months and (not days or zone.value.as_py() == "UTC"):
             return Literal(pa.scalar(days * DAY_MICROS + micros, pa.int64()))
         # A day may have 23 hours, and a month has as many days as it has.

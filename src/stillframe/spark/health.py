@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 from stillframe.errors import StartRefused
 from stillframe.spark import checks
 from stillframe.spark.capacity import is_local, slots_max, slots_soon
-from stillframe.spark.launch import driver_address
 
 _PATIENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _BARRIER_SLOTS = 2
+_HOSTS_TOLD_MAX = 20
 
 
 class Doubtful(Exception):
@@ -56,12 +56,21 @@ def _encryption(spark: SparkSession) -> str:
 
 
 def _executors(spark: SparkSession) -> str:
-    checks.refuse_unfit_executors(spark, max(1, slots_max(spark)))
-    return "the same versions of Python, stillframe and pyarrow as here"
+    found = checks.refuse_unfit_executors(spark, max(1, slots_max(spark)))
+    asked = os.environ.get("PYSPARK_PYTHON")
+    ran = sorted({f"{each['host']} ran {each['executable']}" for each in found})
+    more = f" and {len(ran) - _HOSTS_TOLD_MAX} more" if len(ran) > _HOSTS_TOLD_MAX else ""
+    return (
+        "the same versions of Python, stillframe and pyarrow as here; PYSPARK_PYTHON is"
+        f" {asked or 'not set'}; {', '.join(ran[:_HOSTS_TOLD_MAX])}{more}"
+    )
 
 
 def _driver(spark: SparkSession) -> str:
     """Slots must reach a port of this process."""
+    # Not with this module, which tasks import: they need nothing of what starts a job.
+    from stillframe.spark.launch import driver_address
+
     address = driver_address(spark)
     with socket.create_server((address.bind_host or address.host, 0)) as server:
         port = server.getsockname()[1]
@@ -162,11 +171,14 @@ def _sees(location: str, _: object) -> str:
     return "" if is_there else socket.gethostname()
 
 
+EXECUTORS = "executors"
+NEED_EXECUTORS = ("driver", "barrier stage", "shared storage")
+"""Checks that run our own code in tasks."""
 CHECKS: Mapping[str, Callable[[SparkSession], str]] = {
     "slots": _slots,
     "dynamic allocation": _dynamic_allocation,
     "encryption": _encryption,
-    "executors": _executors,
+    EXECUTORS: _executors,
     "driver": _driver,
     "barrier stage": _barrier_stage,
     "memory": _memory,

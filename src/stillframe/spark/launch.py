@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -19,16 +20,17 @@ from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
 from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import StartRefused
-from stillframe.graph.guarantees import guarantee_of, refuse_weaker
+from stillframe.graph.guarantees import best_guarantee_of, guarantee_of, refuse_weaker
 from stillframe.graph.logical import Node, Write, walk
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.rest.serving import serve
 from stillframe.runtime.unfit_states import unfit_states
-from stillframe.spark import checks
-from stillframe.spark.capacity import is_local, slots_max, slots_soon
+from stillframe.spark import checks, streams, temporary
+from stillframe.spark.capacity import Held, Room, is_local, slots_max, slots_soon, tasks_active
 from stillframe.spark.deploy import SparkDeployment
 from stillframe.spark.frames import resolve_frames
+from stillframe.spark.interrupts import spare_slots
 from stillframe.spark.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
 from stillframe.storage.store import is_local_address
@@ -68,15 +70,19 @@ def rehearse(look: Callable[[Plan, JobConfig], Query], scratch: str) -> Iterator
 def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConfig) -> Query:
     """Start the job and return at once; what cannot work is refused here."""
     checks.refuse_without_spark(spark)
+    with _active_lock:
+        _refuse_running(config.checkpoint_location, name)
     _refuse_without_checkpoints(sinks, config)
     _use_this_python(spark)
     checks.refuse_unfit_settings(spark.sparkContext.getConf())
     # Before DataFrames are copied into files: of what runs nothing is left behind.
-    refuse_weaker(guarantee_of((node.operator for node in walk(sinks)), config), config)
-    beside = 1 if _runs_spark_jobs(sinks) else 0
-    available = (
-        slots_max(spark) if _rehearsals else slots_soon(spark, _needed(sinks, config, beside))
-    )
+    refuse_weaker(best_guarantee_of((node.operator for node in walk(sinks)), config), config)
+    runs_spark_jobs = _runs_spark_jobs(sinks)
+    room = _room(spark, slots_max(spark))
+    if not _rehearsals:
+        taken = room.total - room.slots_free + room.beside(runs_spark_jobs)
+        room = _room(spark, slots_soon(spark, _needed(sinks, config, taken)))
+    available, beside = room.slots_now, room.beside(runs_spark_jobs)
 
     def spool(uid: OperatorUid) -> str:
         if _rehearsals:
@@ -103,8 +109,9 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     if _rehearsals:
         return _rehearsals[-1].look(plan, config)
     checks.refuse_unsendable(plan)
-    checks.refuse_too_few_slots(plan.slots, beside, available)
-    checks.refuse_unfit_executors(spark, plan.slots)
+    checks.refuse_too_few_slots(plan.slots, runs_spark_jobs, room)
+    if not _runs_here(spark):
+        checks.refuse_unfit_executors(spark, plan.slots)
     deployment = SparkDeployment(
         spark, resolved.feed, slot_host=_LOOPBACK if is_local(spark) else None
     )
@@ -117,7 +124,9 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
                 " those, then the job can be rescaled"
             )
         other = build_plan(name, readable, parallelism, config.max_parallelism)
-        checks.refuse_too_few_slots(other.slots, beside, slots_max(spark))
+        refuse_weaker(guarantee_of(other, config), config)
+        here = _room(spark, slots_max(spark), without=job)
+        checks.refuse_too_few_slots(other.slots, runs_spark_jobs, here)
         return other
 
     job = Job(
@@ -130,26 +139,50 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
         slots,
         unfit_states,
     )
-    return _start_once(job)
+    spare_slots(spark)
+    _end_stage_bar(spark)
+    return _start_once(job, spark, room)
 
 
-def _start_once(job: Job) -> Query:
-    """One job of a name and place at a time in this process; the job log guards against others."""
-    key = (job.config.checkpoint_location, job.plan.job)
+def _room(spark: SparkSession, total: int, without: Job | None = None) -> Room:
     with _active_lock:
-        running = _active.get(key)
-        if running is not None and running[1].isActive and key[0] is not None:
-            raise StartRefused(
-                f"job {job.plan.job!r} is running already in {key[0]}: stop it first, or give this"
-                " one another queryName"
-            )
+        return _room_beside(spark, total, without)
+
+
+def _room_beside(spark: SparkSession, total: int, without: Job | None = None) -> Room:
+    """What the other jobs of this process, which has one Spark application, leave of it."""
+    others = [query for job, query in _active.values() if query.isActive and job is not without]
+    held = [Held(each.name, each.plan.slots, _runs_spark_jobs_of(each.plan)) for each in others]
+    ours = sum(len(query.slot_pids) for job, query in _active.values())
+    return Room(total, held, busy=max(0, tasks_active(spark) - ours))
+
+
+def _start_once(job: Job, spark: SparkSession, room: Room) -> Query:
+    """One job of a name and place at a time in this process; the job log guards against others."""
+    location, name = job.config.checkpoint_location, job.plan.job
+    with _active_lock:
+        _refuse_running(location, name)
+        # Once more: another may have been started meanwhile.
+        here = _room_beside(spark, room.total)
+        checks.refuse_too_few_slots(job.plan.slots, _runs_spark_jobs_of(job.plan), here)
         query = Query(job)
+        temporary.remove_when_ended(query)
         serve(query)
+        streams.follow(query)
         for observer in _observers:
             observer(query)
         job.start()
-        _active[key] = (job, query)
+        _active[location or query.runId, name] = (job, query)
         return query
+
+
+def _refuse_running(location: str | None, name: str) -> None:
+    running = _active.get((location, name))
+    if running is not None and running[1].isActive:
+        raise StartRefused(
+            f"job {name!r} is running already in {location}: still.streams.get({name!r}) is its"
+            " handle; stop it first to start it again, or give this one another queryName"
+        )
 
 
 @atexit.register
@@ -165,6 +198,7 @@ def _stop_what_runs() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS_MAX
     for job in jobs:
         job.join(max(0.0, deadline - time.monotonic()))
+    temporary.remove_all()
 
 
 def _refuse_without_checkpoints(sinks: Sequence[Node], config: JobConfig) -> None:
@@ -180,11 +214,11 @@ def _refuse_without_checkpoints(sinks: Sequence[Node], config: JobConfig) -> Non
             )
 
 
-def _needed(sinks: Sequence[Node], config: JobConfig, beside: int) -> int | None:
-    """How many tasks the job wants to run at the same time, if that is said at all."""
+def _needed(sinks: Sequence[Node], config: JobConfig, taken: int) -> int | None:
+    """How many cores Spark must have for the job beside those that are taken, if it says so."""
     if config.parallelism is None:
         return None
-    return max(config.parallelism, *(node.parallelism or 0 for node in walk(sinks))) + beside
+    return max(config.parallelism, *(node.parallelism or 0 for node in walk(sinks))) + taken
 
 
 def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
@@ -194,11 +228,30 @@ def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
     )
 
 
+def _runs_spark_jobs_of(plan: Plan) -> bool:
+    return any(
+        isinstance(each.operator, Write) and each.operator.sink.commits_at_coordinator
+        for _, each in plan.operators()
+    )
+
+
 def _use_this_python(spark: SparkSession) -> None:
     """On a local master workers are ours: the driver's own interpreter has what they need."""
     if is_local(spark) and "PYSPARK_PYTHON" not in os.environ:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         spark.sparkContext.pythonExec = sys.executable
+
+
+def _runs_here(spark: SparkSession) -> bool:
+    """Whether slots run the driver's own interpreter, so that nothing they have can differ."""
+    return is_local(spark) and spark.sparkContext.pythonExec == sys.executable
+
+
+def _end_stage_bar(spark: SparkSession) -> None:
+    """The stage of the slots never gets on: its bar would stand over every line until the end."""
+    bar: Any = spark.sparkContext._jsc.sc().progressBar()
+    if bar.isDefined():
+        bar.get().stop()
 
 
 def driver_address(spark: SparkSession) -> DriverAddress:

@@ -28,10 +28,11 @@ from pyspark.sql.streaming.stateful_processor import (
 from stillframe.api.programs import Fired, Groups, KeyedProgram, States
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.logical import TimeMode
-from stillframe.runtime.key_processing import rows_by_key
+from stillframe.runtime.key_processing import at_row_of_key, at_timer, rows_by_key
 from stillframe.runtime.row_functions import PandasFunction, column_of, joined
 from stillframe.spark.processor_handle import ProcessorHandle
 from stillframe.spark.processor_rows import python_values, row_maker
+from stillframe.user_code import fail, lazily
 
 if TYPE_CHECKING:
     import pandas
@@ -79,11 +80,15 @@ class _Program(KeyedProgram):
         handle_timer = self._processor.handleExpiredTimer
         values, output = self._timer_values(), self._output()
         make = row_maker(tuple(fired.keys.schema.names))
-        keys = self._keys(fired)
-        for place in fired:
-            info = ExpiredTimerInfo(fired.times_ms[place])
-            made = handle_timer(key=make(keys[place]), timerValues=values, expiredTimerInfo=info)
-            yield from output.taking(made)
+        keys, place = self._keys(fired), 0
+        try:
+            for place in fired:
+                info = ExpiredTimerInfo(fired.times_ms[place])
+                key = make(keys[place])
+                made = handle_timer(key=key, timerValues=values, expiredTimerInfo=info)
+                yield from output.taking(made)
+        except (Exception, SystemExit) as error:
+            fail(self._about.name, error, at_timer(fired, place))
         yield from output.rest()
 
     def _timer_values(self) -> TimerValues:
@@ -110,9 +115,12 @@ class _RowProgram(_Program):
     def _handled(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         handle_rows = self._processor.handleInputRows
         values, output = self._timer_values(), self._output()
-        keys = self._keys(groups)
-        for place, rows in self._rows_by_key(groups):
-            yield from output.taking(handle_rows(keys[place], rows, values))
+        keys, place, rows = self._keys(groups), 0, iter(())
+        try:
+            for place, rows in self._rows_by_key(groups):
+                yield from output.taking(handle_rows(keys[place], rows, values))
+        except (Exception, SystemExit) as error:
+            fail(self._about.name, error, *at_row_of_key(groups, place, rows))
         yield from output.rest()
 
     def handle_initial(self, groups: Groups) -> None:
@@ -131,9 +139,12 @@ class _PandasProgram(_Program):
     def handle(self, groups: Groups) -> Iterator[pa.RecordBatch]:
         handle_rows = self._processor.handleInputRows
         values, output = self._timer_values(), self._output()
-        keys = self._keys(groups)
-        for place, frame in self._frames_by_key(groups):
-            yield from output.taking(handle_rows(keys[place], iter((frame,)), values))
+        keys, place = self._keys(groups), 0
+        try:
+            for place, frame in self._frames_by_key(groups):
+                yield from output.taking(handle_rows(keys[place], iter((frame,)), values))
+        except (Exception, SystemExit) as error:
+            fail(self._about.name, error, *at_row_of_key(groups, place, iter(())))
         yield from output.rest()
 
     def handle_initial(self, groups: Groups) -> None:
@@ -175,7 +186,7 @@ class _Output:
                 f"{self._about.name} answered None where an iterator of rows is wanted: yield rows,"
                 " or return iter([])"
             )
-        return self._taking(iter(made))
+        return self._taking(iter(lazily(made)))
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         if self._made:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from stillframe.connectors.files import FileSource
 from stillframe.connectors.socket import SocketSource
+from stillframe.errors import BuildError
 from stillframe.graph.logical import Node, Read
 from stillframe.spark import formats
 from stillframe.spark.types import parse_schema, to_arrow_schema
@@ -63,15 +67,53 @@ class StreamReader:
         if path is not None:
             self.option("path", path)
         declared = None if self._schema is None else to_arrow_schema(self._schema)
-        source = formats.make_source(self._format, self._options, declared)
+        source = formats.make_source(
+            self._format, {**self._session_options(), **self._options}, declared
+        )
+        if isinstance(source, FileSource):
+            source = self._with_partitions(source)
+            source.check()
         node = Node(Read(source), source.schema)
         if isinstance(source, SocketSource):
             node = node.with_parallelism(1)  # one reads; what follows is spread over all slots
         return Stream.reading(self._still, node)
 
+    def _with_partitions(self, source: FileSource) -> FileSource:
+        """With the columns that its directories stand for, in Spark's order and with its types."""
+        spark = self._still.spark
+        zone = formats.option_value(self._options, "timeZone")
+        source = source.listing(zone=zone or str(spark.conf.get("spark.sql.session.timeZone")))
+        keys = {key.lower() for file in source.files_now() for key, _ in file.partitions}
+        if not keys:
+            return source
+        assert self._schema is not None, "a source of files has a schema"
+        reader = spark.readStream.format(self._format).schema(self._schema)
+        if zone is not None:
+            reader = reader.option("timeZone", zone)
+        try:
+            frame = reader.load(formats.option_value(self._options, "path"))
+        except PySparkException as error:
+            raise BuildError(str(error).partition("\n")[0]) from error
+        found = to_arrow_schema(frame.schema)
+        fields = [
+            field if field.name.lower() in keys else source.schema.field(field.name)
+            for field in found
+        ]
+        return source.listing(schema=pa.schema(fields))
+
+    def _session_options(self) -> dict[str, str]:
+        """What the session says about reading, below what the options say."""
+        if self._format != "json":
+            return {}
+        conf = self._still.spark.conf
+        return {
+            "timeZone": str(conf.get("spark.sql.session.timeZone")),
+            "columnNameOfCorruptRecord": str(conf.get("spark.sql.columnNameOfCorruptRecord")),
+        }
+
     def parquet(self, path: str) -> Stream:
         return self.load(path, "parquet")
 
     def json(self, path: str, schema: str | StructType | None = None) -> Stream:
-        """JSON lines: one object per line."""
+        """JSON, one record in each line; with the option multiLine, in each file."""
         return self.load(path, "json", schema)

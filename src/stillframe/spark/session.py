@@ -6,15 +6,23 @@ Also from then on the session reads snapshots: `spark.read.format("stillframe").
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
-from stillframe.config import JobConfig, is_storage_setting, job_config
+from stillframe.config import (
+    SESSION_PREFIX,
+    USUAL_CHECKPOINT_INTERVAL,
+    JobConfig,
+    is_storage_setting,
+    job_config,
+)
 from stillframe.errors import BuildError, StartRefused
 from stillframe.spark import formats, snapshot_source
 from stillframe.spark.frames import frame_node
 from stillframe.spark.reader import StreamReader
+from stillframe.spark.streams import Streams
 from stillframe.spark.writer import with_output_modes
 
 if TYPE_CHECKING:
@@ -32,11 +40,33 @@ class Still:
     def __init__(self, spark: SparkSession) -> None:
         _refuse_connect(spark)
         self.spark = spark
-        snapshot_source.register(spark)
+        snapshot_source.register_when_asked(spark)
+
+    def __repr__(self) -> str:
+        context = self.spark.sparkContext
+        running = ", ".join(query.name for query in self.streams.active) or "no query"
+        return f"<Stillframe on {context.appName} ({context.master}): {running} running>"
+
+    def _repr_html_(self) -> str:
+        from stillframe.coordinator.query import table_html
+
+        context = self.spark.sparkContext
+        running = ", ".join(query.name for query in self.streams.active) or "none"
+        told = {
+            "application": str(context.appName),
+            "master": str(context.master),
+            "running": running,
+        }
+        return table_html("Stillframe", told)
 
     @property
     def readStream(self) -> StreamReader:
         return StreamReader(self)
+
+    @property
+    def streams(self) -> Streams:
+        """The queries of this process, running ones and those that have ended."""
+        return Streams()
 
     def stream(self, frame: DataFrame) -> Stream:
         """The rows of any bounded DataFrame as a stream.
@@ -67,10 +97,27 @@ class Still:
                 f"job {name!r} has no sink: give still.start(...) at least one stream.writeStream"
             )
         given = [{key: formats.option_text(value) for key, value in options.items()}]
-        given += [writer.job_options() for writer in writers]
-        config = self.job_config(_merged(given))
+        for writer in writers:
+            given += [writer.job_options(), writer.trigger_options()]
+        merged = _merged(given)
+        if any(writer.has_trigger for writer in writers) and self.says(
+            "checkpointLocation", merged
+        ):
+            merged |= self.usual_interval(merged)
+        stops = any(writer.stops_at_what_is_there for writer in writers)
+        config = replace(self.job_config(merged), available_now=stops)
         sinks = [writer.sink_node(name, config) for writer in writers]
         return with_output_modes(writers, sinks), config
+
+    def says(self, option: str, options: Mapping[str, str]) -> bool:
+        """Whether these options or the session have this one."""
+        names = [*options, *(name.removeprefix(SESSION_PREFIX) for name in self.spark.conf.getAll)]
+        return option.lower() in (name.lower() for name in names)
+
+    def usual_interval(self, options: Mapping[str, str]) -> dict[str, str]:
+        """Of checkpoints that are wanted, where nothing says how often."""
+        says = self.says("checkpointInterval", options)
+        return {} if says else {"checkpointInterval": USUAL_CHECKPOINT_INTERVAL}
 
     def job_config(self, options: Mapping[str, str]) -> JobConfig:
         """These options, and below them the session's `spark.stillframe.*`."""

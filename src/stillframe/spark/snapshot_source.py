@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cache, wraps
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -48,12 +49,38 @@ _STATES_DDL = (
 )
 
 
+_waiting: WeakSet[SparkSession] = WeakSet()
+"""Sessions that register the source when it is asked for."""
 _registered: WeakKeyDictionary[SparkSession, Mapping[str, object]] = WeakKeyDictionary()
 """What each session's source knows."""
 
 
+def register_when_asked(spark: SparkSession) -> None:
+    """Have `spark.read.format("stillframe")` of this session register the source first.
+
+    Not at once: Spark starts a Python process for the first source that is registered and waits
+    for it, more than a second, and most jobs read no snapshot.
+    """
+    _hook_reader()
+    _waiting.add(spark)
+
+
+@cache
+def _hook_reader() -> None:
+    """PySpark asks nobody about a format that it does not know, so we look at each name first."""
+    plain = DataFrameReader.format
+
+    @wraps(plain)
+    def looking(self: DataFrameReader, source: str) -> DataFrameReader:
+        if source == FORMAT and self._spark in _waiting:
+            register(self._spark)
+        return plain(self, source)
+
+    DataFrameReader.format = looking  # type: ignore[method-assign]
+
+
 def register(spark: SparkSession) -> None:
-    """Have this session read the format `stillframe`; `stillframe.on(spark)` does it as well."""
+    """Have this session read the format `stillframe`, in SQL too."""
     refuse_without_spark(spark)
     known = {"settings": storage_settings({}, spark.conf.getAll), "directory": os.getcwd()}
     if _registered.get(spark) == known:

@@ -48,6 +48,8 @@ _DELAY_US_MAX = 2**61
 WINDOW_TYPE = pa.struct(
     [("start", pa.timestamp("us", tz="UTC")), ("end", pa.timestamp("us", tz="UTC"))]
 )
+WALL_CLOCK_WINDOW_TYPE = pa.struct([("start", pa.timestamp("us")), ("end", pa.timestamp("us"))])
+"""Of windows over a timestamp_ntz: kept as if its clock were UTC's, and shown as what they are."""
 
 
 # --- Watermarks ---------------------------------------------------------------------------------
@@ -187,6 +189,11 @@ class Found:
     """The plan without it."""
     is_watermarked: bool
 
+    @property
+    def is_wall_clock(self) -> bool:
+        """Whether the event time is a timestamp_ntz, and so are its windows."""
+        return bool(self.time.dataType().typeName() == "timestamp_ntz")
+
     def is_at(self, node: JavaObject) -> bool:
         return class_name(node) == "AttributeReference" and id_of(node) == id_of(self.column)
 
@@ -269,10 +276,10 @@ def _is_noted(plan: JavaObject, column: ExprId) -> bool:
 
 def _refuse_unless_timestamp(time: JavaObject) -> None:
     kind = time.dataType().typeName()
-    if kind != "timestamp":
+    if kind not in ("timestamp", "timestamp_ntz"):
         raise BuildError(
             f"the windows over {time.sql()} are of type {kind}, but a stream keeps windows of"
-            f" instants: cast it, window(col(...).cast('timestamp'), ...)"
+            f" times: cast it, window(col(...).cast('timestamp'), ...)"
         )
 
 

@@ -16,6 +16,8 @@ from stillframe.config import (
     is_storage_setting,
     job_option_names,
     parse_count,
+    parse_duration_seconds,
+    parse_flag,
     refuse_unknown,
 )
 from stillframe.connectors.discard import DiscardSink
@@ -38,8 +40,9 @@ from stillframe.graph.logical import (
 from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark import formats
-from stillframe.spark.epochs import FrameOfEpoch, MemoryTable
+from stillframe.spark.epochs import Console, FrameOfEpoch, MemoryTable
 from stillframe.spark.joins import refuse_mode_of_joins
+from stillframe.spark.temporary import temporary_location
 from stillframe.spark.windows import has_watermark
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 from stillframe.storage.store import is_local_address
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from stillframe.spark.stream import Stream
 
 _MEMORY_ROWS_MAX = "1000000"
+_CONSOLE_ROWS = "20"
 _OUTPUT_MODES = ("append", "update", "complete")
 _ROW_BY_ROW = (Project, Filter, MapInArrow)
 """What stays in the task of an aggregate, and says of its rows what it would say of all."""
@@ -66,6 +70,7 @@ class StreamWriter:
         self._function: Callable[[DataFrame, int], None] | None = None
         self._given_uid: str | None = None
         self._trigger: str | None = None
+        self._processing_time: str | None = None
 
     # --- PySpark's -----------------------------------------------------------------------------
 
@@ -126,20 +131,28 @@ class StreamWriter:
         availableNow: bool | None = None,
         realTime: str | None = None,
     ) -> StreamWriter:
-        """Records are always processed as they come; only the wish to stop at the end is taken."""
-        refused = {
-            "processingTime": processingTime, "continuous": continuous, "realTime": realTime,
-        }  # fmt: skip
-        for name, value in refused.items():
+        """Say how often checkpoints are taken, or that the job stops at what is there.
+
+        Records are always processed as they come; they show with the next checkpoint, so
+        `processingTime` is the interval between two. With `availableNow` or `once` the job reads
+        what is there at its start and stops; started again, it reads what has come since.
+        """
+        for name, value in {"continuous": continuous, "realTime": realTime}.items():
             if value is not None:
                 raise BuildError(
-                    f"trigger({name}={value!r}) has no meaning here: records are processed as"
-                    " they come; say option('checkpointInterval', ...) for how often they show"
+                    f"trigger({name}={value!r}) is not there: records are processed as they come;"
+                    " say trigger(processingTime=...) for how often they show"
                 )
-        wanted = [name for name, on in (("once", once), ("availableNow", availableNow)) if on]
+        given = {"processingTime": processingTime, "once": once, "availableNow": availableNow}
+        wanted = [name for name, value in given.items() if value]
         if len(wanted) != 1:
-            raise BuildError("trigger(...) takes one of availableNow=True and once=True")
-        self._trigger = wanted[0]
+            raise BuildError(
+                "trigger(...) takes one of processingTime, availableNow=True and once=True"
+            )
+        if processingTime and parse_duration_seconds("processingTime", processingTime) == 0:
+            processingTime = None  # as often as is usual
+        (self._trigger,) = wanted
+        self._processing_time = processingTime
         return self
 
     def foreach(self, f: object) -> StreamWriter:
@@ -167,7 +180,8 @@ class StreamWriter:
     ) -> Query:
         """Start the job; the arguments say last what the methods said first."""
         self._finish(path, format, outputMode, partitionBy, queryName, options)
-        return self._stream.still.start(self._name or "query", self)
+        name = self._name or "query"
+        return self._stream.still.start(name, self, **self._checkpoints_unless_said(name))
 
     # --- Ours ------------------------------------------------------------------------------------
 
@@ -184,6 +198,20 @@ class StreamWriter:
         refuse_unknown(self._options, [*own, *job_option_names(), *storage], of)
         owned = {name.lower() for name in own}
         return {k: v for k, v in self._options.items() if k.lower() not in owned}
+
+    def trigger_options(self) -> dict[str, str]:
+        """The job option that the trigger stands for, if any."""
+        if self._processing_time is None:
+            return {}
+        return {"checkpointInterval": self._processing_time}
+
+    @property
+    def has_trigger(self) -> bool:
+        return self._trigger is not None
+
+    @property
+    def stops_at_what_is_there(self) -> bool:
+        return self._trigger in ("once", "availableNow")
 
     @property
     def output_mode(self) -> str:
@@ -227,6 +255,24 @@ class StreamWriter:
         if query_name is not None:
             self.queryName(query_name)
 
+    def _checkpoints_unless_said(self, job: str) -> dict[str, str]:
+        """Where and how often a query takes checkpoints that does not say it: as Spark's does."""
+        still, sink = self._stream.still, self._sink_name()
+        said = self.job_options() | self.trigger_options()
+        if still.says("checkpointLocation", said):
+            return still.usual_interval(said)
+        if sink in ("parquet", "json"):
+            if formats.option_value(self._options, "path") is None:
+                return {}  # that comes first
+            raise BuildError(
+                "checkpointLocation must be specified for a query that writes files: say"
+                " .option('checkpointLocation', ...), a directory that stays"
+            )
+        if sink == "noop" and not self.has_trigger:
+            return {}
+        location = temporary_location(still.spark, job, is_named=self._name is not None)
+        return {"checkpointLocation": location, **still.usual_interval(said)}
+
     def _sink_name(self) -> str:
         return "foreachBatch" if self._function is not None else self._format
 
@@ -247,6 +293,9 @@ class StreamWriter:
             case "memory":
                 self._refuse_without_checkpoints(config)
                 return self._memory_sink(job, config)
+            case "console":
+                self._refuse_without_checkpoints(config)
+                return self._console_sink(job, config)
             case "json":
                 return self._file_sink("json", config)
             case _:
@@ -261,7 +310,9 @@ class StreamWriter:
             )
         self._refuse_without_checkpoints(config)
         # Made absolute here: an executor may stand in another directory than the driver.
-        sink = FileSink(local_path(path), format, self._schema)
+        missing = config.accept_missing_output or ""
+        zone = str(self._stream.still.spark.conf.get("spark.sql.session.timeZone"))
+        sink = FileSink(local_path(path), format, self._schema, missing, zone)
         sink.check()
         return sink
 
@@ -283,7 +334,19 @@ class StreamWriter:
             rows_max,
             is_whole=self._is_whole,
         )
-        return self._staged(table, f"memory {self._name}", job, config).kept_by_driver()
+        sink = self._staged(table, f"memory {self._name}", job, config).kept_by_driver()
+        return replace(sink, tied_to=sink.description)
+
+    def _console_sink(self, job: str, config: JobConfig) -> StagedSink:
+        rows = formats.option_value(self._options, "numRows") or _CONSOLE_ROWS
+        truncates = formats.option_value(self._options, "truncate") or "true"
+        console = Console(
+            self._stream.still.spark,
+            self._schema,
+            parse_count("numRows", rows),
+            truncates=parse_flag("truncate", truncates),
+        )
+        return replace(self._staged(console, "console", job, config), tied_to="console")
 
     def _staged(
         self, handler: Handler, description: str, job: str, config: JobConfig
@@ -366,7 +429,7 @@ class StreamWriter:
     def _refuse_names_alike(self) -> None:
         """Spark reads no file, of a sink or staged for foreachBatch, with such columns."""
         spark = self._stream.still.spark
-        if self._sink_name() in ("memory", "noop") or _is_case_sensitive(spark):
+        if self._sink_name() in ("memory", "console", "noop") or _is_case_sensitive(spark):
             return
         by_folded: dict[str, str] = {}
         for name in self._stream.columns:
@@ -378,7 +441,7 @@ class StreamWriter:
                 )
 
     def _refuse_trigger_without_end(self) -> None:
-        if self._trigger is None:
+        if not self.stops_at_what_is_there:
             return
         for node in walk([self._stream.node]):
             if isinstance(node.operator, Read) and formats.is_unbounded(node.operator.source):
@@ -435,4 +498,5 @@ def _emitting(node: Node, mode: str) -> Node:
 
 
 def _is_case_sensitive(spark: SparkSession) -> bool:
-    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    name = "spark.sql.caseSensitive"
+    return parse_flag(name, str(spark.conf.get(name)))
