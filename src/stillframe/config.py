@@ -1,8 +1,8 @@
 """The settings of a job: options of the writer, or `spark.stillframe.<option>` for a whole session.
 
 Meanings and defaults are Flink's where Flink has them. Three deviate on purpose: two checkpoints
-are retained (one damaged file must not be the end), failed checkpoints do not fail the job unless
-tolerableFailedCheckpoints says so, and a completed one starts the count of restartAttempts anew.
+are retained (one damaged file must not be the end), ten failed checkpoints in a row do not fail the
+attempt (in Flink one does), and a completed one starts the count of restartAttempts anew.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ def _parse_time_span_seconds(option: str, text: str) -> float:
     if seconds == 0:
         raise BuildError(f"option {option} must be longer than nothing, not {text!r}")
     return seconds
+
+
+def _parse_duration_or_zero(option: str, text: str) -> float:
+    """0 needs no unit."""
+    return 0.0 if text.strip() == "0" else parse_duration_seconds(option, text)
 
 
 def _parse_duration_or_infinite(option: str, text: str) -> float:
@@ -144,15 +149,31 @@ def parse_flag(option: str, text: str) -> bool:
 Name = TypeVar("Name", bound=str)
 
 
+def nearest_of(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant; None if all are too far from what was given."""
+    found = difflib.get_close_matches(name, list(names), n=1)
+    return found[0] if found else None
+
+
 def _one_of(option: str, text: str, names: tuple[Name, ...]) -> Name:
     given = text.strip().lower()
     for name in names:
         if given == name:
             return name
-    nearest = difflib.get_close_matches(given, names, n=1, cutoff=0.0)[0]
-    raise BuildError(
-        f"option {option} is one of {', '.join(names)}, not {text!r}; did you mean {nearest!r}?"
-    )
+    nearest = nearest_of(given, names)
+    hint = f"; did you mean {nearest!r}?" if nearest is not None else ""
+    raise BuildError(f"option {option} is one of {', '.join(names)}, not {text!r}{hint}")
+
+
+def _parse_missing(option: str, text: str) -> str:
+    """Files and the rows of each, without spaces: nobody accepts a loss without its size."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\S+:[0-9]+", part, re.ASCII) for part in parts):
+        raise BuildError(
+            f"option {option} names each file with its rows as FILE:ROWS, separated by commas, as"
+            f" the message that asks for it does, not {text!r}"
+        )
+    return ",".join(parts)
 
 
 def _parse_restore(option: str, text: str) -> int | str | None:
@@ -161,6 +182,18 @@ def _parse_restore(option: str, text: str) -> int | str | None:
         return None
     is_number = re.fullmatch(r"\s*[-+]?[0-9.]+\s*", text, re.ASCII)
     return parse_count(option, text) if is_number else _text(option, text)
+
+
+def _parse_prepared(option: str, text: str) -> tuple[str, ...]:
+    """What prepared output is called in full: it must not be thrown away by a slip."""
+    keys = tuple(part.strip() for part in text.split(","))
+    for key in keys:
+        if not re.fullmatch(r".+:[0-9]+:([0-9]+|unknown)", key, re.ASCII):
+            raise BuildError(
+                f"option {option} names sink, epoch and number of rows, such as 'write-1a2b:7:120',"
+                f" not {key!r}"
+            )
+    return keys
 
 
 def _parse_restart_strategy(option: str, text: str) -> RestartStrategyName:
@@ -231,11 +264,15 @@ class JobConfig:
     """How long a task waits for barriers before an unaligned checkpoint overtakes."""
     max_concurrent_checkpoints: int = 1
     """How many may be in flight, from trigger to commit; with a min pause never more than one."""
-    tolerable_failed_checkpoints: float = math.inf
+    tolerable_failed_checkpoints: float = 10
     """How many checkpoints in a row may fail before the attempt counts as failed."""
     checkpoints_retained: int = 2
     lease_timeout_seconds: float = 15.0
     """How long a driver that does not renew its lease is waited for; 0: it is not asked at all."""
+    heartbeat_timeout_seconds: float = 50.0
+    """After how long without a word from it a slot, or for a slot its driver, counts as gone."""
+    stuck_timeout_seconds: float = 300.0
+    """After how long in one call of the user's code the attempt is ended; 0: never."""
     parallelism: int | None = None
     """None: the session decides (local masters: the number of cores)."""
     max_parallelism: int = 128
@@ -254,8 +291,11 @@ class JobConfig:
     restart_jitter_factor: float = 0.1
     restart_attempts_before_reset_backoff: float = math.inf
     restart_same_crash_max: float = 20
-    """How many restarts in a row because the process of the same slot died without saying why, with
-    no new completed checkpoint in between, before the job gives up."""
+    """How many restarts because the process of the same slot died without saying why, with no new
+    completed checkpoint in between, before the job gives up."""
+    restart_same_error_max: float = 10
+    """The same for an error that a function, a source or a sink raises at the same place. With the
+    default delays ten restarts take about two minutes."""
     restore_from: int | str | None = None
     """A checkpoint's number, to begin with that one instead of the newest; or the address of a
     savepoint or of another job's checkpoint, to begin with where there is none yet."""
@@ -268,6 +308,11 @@ class JobConfig:
     """Whether a job that is cancelled keeps its checkpoints."""
     allow_non_restored_state: bool = False
     """Whether state of operators that the job does not have is left out; otherwise refused."""
+    accept_missing_output: str | None = None
+    """Published files that are gone, and that the job goes on without: `file:rows`, by commas."""
+    discard_prepared: tuple[str, ...] | None = None
+    """Output that sinks have prepared and not committed and that nobody wants, each by sink, epoch
+    and number of rows."""
     required_guarantee: RequiredGuarantee | None = None
     """The job does not start if it would give less than this."""
     watermark_idle_timeout_seconds: float | None = None
@@ -284,6 +329,8 @@ class JobConfig:
     rest_port: int | Literal["off"] = 0
     """Where the driver serves its HTTP API; 0: on any free port."""
     rest_bind_address: str = LOOPBACK
+    available_now: bool = False
+    """Whether the job stops when it has read what was there at its start; a trigger says so."""
     storage_settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Hadoop's `fs.s3a.*` of options and session, keys and secrets among them: never shown."""
 
@@ -324,6 +371,8 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "tolerableFailedCheckpoints": ("tolerable_failed_checkpoints", _parse_tolerable),
     "checkpointsRetained": ("checkpoints_retained", parse_count),
     "leaseTimeout": ("lease_timeout_seconds", parse_duration_seconds),
+    "heartbeatTimeout": ("heartbeat_timeout_seconds", _parse_time_span_seconds),
+    "stuckTimeout": ("stuck_timeout_seconds", _parse_duration_or_zero),
     "parallelism": ("parallelism", parse_count),
     "maxParallelism": ("max_parallelism", parse_count),
     "restartStrategy": ("restart_strategy", _parse_restart_strategy),
@@ -344,9 +393,12 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
         _parse_count_or_infinite,
     ),
     "restartSameCrashMax": ("restart_same_crash_max", _parse_tolerable),
+    "restartSameErrorMax": ("restart_same_error_max", _parse_tolerable),
     "restoreFrom": ("restore_from", _parse_restore),
     "restoreMode": ("restore_mode", _parse_restore_mode),
     "allowNonRestoredState": ("allow_non_restored_state", parse_flag),
+    "acceptMissingOutput": ("accept_missing_output", _parse_missing),
+    "discardPrepared": ("discard_prepared", _parse_prepared),
     "requireGuarantee": ("required_guarantee", _parse_guarantee),
     "fresh": ("fresh", parse_flag),
     "retainOnCancel": ("retain_on_cancel", parse_flag),
@@ -374,6 +426,8 @@ _STRATEGIES_WITH: Mapping[str, tuple[RestartStrategyName, ...]] = {
     "restartJitterFactor": ("exponential-delay",),
     "restartAttemptsBeforeResetBackoff": ("exponential-delay",),
 }
+USUAL_CHECKPOINT_INTERVAL = "1 second"
+"""Of a query with a location or a trigger that does not say how often."""
 SESSION_PREFIX = "spark.stillframe."
 STORAGE_PREFIX = "fs.s3a."
 _SESSION_STORAGE_PREFIX = f"spark.hadoop.{STORAGE_PREFIX}"
@@ -390,13 +444,13 @@ def settings_in_force(config: JobConfig) -> dict[str, str]:
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], of: str) -> None:
-    """Raise for the first option that is not known, naming the nearest that is."""
+    """Raise for the first option that is not known, naming one that is if it is near."""
     spelled = {name.lower(): name for name in known}
     for name in given:
         if name.lower() in spelled:
             continue
-        nearest = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.0)
-        hint = f"; did you mean {spelled[nearest[0]]!r}?" if nearest else ""
+        nearest = nearest_of(name.lower(), spelled)
+        hint = ": leave it out" if nearest is None else f"; did you mean {spelled[nearest]!r}?"
         raise UnknownOption(f"{of} has no option {name!r}{hint}")
 
 

@@ -11,13 +11,15 @@
     ├── Fenced                a newer attempt of the same job is alive, this one must stop
     │   └── Unsettled         nobody can tell whether a log entry was kept; the next attempt can
     ├── DataError             a record or a source does not fit what was declared
-    ├── UserCodeError         a function the user gave us raised
+    ├── UserCodeError         a function the user gave us raised, or does not keep its contract
     └── JobFailed             the job ended in failure; the message says why, in one sentence
 
 Every message is one sentence that says what is wrong, the value that was seen and what to do.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 
 class StillframeError(Exception):
@@ -64,9 +66,68 @@ class DataError(StillframeError):
     """A record or a source does not fit what was declared; trying again would not help."""
 
 
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What is known of an error that was raised in code which is not Stillframe's own."""
+
+    code: str
+    """What was called, as people name it: `function tidy`."""
+    error: str
+    """The class of what it raised."""
+    heals: bool
+    """Whether it may not come again; an error of types will."""
+    line: str | None = None
+    """`/home/ann/job.py:12 in tidy`: the innermost line of the user's own."""
+    traceback: str = ""
+    """As Python prints it, without Stillframe's own frames."""
+    operator: str | None = None
+    """The uid of the operator that called it."""
+    record: str | None = None
+    """The record it was called with, in words."""
+    rows: range | None = None
+    """Its place in the batch that the operator was given; all of them, if only the batch is known.
+    None: it was not called with records."""
+
+    @property
+    def same_as(self) -> str:
+        """Of two errors with the same text here, the second is the first come again."""
+        return f"{self.error} in {self.operator or self.code} at {self.line or self.code}"
+
+
 class UserCodeError(StillframeError):
-    """A function the user gave us raised; trying again would not help."""
+    """A function the user gave us raised, or did not do what its contract says.
+
+    With a `blame` it has raised. Without, or if that does not heal, trying again would not help.
+    """
+
+    def __init__(self, message: str, blame: Blame | None = None) -> None:
+        super().__init__(message)
+        self.blame = blame
+
+    def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, Blame | None]]:
+        return UserCodeError, (str(self), self.blame)
+
+    @property
+    def heals(self) -> bool:
+        return self.blame is not None and self.blame.heals
 
 
 class JobFailed(StillframeError):
     """The job ended in failure."""
+
+
+PY4J_CALLED = "An error occurred while calling "
+"""How Py4J begins, and goes on with a number of its own."""
+
+
+def telling_line(text: str) -> str:
+    """Of what another program has printed, which may be pages, the line that tells the cause.
+
+    A Python error at the end of what Spark tells of its workers; else what Java names last as the
+    cause; else the first line that says more than which call it was.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    of_python = [line for line in lines if line.startswith("stillframe.") or "Error: " in line]
+    causes = [line.partition("Caused by: ")[2] for line in lines if line.startswith("Caused by: ")]
+    others = [line.removeprefix(": ") for line in lines if not line.startswith(PY4J_CALLED)]
+    return (of_python[-1:] or causes[-1:] or others[:1] or lines[:1] or [""])[0]

@@ -12,15 +12,19 @@ from stillframe.coordinator.control import SlotJoined, SlotReported
 from stillframe.coordinator.history import CheckpointFailed, History
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
-from stillframe.coordinator.mail import AttemptBroke, CheckpointWanted
+from stillframe.coordinator.located import locate
+from stillframe.coordinator.mail import AttemptBroke, AttemptStopped, CheckpointWanted
 from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.savepoints import SavepointFailed, SavepointTaken, SavepointWanted
 from stillframe.coordinator.sinks import DriverSinks, EpochCommitted
+from stillframe.errors import Fenced, StillframeError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.protocol.manifests import OperatorSnapshot, PendingCommit, SubtaskTimings
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
+    Committed,
     CompleteCheckpoint,
     Declined,
     Running,
@@ -86,6 +90,10 @@ class Attempt:
         for ref in self.plan.subtasks():
             report = Acknowledged(ref.task, ref.subtask, checkpoint_id, (written,), timings)
             self.tell(SlotReported(0, report))
+
+    def commit(self, checkpoint_id):
+        for ref in self.plan.subtasks():
+            self.tell(SlotReported(0, Committed(ref.task, ref.subtask, checkpoint_id)))
 
     def ask(self):
         numbers = []
@@ -173,6 +181,47 @@ def test_each_epoch_committed_here_holds_what_the_one_before_did_not(store):
         [commit.checkpoint_id for commit in made.snapshots_of("write")[0].commits]
         for made in attempt.ports.to_commit
     ] == [[1], [2]]
+
+
+def stopping(store, address):
+    """All that the savepoint holds is about to be committed; what is told of it."""
+    attempt, told = Attempt(store), []
+    attempt.tell(SavepointWanted(str(address), "stop", told.append))
+    attempt.acknowledge(1)
+    attempt.after(0.0)
+    attempt.acknowledge(2)
+    assert told == []
+    return attempt, told
+
+
+def test_a_savepoint_with_which_the_job_stops_is_there_when_it_is_committed_and_not_before(
+    store, tmp_path
+):
+    attempt, told = stopping(store, tmp_path / "savepoint")
+    with pytest.raises(StillframeError):
+        locate(str(tmp_path / "savepoint"))
+
+    attempt.commit(2)
+
+    assert told == [SavepointTaken(str(tmp_path / "savepoint"))]
+    assert locate(str(tmp_path / "savepoint")).manifest.checkpoint_id == 1
+    assert attempt.running.outcome == AttemptStopped()
+
+
+def test_a_driver_that_has_lost_its_job_leaves_no_savepoint_with_which_it_stopped(store, tmp_path):
+    """The other one goes on and commits what a job from that savepoint would say again."""
+    attempt, told = stopping(store, tmp_path / "savepoint")
+    other = Ledger(store, "views", 2, attempt.clock)
+    other.read()
+    other.begin_attempt(None)
+
+    with pytest.raises(Fenced):
+        attempt.commit(2)
+
+    [failed] = told
+    assert isinstance(failed, SavepointFailed)
+    assert "was not taken" in failed.reason
+    assert store.list("savepoint") == []
 
 
 def test_too_many_failed_checkpoints_break_the_attempt_and_another_one_may_follow(store):

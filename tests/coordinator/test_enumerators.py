@@ -28,7 +28,7 @@ from stillframe.coordinator.starting import job_shape
 from stillframe.errors import DataError, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
-from stillframe.protocol.fit import mismatches
+from stillframe.protocol.fit import fitted, mismatches
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import AssignSplits, Running
 from stillframe.protocol.restore import SubtaskState
@@ -187,11 +187,11 @@ def test_what_an_enumerator_of_an_older_attempt_says_is_not_heard():
     assert attempt.running.outcome is None
 
 
-@pytest.mark.parametrize(("is_permanent", "cause"), [(True, "permanent"), (False, "other")])
-def test_an_enumerator_that_fails_breaks_the_attempt(is_permanent, cause):
+@pytest.mark.parametrize("cause", ["permanent", "other"])
+def test_an_enumerator_that_fails_breaks_the_attempt(cause):
     attempt = Attempt()
     attempt.start()
-    attempt.running.handle(DiscoveryFailed(attempt.number, "no such directory", is_permanent))
+    attempt.running.handle(DiscoveryFailed(attempt.number, "no such directory", cause))
 
     assert attempt.running.outcome == AttemptBroke("no such directory", cause)
 
@@ -222,9 +222,9 @@ def test_a_job_that_no_longer_looks_for_splits_is_not_started_from_one_that_did(
     plan = plan_of(Listed(is_followed=False))
     restored = manifest({"files": {"state": {"found": ["a"]}, "is_last": False}})
 
-    [mismatch] = mismatches(job_shape(plan), restored)
+    [mismatch] = mismatches(job_shape(plan), fitted(job_shape(plan), restored))
 
-    assert re.search(r"of source files.*followInterval", str(mismatch))
+    assert re.search(r"of source files.*follow its path", str(mismatch))
 
 
 # --- the threads that ask ---
@@ -280,20 +280,24 @@ def test_an_enumerator_goes_on_from_what_the_restored_checkpoint_kept(asked):
 
 
 @pytest.mark.parametrize(
-    ("error", "failed"),
+    ("error", "cause", "says"),
     [
-        (StorageError("the disk is away"), DiscoveryFailed(3, "the disk is away", False)),
-        (DataError("no such column"), DiscoveryFailed(3, "no such column", True)),
-        (
-            KeyError("x"),
-            DiscoveryFailed(3, "the enumerator of source listed raised KeyError: 'x'", True),
-        ),
+        (StorageError("the disk is away"), "other", "the disk is away"),
+        (DataError("no such column"), "permanent", "no such column"),
+        (KeyError("x"), "other", "the enumerator of source listed raised KeyError: 'x'"),
+        (StopIteration(), "other", "the enumerator of source listed raised StopIteration"),
+        (TypeError("x"), "permanent", "the enumerator of source listed raised TypeError: x"),
     ],
 )
-def test_what_an_enumerator_raises_is_told_with_whether_it_would_happen_again(asked, error, failed):
+def test_what_an_enumerator_raises_is_told_with_whether_it_would_happen_again(
+    asked, error, cause, says
+):
     files = asked(error)
 
-    assert files.ask() == failed
+    failed = files.ask()
+    assert isinstance(failed, DiscoveryFailed)
+    assert failed.reason.startswith(says)
+    assert failed.cause == cause
     assert files.source.closed.wait(LIMIT_SECONDS)
 
 

@@ -95,17 +95,17 @@ def test_a_listener_may_ask_the_history_about_itself():
 def test_the_summary_counts_replayed_records_too():
     history = History()
     history.tell(AttemptStarted(1, None, ()))
-    history.report_progress(0, Progress(10, 1))
-    history.report_progress(1, Progress(5, 1, 4))
-    history.report_progress(0, Progress(20, 2))
+    history.report_progress(0, Progress(10, 1), 0.0)
+    history.report_progress(1, Progress(5, 1, 4, records_malformed=5), 0.0)
+    history.report_progress(0, Progress(20, 2), 0.0)
     history.tell(completed())
     history.tell(CheckpointFailed(8, "x"))
     history.tell(AttemptStarted(2, 7, ()))
-    history.report_progress(0, Progress(3, 1, 2))
+    history.report_progress(0, Progress(3, 1, 2, records_malformed=1), 0.0)
     history.tell(JobEnded("finished"))
 
-    assert history.records_of_attempt() == Progress(3, 1, 2)
-    assert history.summary() == Summary("finished", 2, 1, 1, 1, 7, 28, 4, 6)
+    assert history.records_of_attempt() == Progress(3, 1, 2, records_malformed=1)
+    assert history.summary() == Summary("finished", 2, 1, 1, 1, 7, 28, 4, 6, records_malformed=6)
     assert history.summary().to_json()["last_checkpoint"] == 7
     assert history.summary().to_json()["records_late"] == 6
 
@@ -117,3 +117,26 @@ def test_only_the_last_hundred_are_kept_and_all_are_counted():
 
     assert [each.checkpoint_id for each in history.completed()] == list(range(151, 251))
     assert history.summary().checkpoints_completed == 250
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_begins_again_with_an_attempt():
+    history = History()
+    history.tell(AttemptStarted(1, None, ()))
+    for second in range(30):
+        history.report_progress(0, Progress(100 * second, 0), float(second))
+        history.report_progress(1, Progress(max(0, second - 10) * 900, 0), second + 0.5)
+
+    assert history.summary().records_per_second == 1000.0
+    history.tell(AttemptFailed(1, "slot 1 was lost", 1.0))
+    assert history.summary().records_per_second == 0.0
+
+
+def test_the_watermark_of_a_job_is_that_of_its_slowest_slot():
+    history = History()
+    history.tell(AttemptStarted(1, None, ()))
+    assert history.summary().watermark_us is None
+    history.report_progress(0, Progress(1, 0, watermark_us=7_000_000), 0.0)
+    history.report_progress(1, Progress(1, 0), 0.0)
+    history.report_progress(2, Progress(1, 0, watermark_us=5_000_000), 0.0)
+
+    assert history.summary().watermark_us == 5_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from stillframe.protocol.joblog import (
     checkpoint_completed,
     ended,
 )
+from stillframe.storage.files import RealFiles
 from stillframe.storage.local import LocalStore
 from stillframe.storage.store import Store, open_store
 
@@ -169,6 +171,35 @@ def test_of_two_drivers_that_start_together_one_is_fenced(store: Store) -> None:
 
     with pytest.raises(Fenced, match=r"attempt 1 .*\(second\).* attempt 1 \(first\)"):
         second.append(attempt_started(seen, None))
+
+
+class Overtaken(RealFiles):
+    """Files of a driver that stops for a moment when an entry is written and has no name yet."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def link(self, file: str, name: str) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        super().link(file, name)
+
+
+def test_a_driver_whose_half_written_entry_is_swept_by_its_successor_is_told_that_it_was_overtaken(
+    store: Store, tmp_path: Path
+) -> None:
+    files = Overtaken()
+    first, second = driver(LocalStore(tmp_path / "page-views", files), "a"), driver(store, "b")
+    begin(first)
+
+    def take_over() -> None:
+        begin(second)
+        second.sweep()
+
+    files.meanwhile = take_over
+    with pytest.raises(Fenced, match=r"attempt 1 .*\(a\).* attempt 2 \(b\).*run only one driver"):
+        complete(first)
+    complete(second)
 
 
 def test_of_many_drivers_that_take_over_at_once_exactly_one_goes_on(store: Store) -> None:

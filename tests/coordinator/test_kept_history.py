@@ -19,7 +19,7 @@ from stillframe.storage.store import open_store
 
 TASKS = (TaskShape("v1", "read", 1),)
 NOW = Moment(1_000, 1.0)
-BROKE = Failure(1, 1, 1_000, "slot 1 was lost", "bystander", 1.0)
+BROKE = Failure(1, 1, 1_000, "slot 1 was lost", "lost slot", 1.0)
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])

@@ -162,3 +162,28 @@ def test_the_files_of_an_older_layout_go_with_their_checkpoints_directory(store:
 
     complete(ledger, 2, written(ledger, store, 2))
     assert store.list("chk-1-1") == []
+
+
+def test_that_all_sinks_have_committed_is_told_by_the_next_entry_and_when_the_job_stops(
+    store: Store,
+) -> None:
+    def told() -> tuple[int, dict[str, int]]:
+        record = Ledger(store, "views", 1, ManualClock()).read()
+        assert record is not None
+        return record.sequence, {str(k): int(v) for k, v in record.committed_epoch_by_sink.items()}
+
+    ledger, sink = driver(store), OperatorUid("out")
+    complete(ledger, 1, written(ledger, store, 1))
+    entries, committed = told()
+    assert committed == {}
+
+    ledger.note_committed_everywhere([sink], CheckpointId(1))
+    assert told() == (entries, {}), "not an entry of its own"
+    complete(ledger, 2, written(ledger, store, 2))
+    assert told() == (entries + 1, {"out": 0})
+    ledger.note_committed_everywhere([sink], CheckpointId(2))
+    ledger.check_newest()
+    ledger.note_stopped()
+    assert told() == (entries + 2, {"out": 1})
+    ledger.note_stopped()
+    assert told() == (entries + 2, {"out": 1}), "there is nothing new to say"

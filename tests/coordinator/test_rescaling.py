@@ -202,7 +202,7 @@ def test_its_sources_are_held_and_its_barriers_overtake_nothing(store):
     attempt = Attempt(store, unaligned_checkpoints=True)
 
     [order] = [each for each in attempt.ports.said if isinstance(each, TriggerCheckpoint)]
-    assert order.holds_sources
+    assert order.holds
     assert order.alignment_timeout_ms is None
     assert order.savepoint is None
 

@@ -92,6 +92,20 @@ def test_only_sinks_that_commit_here_are_committed_here_and_all_are_swept_and_cl
     assert there.asked == [("sweep", "views", "w1", 3, ["kept"]), "closed"]
 
 
+def test_what_was_staged_under_a_former_uid_is_swept_unless_another_sink_has_it_now():
+    first, second = HereSink(), HereSink()
+    sinks = driver_sinks(first, second)
+    sinks.go_on_after({"w0": "gone", "w1": "w0"})
+
+    sinks.sweep(3, manifest(prepared("w0", 0, (9, "kept"))))
+
+    assert first.asked == [
+        ("sweep", "views", "w0", 3, ["kept"]),
+        ("sweep", "views", "gone", 3, ["kept"]),
+    ]
+    assert second.asked == [("sweep", "views", "w1", 3, [])]
+
+
 @pytest.fixture
 def committing():
     made = []
@@ -128,19 +142,35 @@ def test_an_epoch_without_records_is_committed_too_so_that_numbers_stay_dense(co
 
 
 @pytest.mark.parametrize(
-    ("error", "failed"),
+    ("error", "cause"),
     [
-        (UserCodeError("function f raised"), CommitFailed("function f raised", True)),
-        (StorageError("disk full"), CommitFailed("disk full", False)),
-        (ValueError("x"), CommitFailed("a commit on the driver raised ValueError: x", True)),
+        (UserCodeError("function f answered None"), "permanent"),
+        (StorageError("disk full"), "other"),
+        (ConnectionError("refused"), "other"),
+        (TypeError("no such argument"), "permanent"),
+        (SystemExit(3), "permanent"),
     ],
 )
-def test_a_commit_that_raises_is_told_with_whether_it_would_again(committing, error, failed):
+def test_a_commit_that_raises_is_told_with_whether_it_would_again(committing, error, cause):
     thread, events = committing(HereSink(raises=error))
 
     thread.submit(manifest())
 
-    assert events.get(timeout=LIMIT_SECONDS) == failed
+    failed = events.get(timeout=LIMIT_SECONDS)
+    assert isinstance(failed, CommitFailed)
+    assert str(error) in failed.reason
+    assert failed.cause == cause
+
+
+def test_a_commit_that_raises_is_told_with_the_sink_and_the_line(committing):
+    thread, events = committing(HereSink(raises=ConnectionError("refused")))
+
+    thread.submit(manifest())
+
+    blame = events.get(timeout=LIMIT_SECONDS).blame
+    assert (blame.code, blame.error, blame.operator) == ("sink here", "ConnectionError", "w0")
+    assert f"{__file__}:" in blame.line
+    assert "raise self.raises" in blame.traceback
 
 
 def test_finishing_waits_for_the_commit_under_way():

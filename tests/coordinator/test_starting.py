@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.located import write_savepoint
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.coordinator.starting import Starter
-from stillframe.errors import StartRefused, StorageError
+from stillframe.errors import Fenced, SnapshotDamaged, StartRefused, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
@@ -29,7 +30,7 @@ from stillframe.protocol.manifests import (
     OperatorDescription,
     OperatorSnapshot,
 )
-from stillframe.storage.paths import state_path
+from stillframe.storage.paths import attempt_history_path, checkpoint_history_path, state_path
 from stillframe.storage.store import Store, open_store
 from stillframe.testing.clock import ManualClock
 
@@ -40,7 +41,8 @@ def starter(store: Store, **options: Any) -> Starter:
     plan = build_plan("views", [Node(Write(DiscardSink()), source.schema, (read,))], 1)
     clock = ManualClock()
     ledger = Ledger(store, "views", 2, clock)
-    ledger.read()
+    with contextlib.suppress(SnapshotDamaged):
+        ledger.read()
     config = JobConfig(**options)
     return Starter(JobParts(plan, config, clock, History(), DriverSinks(plan), ledger))
 
@@ -67,6 +69,120 @@ def test_a_job_is_not_called_finished_before_what_nobody_needs_is_deleted(
     assert record.outcome == "running", "so it goes on, and sweeps again"
     successor.begin()
     assert store.list("shared") == []
+
+
+def complete(ledger: Ledger, checkpoint_id: int) -> None:
+    ledger.note_used(CheckpointId(checkpoint_id))
+    ledger.complete(
+        Manifest(
+            job="views",
+            attempt=ledger.attempt,
+            checkpoint_id=CheckpointId(checkpoint_id),
+            epoch=ledger.next_epoch,
+            kind="checkpoint",
+            triggered_at_ms=0,
+            completed_at_ms=0,
+            max_parallelism=128,
+            operators=(),
+            snapshots=(),
+        )
+    )
+
+
+def a_life_with_a_damaged_log(store: Store, damage: str) -> None:
+    """Three attempts, checkpoints up to 7 with epochs up to 3, one more that failed."""
+    for number in (1, 2, 4, 7):
+        driver = starter(store)
+        driver._ledger.begin_attempt(None, is_anew=True)
+        complete(driver._ledger, number)
+    store.write(state_path(9, "count", 0, 4, "aggregates"), [b"of a checkpoint that failed"])
+    log = Path(store.address) / "log"
+    entries = sorted(log.iterdir())
+    match damage:
+        case "torn":
+            entries[-1].write_bytes(entries[-1].read_bytes()[:-20])
+        case "empty":
+            entries[-1].write_bytes(b"")
+        case "all of it":
+            for entry in entries:
+                entry.write_bytes(b"{}")
+        case "gone":
+            for entry in entries:
+                entry.unlink()
+
+
+DAMAGE = ["torn", "empty", "all of it", "gone"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_log_is_refused_and_the_way_on_is_named(tmp_path: Path, damage: str) -> None:
+    store = open_store(str(tmp_path))
+    a_life_with_a_damaged_log(store, damage)
+
+    with pytest.raises(SnapshotDamaged) as refused:
+        starter(store).is_finished()
+
+    assert str(tmp_path / "log") in str(refused.value)
+    assert "fresh=true (stillframe run --fresh)" in str(refused.value)
+    assert ("is missing" if damage == "gone" else "is damaged") in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_fresh_over_a_damaged_log_goes_on_above_every_number_that_a_file_shows(
+    tmp_path: Path, damage: str
+) -> None:
+    store = open_store(str(tmp_path))
+    a_life_with_a_damaged_log(store, damage)
+    entries = len(store.list("log"))
+
+    fresh = starter(store, fresh=True)
+    assert not fresh.is_finished()
+    fresh.begin()
+
+    record = fresh._ledger.record
+    assert record is not None
+    assert record.attempt == 5
+    assert fresh._ledger.first_free_id == 10
+    assert record.next_epoch >= 4
+    assert record.checkpoints == ()
+    assert len(store.list("log")) == entries + 1, "what is damaged stays for who wants to look"
+    assert [name for name in store.list("") if name.startswith("chk-")] == []
+    assert store.list("shared") == []
+    complete(fresh._ledger, 10)
+
+    successor = starter(store)
+    assert not successor.is_finished()
+    assert successor.begin().restored is not None
+    assert successor._ledger.attempt == 6
+
+
+def test_numbers_that_only_the_history_shows_are_not_used_again(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    a_life_with_a_damaged_log(store, "all of it")
+    store.write(attempt_history_path(Attempt(8), "begun"), [b"{}"])
+    store.write(checkpoint_history_path(CheckpointId(12), Attempt(6)), [b"{}"])
+
+    fresh = starter(store, fresh=True)
+    fresh.is_finished()
+    fresh.begin()
+
+    assert fresh._ledger.attempt == 9
+    assert fresh._ledger.first_free_id == 13
+    assert fresh._ledger.next_epoch >= 12
+
+
+def test_a_driver_that_went_on_over_a_damaged_log_is_fenced_by_another_that_did(
+    tmp_path: Path,
+) -> None:
+    store = open_store(str(tmp_path))
+    a_life_with_a_damaged_log(store, "torn")
+    both = [starter(store, fresh=True) for _ in range(2)]
+    for driver in both:
+        driver.is_finished()
+
+    both[0].begin()
+    with pytest.raises(Fenced, match="run only one driver per job"):
+        both[1].begin()
 
 
 def leave_a_checkpoint_of_an_operator_that_is_gone(store: Store) -> None:

@@ -15,8 +15,16 @@ from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.errors import BuildError, StartRefused
-from stillframe.graph.guarantees import Guarantee, guarantee_of, refuse_weaker, weigh
-from stillframe.graph.logical import Read, Write
+from stillframe.graph.expressions import Literal
+from stillframe.graph.guarantees import (
+    Guarantee,
+    best_guarantee_of,
+    guarantee_of,
+    refuse_weaker,
+    weigh,
+)
+from stillframe.graph.logical import DropDuplicates, Filter, MapInArrow, Node, Read, Write
+from stillframe.graph.plan import build_plan
 
 SCHEMA = pa.schema([("value", pa.string())])
 FILES = FileSink("/out", "parquet", SCHEMA)
@@ -91,8 +99,53 @@ def test_the_same_reason_is_given_once():
     assert len(weigh([SOCKET, SOCKET], [FILES], "exactly-once").reasons) == 1
 
 
+def planned(*steps, slots=2, parallelism=None):
+    """A job of these steps after one source and before one sink."""
+    node = Node(Read(ClickSource()), SCHEMA, parallelism=parallelism)
+    for step in steps:
+        node = Node(step, SCHEMA, (node,))
+    return build_plan("job", [Node(Write(FILES), SCHEMA, (node,))], slots)
+
+
+AT_LEAST_ONCE = job_config(
+    {
+        "checkpointLocation": "/chk",
+        "checkpointInterval": "1 second",
+        "checkpointMode": "at-least-once",
+    }
+)
+FILTER = Filter(Literal(pa.scalar(True)))
+DISTINCT = DropDuplicates(("value",))
+
+
+@pytest.mark.parametrize(
+    ("plan", "word"),
+    [
+        (planned(), "exactly-once"),
+        (planned(FILTER, MapInArrow(iter, "tidy"), FILTER), "exactly-once"),
+        (planned(FILTER, DISTINCT), "at-least-once"),
+        (planned(FILTER, DISTINCT, slots=1), "exactly-once"),
+        (planned(DISTINCT, parallelism=1), "exactly-once"),
+        (planned(DISTINCT, DISTINCT, parallelism=1), "at-least-once"),
+    ],
+    ids=["nothing", "map and filter", "by key", "one slot", "one source", "one source, two keys"],
+)
+def test_at_least_once_is_exactly_once_where_no_subtask_has_a_second_channel(plan, word):
+    guarantee = guarantee_of(plan, AT_LEAST_ONCE)
+
+    assert guarantee.word == word
+    assert (word == "exactly-once") == (not guarantee.reasons)
+
+
+def test_what_is_known_without_a_plan_does_not_refuse_what_a_plan_may_allow():
+    operators = [Read(ClickSource()), Write(FILES)]
+
+    assert best_guarantee_of(operators, AT_LEAST_ONCE).word == "exactly-once"
+    assert best_guarantee_of([Read(SOCKET)], AT_LEAST_ONCE).word == "at-most-once"
+
+
 def test_without_checkpoints_there_is_none():
-    guarantee = guarantee_of([Read(ClickSource()), Write(DiscardSink())], JobConfig())
+    guarantee = guarantee_of(planned(), JobConfig())
 
     assert guarantee.word == "none"
     assert "checkpointLocation" in guarantee.reasons[0]

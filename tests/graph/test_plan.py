@@ -1,6 +1,7 @@
 """The graph cut into tasks."""
 
 import pickle
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -9,6 +10,7 @@ from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource
+from stillframe.connectors.staged import StagedSink
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Literal
 from stillframe.graph.logical import (
@@ -25,6 +27,7 @@ from stillframe.graph.logical import (
     Node,
     Read,
     Union,
+    Window,
     Write,
 )
 from stillframe.graph.plan import (
@@ -40,6 +43,7 @@ CLICKS = ClickSource(records=10)
 SCHEMA = CLICKS.schema
 COUNTS = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
 COUNT = AggregateCall("count", None, "count", pa.int64())
+EACH = StagedSink("/staged", None, COUNTS, "foreachBatch each")
 
 
 def read(**more):
@@ -170,6 +174,77 @@ def test_two_stateful_operators_in_the_same_place_are_refused():
 
     with pytest.raises(BuildError, match=r"give each its own \.uid"):
         build_plan("views", sinks, 2)
+
+
+def places(sinks):
+    planned = [planned for _, planned in build_plan("views", sinks, 2).operators()]
+    return {each.uid: (each.traits, each.fed_by) for each in planned}
+
+
+def test_a_step_without_state_changes_neither_what_feeds_an_operator_nor_its_traits():
+    source = read()
+
+    for stream in (source, kept(source), kept(kept(source, given_uid="kept"))):
+        counts = counted(stream)
+        assert places([written(counts)])[counts.uid] == ("by app_id", ((source.uid,),))
+
+    window = Window("time", 10_000_000, 5_000_000)
+    grouped = Node(Aggregate(("app_id",), (COUNT,), window), COUNTS, (kept(source),))
+    [of_window] = (each for uid, each in places([written(grouped)]).items() if uid == grouped.uid)
+    assert of_window == (
+        "by app_id in windows of 10 s every 5 s from 0 s of time",
+        ((source.uid,),),
+    )
+
+
+def test_an_operator_with_a_given_uid_has_no_traits_and_one_without_has_those_of_its_keys():
+    source = read(given_uid="clicks")
+    counts = counted(kept(source))
+    found = places([written(counts, "/counts")])
+
+    assert found["clicks"] == (None, ())
+    assert found[counts.uid] == ("by app_id", (("clicks",),))
+
+
+def test_the_streams_of_a_connect_are_told_apart_and_those_of_a_union_are_not():
+    a, b, c = (read(given_uid=uid) for uid in "abc")
+    both = Node(Connect(None, "f", ("app_id",)), SCHEMA, (union(a, b), kept(c)))
+
+    assert places([written(both)])[both.uid] == ("by app_id", (("a", "b"), ("c",)))
+
+
+def test_what_comes_too_late_for_an_operator_is_not_what_the_operator_emits():
+    counts = counted(read(), given_uid="counts")
+    late = Node(Late(), SCHEMA, (counts,))
+    again = counted(kept(late))
+
+    assert places([written(counts, "/a"), written(again, "/b")])[again.uid][1] == ((late.uid,),)
+
+
+def test_a_sink_is_known_by_its_target_and_a_function_by_the_stream_it_is_given():
+    counts = counted(read())
+    to_files = written(kept(counts), "/counts")
+    to_function = Node(Write(EACH), COUNTS, (kept(counts),))
+    found = places([to_files, to_function])
+
+    assert found[to_files.uid] == ("json /counts", ())
+    assert found[to_function.uid] == ("", ((counts.uid,),))
+
+
+def test_several_functions_on_one_stream_need_uids_which_are_told():
+    counts = counted(read())
+    first = Node(Write(EACH), COUNTS, (counts,))
+    second = Node(Write(replace(EACH, description="foreachBatch other")), COUNTS, (kept(counts),))
+
+    with pytest.raises(BuildError) as refused:
+        build_plan("views", [first, second], 2)
+
+    told = str(refused.value)
+    assert "foreachBatch each and foreachBatch other take the records of one stream" in told
+    assert f'.uid("{first.uid}") and .uid("{second.uid}")' in told
+    build_plan("views", [first.with_uid("each"), second], 2)
+    elsewhere = Node(Write(EACH), SCHEMA, (read(given_uid="others"),))
+    build_plan("views", [first, elsewhere], 2)
 
 
 def test_two_stateless_operators_in_the_same_place_are_fine():

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_says_who_is_missing():
     assert checkpoints.on_time(10.9) == []
     aborted, following = checkpoints.on_time(11.0)
     assert aborted == Abort(
-        1, "it took longer than 10 s and 1 of 2 subtasks had not acknowledged it"
+        1, "it took longer than 10 s and 1 of 2 subtasks had not acknowledged it: b"
     )
     assert following == Trigger(2)
 
@@ -346,6 +346,19 @@ def test_a_slot_that_does_not_commit_in_time_breaks_the_attempt():
     (broken,) = checkpoints.on_time(deadline)
     assert isinstance(broken, BreakAttempt)
     assert "1 of 2 subtasks with sinks have not committed checkpoint 1" in broken.reason
+
+
+def test_who_has_not_committed_is_named_and_not_said_to_wait_for_a_barrier():
+    def in_words(subtask, checkpoint_id):
+        return subtask if checkpoint_id is None else f"{subtask}: its barrier has not come"
+
+    checkpoints = Checkpoints(EVERY_SECOND, "ab", "ab", 1, in_words=in_words)
+    checkpoints.on_running(0.0)
+    checkpoints.on_time(1.0)
+    complete(checkpoints, 1, now=1.1)
+
+    (broken,) = checkpoints.on_time(checkpoints.wake_at_seconds())
+    assert broken.reason.endswith("within 10 s: a; b")
 
 
 def test_the_coordinators_own_commits_hold_up_the_next_checkpoint():

@@ -192,7 +192,7 @@ def test_each_checkpoint_has_its_own_timeout():
     checkpoints = running(interval_seconds=4.0)
     checkpoints.on_time(4.0)
     checkpoints.on_time(8.0)
-    reason = "it took longer than 10 s and 2 of 2 subtasks had not acknowledged it"
+    reason = "it took longer than 10 s and 2 of 2 subtasks had not acknowledged it: a; b"
 
     assert checkpoints.wake_at_seconds() == 14.0
     assert checkpoints.on_time(14.0) == [Abort(1, reason), Trigger(3)]

@@ -28,7 +28,7 @@ def test_what_was_committed_is_forgotten():
     pending.on_committed(1)
 
     assert pending.on_prepared(2, [B]) == (PendingCommit(2, B),)
-    assert pending.on_complete(2) == Commit(2, (B,))
+    assert pending.on_complete(2).committables == (B,)
 
 
 def test_an_aborted_checkpoints_records_come_out_with_the_next_that_completes():
@@ -73,3 +73,37 @@ def test_a_restored_sink_commits_what_its_checkpoint_held():
 
     assert pending.on_complete(4) == Commit(4, (A, B))
     assert pending.on_prepared(5, [C])[-1] == PendingCommit(5, C)
+
+
+def test_what_was_committed_is_settled_when_a_checkpoint_completes_that_no_longer_holds_it():
+    pending = PendingCommits()
+    pending.on_prepared(1, [A])
+    assert pending.on_complete(1).settled == ()
+    pending.on_committed(1)
+    pending.on_prepared(2, [B])
+
+    assert pending.on_complete(2) == Commit(2, (B,), settled=(A,))
+    pending.on_committed(2)
+    assert pending.on_complete(3).settled == (B,), "once each"
+
+
+def test_what_a_snapshot_took_along_before_its_commit_was_done_is_settled_one_later():
+    pending = PendingCommits()
+    pending.on_prepared(1, [A])
+    pending.on_complete(1)
+    pending.on_prepared(2, [B])
+    pending.on_committed(1)
+
+    assert pending.on_complete(2).settled == (), "a restart from 2 commits A once more"
+    pending.on_committed(2)
+    pending.on_prepared(3, [])
+    assert pending.on_complete(3).settled == (A, B)
+
+
+def test_what_was_restored_is_settled_when_a_checkpoint_of_the_new_attempt_is_complete():
+    pending = PendingCommits([PendingCommit(3, A), PendingCommit(4, B)])
+    assert pending.on_complete(4).settled == ()
+    pending.on_committed(4)
+    pending.on_prepared(5, [C])
+
+    assert pending.on_complete(5) == Commit(5, (C,), settled=(A, B))

@@ -23,8 +23,8 @@ def found(count, is_last=False):
 class Source:
     """An enumeration that has been asked for the first time."""
 
-    def __init__(self, held=((), ()), restored=EnumeratorState()):  # noqa: B008 - frozen
-        self.enumeration = Enumeration(2.0, restored, held)
+    def __init__(self, held=((), ()), restored=EnumeratorState(), stops=False):  # noqa: B008 - frozen
+        self.enumeration = Enumeration(2.0, restored, held, stops=stops)
         self.first = self.enumeration.on_running()
 
     def discovers(self, *names, is_last=False, at=0.0):
@@ -118,6 +118,36 @@ def test_a_job_restored_after_the_last_discovery_tells_the_end_without_asking():
 
     assert source.first == [Assign(0, (), True), Assign(1, (), True)]
     assert source.enumeration.snapshot() == found(2, is_last=True)
+
+
+def test_a_job_that_stops_at_what_is_there_is_told_so_with_the_first_answer_and_asks_no_more():
+    source = Source(stops=True)
+
+    assert source.discovers("a", at=1.0) == [
+        Assign(0, splits("a"), True, stops=True),
+        Assign(1, (), True, stops=True),
+    ]
+    assert source.enumeration.wake_at_seconds() is None
+    assert source.enumeration.snapshot() == found(1), "more may be there at the next start"
+
+
+def test_a_job_that_is_started_again_asks_again_for_what_is_there_then():
+    source = Source(held=(("a",), ()), restored=found(1), stops=True)
+
+    assert source.first == [Ask()]
+    assert source.discovers("b") == [
+        Assign(0, (), True, stops=True),
+        Assign(1, splits("b"), True, stops=True),
+    ]
+
+
+def test_splits_that_are_the_last_of_all_end_also_a_job_that_stops():
+    source = Source(stops=True)
+
+    assert source.discovers("a", is_last=True) == [
+        Assign(0, splits("a"), True),
+        Assign(1, (), True),
+    ]
 
 
 @pytest.mark.parametrize("state", [EnumeratorState(), found(3), found(3, is_last=True)])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stillframe.errors import SnapshotDamaged, StorageError
-from stillframe.protocol.documents import encode_document
+from stillframe.errors import Blame, SnapshotDamaged, StorageError
+from stillframe.protocol.documents import JsonFields, encode_document
 from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure, Restored
 from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
 from stillframe.protocol.joblog import JobRecord
@@ -18,7 +18,7 @@ from stillframe.protocol.statistics import TaskShape
 
 TASKS = (TaskShape("v1", "read", 1), TaskShape("v2", "count", 1))
 TIMINGS = SubtaskTimings(1.5, 2.0, 3.0, 4.0, 5, 6, 7, task="read", subtask=0)
-FAILURE = Failure(2, 1, 4_711, "slot 1 was lost", "bystander", 1.5, "count", 0, 1)
+FAILURE = Failure(2, 1, 4_711, "slot 1 was lost", "lost slot", 1.5, "count", 0, 1)
 
 
 def at(seconds):
@@ -47,6 +47,7 @@ RECORDS = [
     AttemptEnded(3, 5_000, "stopped"),
     FAILURE,
     replace(FAILURE, restart_delay_seconds=None, task=None, subtask=None, slot=None),
+    replace(FAILURE, blame=Blame("sink s", "OSError", True, "a.py:1 in f", "…", "w0", "epoch 3")),
 ]
 
 
@@ -83,8 +84,14 @@ def test_a_record_with_a_field_of_another_type_is_damage_or_still_a_record(recor
     assert type(again) is type(record)
 
 
+def test_a_record_of_the_version_before_is_read():
+    body = {"record": "failure", "totals": Totals().record(), **FAILURE.record()}
+
+    assert decode_kept(encode_document(body, 1, "it"), "it") == (FAILURE, Totals())
+
+
 def test_a_record_of_a_newer_stillframe_is_refused_by_name():
-    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":1', b'"format_version":2')
+    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":2', b'"format_version":3')
 
     with pytest.raises(StorageError, match="newer Stillframe"):
         decode_kept(data, "here")
@@ -269,3 +276,9 @@ def test_a_driver_may_be_lost_while_it_waits_to_start_again():
 )
 def test_where_the_end_is_known_no_driver_was_lost(before, kept):
     assert driver_lost(before, kept, at(10.0)) is None
+
+
+def test_a_failure_that_an_earlier_version_has_kept_is_read_with_its_newer_word():
+    kept = {**FAILURE.record(), "kind": "bystander"}
+
+    assert Failure.from_record(JsonFields(kept)) == FAILURE

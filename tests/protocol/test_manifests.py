@@ -24,6 +24,7 @@ from stillframe.protocol.manifests import (
     OperatorDescription,
     OperatorSnapshot,
     PendingCommit,
+    Place,
     SubtaskTimings,
     decode_manifest,
     encode_manifest,
@@ -47,6 +48,7 @@ SOURCE = OperatorSnapshot(
     subtask=SubtaskIndex(0),
     items=({"id": "part-0", "position": {"row": 17, "done": False, "rate": 0.1}},),
     finished=True,
+    ended=True,
 )
 SINK = OperatorSnapshot(
     uid=OperatorUid("out"),
@@ -86,7 +88,16 @@ MANIFEST = Manifest(
     triggered_at_ms=1_700_000_000_000,
     completed_at_ms=1_700_000_000_041,
     max_parallelism=128,
-    operators=(OperatorDescription(OperatorUid("count"), "aggregate", "count by app_id", 2),),
+    operators=(
+        OperatorDescription(OperatorUid("clicks"), "read", "read clicks", 1),
+        OperatorDescription(
+            OperatorUid("count"),
+            "aggregate",
+            "count by app_id",
+            2,
+            Place("by app_id", ((OperatorUid("clicks"),),)),
+        ),
+    ),
     snapshots=(SOURCE, COUNT, SINK),
     timings=(TIMINGS,),
 )
@@ -192,8 +203,8 @@ def test_values_that_were_never_written_are_damage(position: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_with_both_versions_and_is_not_called_damaged() -> None:
-    with pytest.raises(StorageError, match=r"format version 4, but .* up to 3") as raised:
-        decode_manifest(altered(format_version=4))
+    with pytest.raises(StorageError, match=r"format version 6, but .* up to 5") as raised:
+        decode_manifest(altered(format_version=6))
 
     assert not isinstance(raised.value, SnapshotDamaged)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stillframe.errors import StillframeError
+from stillframe.errors import Blame, StillframeError
 from stillframe.protocol.manifests import (
     ChannelState,
     FileHandle,
@@ -18,6 +18,7 @@ from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
     AssignSplits,
+    CaughtUp,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -42,10 +43,11 @@ STATE = SubtaskState(
     keyed=(KEYED,), items=({"id": "a", "position": {"next": 1}},), commits=(COMMIT,)
 )
 SNAPSHOT = OperatorSnapshot("count", 1, keyed=(KEYED,), items=({"id": "a"},), commits=(COMMIT,))
-COPY = SubtaskState(broadcast=(KEYED,), finished=True)
+COPY = SubtaskState(broadcast=(KEYED,), finished=True, ended=True)
 RULES = OperatorSnapshot("rules", 0, broadcast=(KEYED,), finished=True)
 UNDER_WAY = ChannelState("a>b", 0, 1, "output", FileHandle("shared/1/c", 30, 5), 10, 20, 3)
 TIMINGS = SubtaskTimings(1.5, 0.0, 2.0, 30.25, 10, 10, 0, task="read -> count", subtask=1)
+BLAME = Blame("function f", "ValueError", True, "job.py:3 in f", "Traceback …", "map_1", "record 2")
 
 ORDERS = [
     StartSlot({0: ("host-a", 1), 1: ("host-b", 2)}, {("count", 1): STATE}, 3, 2),
@@ -58,6 +60,7 @@ ORDERS = [
     AbortCheckpoint(4),
     AssignSplits("clicks", 1, ({"id": "a", "position": {"next": 0}},), False),
     AssignSplits("clicks", 0, (), True),
+    AssignSplits("clicks", 0, (), True, stops=True),
     EndSlot(),
     StillThere(),
 ]
@@ -68,9 +71,12 @@ REPORTS = [
     Declined(4, "no space left"),
     Committed(1, 0, 4),
     Drained(1, 0),
+    CaughtUp(1, 0),
     Progress(1_000_000, 5),
     Progress(1_000_000, 5, 17),
+    Progress(1_000_000, 5, records_malformed=3),
     Failed("function f raised ValueError", "permanent"),
+    Failed("function f raised ValueError", "other", "map", 1, BLAME),
 ]
 
 

@@ -8,14 +8,18 @@ import pytest
 from stillframe.config import JobConfig, job_config
 from stillframe.protocol.restarts import (
     Backoff,
+    CodeFailed,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
     GiveUp,
     NoRestart,
+    NothingRan,
     Restart,
     RestartStrategy,
-    SameCrash,
+    SameFailure,
+    Sign,
+    SlotCrashed,
     restart_strategy,
 )
 
@@ -307,38 +311,80 @@ def test_the_options_of_the_exponential_delay_reach_it():
     assert decision == Restart(2.0)
 
 
-# --- processes that die ---------------------------------------------------------------------------
+# --- failures that come again ---------------------------------------------------------------------
+
+KILLED, BROKEN, STUCK = SlotCrashed(1), CodeFailed("ValueError at a"), CodeFailed("KeyError at b")
+UNSTARTED = NothingRan("No module named 'tidying'")
 
 
-def crashes(same_crash, *slots):
-    """Whether the job was given up at each of these."""
-    return [same_crash.on_failure("slot was lost", slot) is not None for slot in slots]
+def given_up(same: SameFailure, *signs: Sign | None) -> list[bool]:
+    """For each failure, by its sign, whether the job is given up."""
+    return [same.on_failure("it failed", sign) is not None for sign in signs]
 
 
 def test_a_slot_that_dies_again_and_again_is_given_up():
-    assert crashes(SameCrash(2), 1, 1, 1) == [False, False, True]
+    assert given_up(SameFailure(2, 9), KILLED, KILLED, KILLED) == [False, False, True]
 
 
-def test_another_slot_another_failure_or_a_checkpoint_starts_the_count_anew():
-    assert crashes(SameCrash(2), 1, 1, 0, 1, 1) == [False] * 5
-    assert crashes(SameCrash(2), 1, 1, None, 1, 1) == [False] * 5
-    same_crash = SameCrash(2)
-    assert crashes(same_crash, 1, 1) == [False, False]
-    same_crash.on_progress()
-    assert crashes(same_crash, 1, 1, 1) == [False, False, True]
+def test_an_error_that_comes_again_at_the_same_place_is_given_up():
+    assert given_up(SameFailure(9, 2), BROKEN, BROKEN, BROKEN) == [False, False, True]
 
 
-def test_what_is_no_crash_is_left_to_the_strategy_for_ever():
-    assert not any(crashes(SameCrash(0), *[None] * 1000))
+def test_two_failures_that_take_turns_do_not_hide_each_other():
+    same = SameFailure(9, 2)
+    assert given_up(same, BROKEN, STUCK, KILLED, BROKEN, STUCK, KILLED) == [False] * 6
+    assert given_up(same, BROKEN) == [True]
 
 
-def test_the_sentence_says_how_often_where_and_what_to_do():
-    decision = SameCrash(0).on_failure("slot 3 was lost", 3)
+def test_a_checkpoint_or_a_failure_from_outside_starts_the_count_anew():
+    same = SameFailure(2, 2)
+    assert given_up(same, KILLED, KILLED, None, KILLED, KILLED) == [False] * 5
+    same.on_progress()
+    assert given_up(same, KILLED, BROKEN, KILLED, BROKEN, KILLED) == [False] * 4 + [True]
 
-    assert decision.reason.startswith("slot 3 was lost (slot 3 has died 1 times in a row")
-    assert "restartSameCrashMax" in decision.reason
+
+def test_what_fails_outside_is_left_to_the_strategy_for_ever():
+    assert not any(given_up(SameFailure(0, 0), *[None] * 1000))
+
+
+def test_the_same_failure_again_without_a_slot_that_ever_ran_is_final():
+    assert given_up(SameFailure(9, 9), UNSTARTED, UNSTARTED) == [False, True]
+    assert given_up(SameFailure(9, 9), UNSTARTED, NothingRan("no executor")) == [False, False]
+
+
+def test_what_keeps_the_slots_of_a_job_that_has_run_from_starting_may_heal():
+    same = SameFailure(9, 9)
+    same.on_running()
+    assert not any(given_up(same, *[UNSTARTED] * 100))
+
+
+def test_places_without_number_are_not_remembered_for_ever():
+    same = SameFailure(9, 1)
+    assert not any(given_up(same, *(CodeFailed(f"line {n}") for n in range(10_000))))
+    assert len(same._times) == 100
+
+
+@pytest.mark.parametrize(
+    ("sign", "says"),
+    [
+        (KILLED, "slot 1 has died 1 times without a completed checkpoint"),
+        (KILLED, "raise restartSameCrashMax"),
+        (BROKEN, "the same error 1 times without a completed checkpoint"),
+        (BROKEN, "raise restartSameErrorMax"),
+    ],
+)
+def test_the_sentence_says_how_often_where_and_what_to_do(sign, says):
+    decision = SameFailure(0, 0).on_failure("it failed", sign)
+
+    assert decision.reason.startswith("it failed (")
+    assert says in decision.reason
 
 
 @pytest.mark.parametrize(("text", "limit"), [("3", 3), ("0", 0), ("infinite", math.inf)])
 def test_the_limit_of_crashes_is_an_option(text, limit):
     assert job_config({"restartSameCrashMax": text}).restart_same_crash_max == limit
+
+
+@pytest.mark.parametrize(("text", "limit"), [("3", 3), ("0", 0), ("infinite", math.inf)])
+def test_the_limit_of_errors_is_an_option(text, limit):
+    assert job_config({"restartSameErrorMax": text}).restart_same_error_max == limit

@@ -1,14 +1,19 @@
 """A job asked to rest: one last checkpoint with its sources held, or nothing has changed."""
 
+from dataclasses import replace
+
 import pytest
 
 from stillframe.protocol.checkpoints import (
+    FINAL_RETRY_SECONDS,
     Abort,
     Acknowledged,
     AnnounceComplete,
     BreakAttempt,
     Checkpoints,
     CheckpointSettings,
+    EndSources,
+    Finish,
     NoteCommitted,
     Stop,
     StoreCheckpoint,
@@ -17,7 +22,7 @@ from stillframe.protocol.checkpoints import (
 )
 
 HOURLY = CheckpointSettings(interval_seconds=3600.0, timeout_seconds=10.0)
-REST = Trigger(1, holds_sources=True)
+REST = Trigger(1, holds=True)
 
 
 def running(settings=HOURLY, committing=""):
@@ -64,7 +69,7 @@ def test_it_waits_for_what_is_in_flight_and_then_holds_what_was_asked_for_meanwh
     assert checkpoints.request_rest(1.1) == []
     assert checkpoints.request(1.2) == []
     acknowledge(checkpoints, 1)
-    rest = Trigger(2, holds_sources=True)
+    rest = Trigger(2, holds=True)
     assert checkpoints.on_stored(1, False, 1.3) == [AnnounceComplete(1), NoteCommitted(1), rest]
 
 
@@ -134,7 +139,7 @@ def test_records_that_end_before_there_is_room_make_the_last_checkpoint_an_ordin
         checkpoints.on_drained(subtask, 1.2)
     acknowledge(checkpoints, 1)
 
-    assert checkpoints.on_stored(1, False, 1.3)[-1] == Trigger(2, holds_sources=False)
+    assert checkpoints.on_stored(1, False, 1.3)[-1] == Trigger(2, holds=False)
 
 
 @pytest.mark.parametrize("then", ["stop", "drain"])
@@ -151,7 +156,7 @@ def test_a_savepoint_that_is_being_taken_is_not_cut_off():
 
     assert checkpoints.request_rest(1.1) == []
     acknowledge(checkpoints, 1)
-    assert checkpoints.on_savepoint_stored(1, 1.2)[-1] == Trigger(2, holds_sources=True)
+    assert checkpoints.on_savepoint_stored(1, 1.2)[-1] == Trigger(2, holds=True)
 
 
 def test_it_is_asked_once():
@@ -165,3 +170,78 @@ def test_without_a_place_for_checkpoints_there_is_nothing_to_go_on_from():
     nowhere = CheckpointSettings(interval_seconds=None, timeout_seconds=10.0, enabled=False)
 
     assert not running(nowhere).can_rest
+
+
+# --- a job that stops when it has read what was there ---
+
+
+def reading(settings=HOURLY, sources="a"):
+    checkpoints = Checkpoints(settings, "ab", "", 1, stops_after=sources)
+    assert checkpoints.on_running(0.0) == []
+    return checkpoints
+
+
+def rested(checkpoints, checkpoint_id, now):
+    [store] = acknowledge(checkpoints, checkpoint_id)
+    assert isinstance(store, StoreCheckpoint)
+    return checkpoints.on_stored(checkpoint_id, False, now)
+
+
+def test_when_all_sources_have_read_what_was_there_the_job_rests_at_once_and_stops():
+    checkpoints = reading(sources="ab")
+
+    assert checkpoints.on_caught_up("a", 1.0) == []
+    assert checkpoints.on_caught_up("b", 2.0) == [REST]
+    assert checkpoints.on_caught_up("b", 2.1) == [], "the message came twice"
+    assert rested(checkpoints, 1, 2.2) == [AnnounceComplete(1), NoteCommitted(1), Stop()]
+
+
+def test_a_source_that_ends_is_not_waited_for():
+    checkpoints = reading(sources="ab")
+    assert checkpoints.on_drained("a", 1.0) == []
+    assert checkpoints.on_caught_up("b", 2.0) == [REST]
+
+    checkpoints = reading(sources="ab")
+    assert checkpoints.on_caught_up("b", 1.0) == []
+    assert checkpoints.on_drained("a", 2.0) == [REST]
+
+
+def test_where_every_source_has_ended_the_job_finishes_as_any_other():
+    checkpoints = reading(sources="ab")
+
+    checkpoints.on_drained("a", 1.0)
+    assert checkpoints.on_drained("b", 1.0) == [Trigger(1)]
+    assert rested(checkpoints, 1, 2.2) == [AnnounceComplete(1), NoteCommitted(1), Finish()]
+
+
+def test_a_rest_that_fails_at_the_end_of_what_was_there_is_tried_again_after_a_while():
+    checkpoints = reading()
+    checkpoints.on_caught_up("a", 1.0)
+
+    assert checkpoints.on_declined(1, "disk full", 1.1) == [Abort(1, "disk full")]
+    assert checkpoints.wake_at_seconds() == 1.0 + FINAL_RETRY_SECONDS
+    again = replace(REST, checkpoint_id=2)
+    assert checkpoints.on_time(1.0 + FINAL_RETRY_SECONDS) == [again]
+
+
+def test_what_was_there_may_be_read_before_all_run_or_while_a_checkpoint_is_in_flight():
+    early = Checkpoints(HOURLY, "ab", "", 1, stops_after="a")
+    assert early.on_caught_up("a", 0.0) == []
+    assert early.on_running(1.0) == [REST]
+
+    checkpoints = reading()
+    checkpoints.request(1.0)
+    assert checkpoints.on_caught_up("a", 1.1) == []
+    assert rested(checkpoints, 1, 1.2) == [
+        AnnounceComplete(1),
+        NoteCommitted(1),
+        replace(REST, checkpoint_id=2),
+    ]
+
+
+def test_a_job_that_keeps_nothing_ends_with_what_was_there():
+    checkpoints = reading(CheckpointSettings(None, 10.0, enabled=False))
+
+    assert checkpoints.on_caught_up("a", 1.0) == [EndSources()]
+    assert checkpoints.on_drained("a", 1.2) == []
+    assert checkpoints.on_drained("b", 1.2) == [Finish()]

@@ -59,7 +59,14 @@ def test_what_is_not_retained_cannot_be_asked_for():
 
 
 def test_a_damaged_one_that_was_asked_for_is_refused():
-    assert choose(wanted=5, damaged=[5]) == Refuse("checkpoint 5 is damaged: torn")
+    refused = choose(wanted=5, damaged=[5])
+    assert isinstance(refused, Refuse)
+    assert refused.reason.startswith(
+        "checkpoint 5 is damaged: torn; start with option restoreFrom="
+    )
+    refused = choose(wanted=5, damaged=[3, 5, 6])
+    assert isinstance(refused, Refuse)
+    assert refused.reason.endswith("start with option fresh=true to start from the beginning")
 
 
 def test_a_damaged_one_is_stepped_over_if_no_sink_may_have_shown_it():
@@ -109,12 +116,24 @@ def test_a_person_may_have_any_job_begin_anew():
 
 
 def test_a_snapshot_from_elsewhere_is_for_jobs_without_checkpoints_and_cancelled_ones():
-    assert choose(from_elsewhere=True) == RestoreFrom(kept(6))
-    assert choose(record=None, from_elsewhere=True) == StartFromBeginning()
+    assert choose(record=None, from_elsewhere="sp") == StartFromBeginning()
+    assert choose(record=replace(RECORD, checkpoints=()), from_elsewhere="sp") == (
+        StartFromBeginning()
+    )
     cancelled = replace(RECORD, outcome="cancelled")
-    assert choose(record=cancelled, from_elsewhere=True) == StartFromBeginning(is_anew=True)
+    assert choose(record=cancelled, from_elsewhere="sp") == StartFromBeginning(is_anew=True)
     gone = replace(cancelled, checkpoints=())
-    assert choose(record=gone, from_elsewhere=True) == StartFromBeginning(is_anew=True)
+    assert choose(record=gone, from_elsewhere="sp") == StartFromBeginning(is_anew=True)
+
+
+def test_a_snapshot_from_elsewhere_is_not_passed_over_by_a_job_with_checkpoints_of_its_own():
+    for outcome in ("running", "finished", "failed"):
+        refused = choose(record=replace(RECORD, outcome=outcome), from_elsewhere="sp")
+
+        assert isinstance(refused, Refuse)
+        assert "it has checkpoint 6 of its own, so it does not start from sp" in refused.reason
+        assert "fresh=true (stillframe run --fresh)" in refused.reason
+    assert choose(from_elsewhere="sp", fresh=True) == StartFromBeginning(is_anew=True)
 
 
 # --- cutting ---------------------------------------------------------------------------------

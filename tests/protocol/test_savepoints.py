@@ -16,10 +16,13 @@ from stillframe.protocol.manifests import (
 from stillframe.protocol.savepoints import (
     as_beginning,
     as_savepoint,
-    operators_gone,
+    keeps_something,
+    prepared_output,
     with_files_moved,
     with_state,
+    with_uids,
     without_operators,
+    without_prepared,
     without_state,
 )
 
@@ -51,7 +54,7 @@ CHECKPOINT = Manifest(
     max_parallelism=16,
     operators=tuple(map(operator, ["read", "count", "write"])),
     snapshots=(
-        OperatorSnapshot("read", 0, items=({"id": "a", "position": 5},), finished=True),
+        OperatorSnapshot("read", 0, items=({"id": "a", "position": 5},), finished=True, ended=True),
         OperatorSnapshot("count", 0, keyed=(keyed("sums", "shared/c0"), keyed("more", "m0"))),
         OperatorSnapshot("count", 1, keyed=(keyed("sums", "shared/c1"),), watermark_us=4),
         OperatorSnapshot("write", 0, commits=(PendingCommit(9, {"f": 1}),)),
@@ -137,7 +140,43 @@ def test_a_source_goes_with_its_enumerator():
 
 def test_only_operators_that_hold_something_are_missed():
     empty = replace(CHECKPOINT, snapshots=(*CHECKPOINT.snapshots, OperatorSnapshot("map", 0)))
-    described = replace(empty, operators=(*empty.operators, operator("map")))
 
-    assert [each.uid for each in operators_gone(described, {"read", "write"})] == ["count"]
-    assert operators_gone(described, {"read", "write", "count"}) == ()
+    assert [uid for uid in ("read", "count", "write", "map") if keeps_something(empty, uid)] == [
+        "read",
+        "count",
+    ]
+
+
+def test_a_new_uid_is_taken_over_everywhere_and_two_may_change_places():
+    moved = with_uids(CHECKPOINT, {"read": "read", "count": "write", "write": "count"})
+
+    assert [each.uid for each in moved.operators] == ["read", "write", "count"]
+    assert [each.uid for each in moved.snapshots] == ["read", "write", "write", "count"]
+    assert [each.edge for each in moved.channels] == [
+        "read>write",
+        "write>count/1#2",
+        "read>counting",
+    ]
+    assert with_uids(CHECKPOINT, {"read": "clicks"}).enumerators.keys() == {"clicks"}
+
+
+def test_what_has_no_new_uid_is_left_out_where_another_one_takes_its_own():
+    moved = with_uids(CHECKPOINT, {"read": "read", "count": "write"})
+
+    assert [each.uid for each in moved.snapshots] == ["read", "write", "write"]
+
+
+def test_what_was_prepared_is_counted_by_sink_with_epoch_and_rows():
+    snapshots = (
+        OperatorSnapshot("write", 0, commits=(PendingCommit(9, {"rows": 3}),)),
+        OperatorSnapshot("write", 1, commits=(PendingCommit(8, {"rows": 4}),)),
+        OperatorSnapshot("count", 0, commits=(PendingCommit(9, {"f": 1}),)),
+    )
+    checkpoint = replace(CHECKPOINT, snapshots=snapshots)
+
+    [write, count] = prepared_output(checkpoint, {})
+    assert (write.key, count.key) == ("write:8:7", "count:8:unknown")
+    assert str(write) == "7 rows of epoch 8 that the sink 'the write' (write)"
+    assert [each.uid for each in prepared_output(checkpoint, {"write": 8})] == ["count"]
+    left = without_prepared(checkpoint, {"write"})
+    assert [each.uid for each in prepared_output(left, {})] == ["count"]

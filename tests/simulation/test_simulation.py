@@ -8,6 +8,7 @@ import pytest
 
 from stillframe.cli.main import main
 from stillframe.cli.simulate import hunted, run_one
+from stillframe.testing.simulation.checkers import Checkers, Violation
 from stillframe.testing.simulation.limits import NO_LIMITS, Limits, limits_of
 from stillframe.testing.simulation.mutants import MUTANTS
 from stillframe.testing.simulation.run import run_seed
@@ -59,6 +60,19 @@ def test_a_deliberate_mistake_is_caught(name, hunts):
 
 def test_a_seed_gives_the_same_run_again():
     assert run_one((7, None)) == run_one((7, None))
+
+
+def test_what_a_checker_sees_within_a_sink_is_told_by_its_own_name(monkeypatch):
+    """And not taken for an error of the sink's."""
+
+    def sees(checkers, branch, rows):
+        raise Violation("early: on purpose")
+
+    monkeypatch.setattr(Checkers, "_check_nothing_early", sees)
+
+    seen = {run_seed(seed).violation for seed in range(6)}
+
+    assert seen == {"early: on purpose"}
 
 
 def test_a_mutant_leaves_nothing_behind():

@@ -18,8 +18,12 @@ and then reports the reason that explains the most.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from stillframe.config import LOOPBACK
+from stillframe.coordinator import history
 from stillframe.coordinator.attempt_checkpoints import AttemptCheckpoints
-from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
+from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported, StacksDumped
 from stillframe.coordinator.enumerators import DiscoveryFailed, Enumerators, SplitsDiscovered
 from stillframe.coordinator.history import SlotsRunning
 from stillframe.coordinator.job_parts import JobParts
@@ -39,26 +43,39 @@ from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, EpochCommitted
-from stillframe.ids import NO_CHECKPOINT, SlotIndex
+from stillframe.graph.plan import SubtaskRef
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
 from stillframe.protocol.inline import in_pieces
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import (
     Acknowledged,
+    CaughtUp,
     Committed,
     Declined,
     Drained,
     Failed,
-    FailureCause,
+    Hanging,
     Progress,
     Running,
     StartSlot,
     StillThere,
+    SubtaskDoing,
 )
 from stillframe.protocol.restore import StartingState, starting_channels
+from stillframe.stacks import bounded, called, dumped_frames, innermost_own
 
 _JOIN_SECONDS_MAX = 120.0
-_STILL_THERE_SECONDS = 5.0
+_STILL_THERE_SECONDS_MAX = 5.0
 _BETTER_REASON_SECONDS = 0.5
+_SILENT_SECONDS = 5.0
+"""A slot that reports twice a second is told to be silent after this long."""
+
+
+_IN_WORDS = {
+    "an open snapshot": "it writes its snapshot",
+    "an alignment": "it waits for the barrier on its other inputs",
+    "a recording": "it waits for the end of what its barrier overtook",
+}
 
 
 class RunningAttempt:
@@ -81,14 +98,33 @@ class RunningAttempt:
         self._slots = slots
         self._restored = restored
         self._state = state
-        self._enumerators = Enumerators(parts.plan, restored, state, slots, discoveries)
+        self._enumerators = Enumerators(
+            parts.plan,
+            restored,
+            state,
+            slots,
+            discoveries,
+            available_now=parts.config.available_now,
+        )
         self._checkpoints = AttemptCheckpoints(
-            parts, slots, commits, restored, self._enumerators, self._on_outcome
+            parts, slots, commits, restored, self._enumerators, self._on_outcome, self._what_does
         )
         self._joined: dict[SlotIndex, SlotJoined] = {}
         self._running: set[SlotIndex] = set()
         self._complained: set[SlotIndex] = set()
         self._lost: set[SlotIndex] = set()
+        self._heard_at: dict[SlotIndex, float] = {}
+        self._hanging: dict[SlotIndex, Hanging] = {}
+        """By the slots' own reports, or by what was dumped when they could not report."""
+        self._doing: dict[SlotIndex, tuple[SubtaskDoing, ...]] = {}
+        self._still_there_seconds = min(
+            _STILL_THERE_SECONDS_MAX, parts.config.heartbeat_timeout_seconds / 3
+        )
+        self._oom_kills = parts.oom_kills
+        self._oom_kills_before: dict[str, int | None] = {LOOPBACK: parts.oom_kills()}
+        """By machine, when the attempt began or was first heard from there."""
+        self._hosts_out_of_memory: set[str] = set()
+        self._stuck_timeout_seconds = parts.config.stuck_timeout_seconds
         self._slots_ended = False
         self._unbegun: list[SavepointWanted | RescaleWanted] = []
         """Came when this attempt was over already, or about to rest."""
@@ -108,8 +144,16 @@ class RunningAttempt:
         return len(self._joined) == self._plan.slots
 
     @property
+    def do_all_run(self) -> bool:
+        return len(self._running) == self._plan.slots
+
+    @property
     def have_slots_ended(self) -> bool:
         return self._slots_ended
+
+    def is_hanging(self) -> bool:
+        """Whether one of its slots will not hear what it is told."""
+        return bool(self._hanging) or bool(self._silent())
 
     def wake_at_seconds(self) -> float:
         """When `on_time` has something to do at the latest."""
@@ -135,10 +179,12 @@ class RunningAttempt:
         self._checkpoints.on_time(now)
         missing = sorted(set(range(self._plan.slots)) - self._running)
         if missing and now > self._join_deadline:
-            self._break(f"slots {missing} did not come up within {_JOIN_SECONDS_MAX:g} s", "other")
+            late = f"slots {missing} did not come up within {_JOIN_SECONDS_MAX:g} s"
+            self._break(AttemptBroke(late, "other"))
         if now >= self._still_there_at:
             self._slots.broadcast(StillThere())
-            self._still_there_at = now + _STILL_THERE_SECONDS
+            self._still_there_at = now + self._still_there_seconds
+        self._tell_silent()
         self._take_up_waiting()
 
     def handle(self, mail: Mail) -> None:
@@ -196,41 +242,113 @@ class RunningAttempt:
                 self._on_joined(mail)
             case SlotReported(slot, report):
                 self._on_report(slot, report)
-            case SlotLost(slot, reason):
+            case SlotLost(slot, reason, is_silent):
                 self._lost.add(slot)
-                self._break(self._loss(slot, reason), "bystander", _crash(slot))
+                hanging = self._hanging.get(slot)
+                if is_silent and hanging is not None:
+                    self._break_hanging(slot, hanging, self._loss(slot, reason))
+                self._break(AttemptBroke(self._loss(slot, reason), "lost slot", _crash(slot)))
+            case StacksDumped():
+                self._on_dumped(mail)
             case SlotsEnded(attempt, reason) if attempt == self._attempt:
                 self._slots_ended = True
-                self._break(reason or "the slots returned before the job was over", "other")
+                reason = reason or "the slots returned before the job was over"
+                self._break(AttemptBroke(reason, "other", nothing_ran=not self._running))
             case EpochCommitted(epoch):
                 self._checkpoints.on_epoch_committed(epoch)
             case SplitsDiscovered(attempt, uid, discovered) if attempt == self._attempt:
                 self._enumerators.on_discovered(uid, discovered, self._now())
-            case DiscoveryFailed(attempt, reason, is_permanent) if attempt == self._attempt:
-                self._break(reason, "permanent" if is_permanent else "other")
-            case CommitFailed(reason, is_permanent):
-                self._break(reason, "permanent" if is_permanent else "other")
+            case DiscoveryFailed(attempt, reason, cause, blame) if attempt == self._attempt:
+                self._break(AttemptBroke(reason, cause, blame=blame))
+            case CommitFailed(reason, cause, blame):
+                self._break(AttemptBroke(reason, cause, blame=blame))
             case CheckpointWanted():
                 self._checkpoints.request(mail)
             case SavepointWanted() if self._checkpoints.is_rest_wanted:
                 self._unbegun.append(mail)
             case SavepointWanted():
                 self._checkpoints.request_savepoint(mail)
+            case RescaleWanted() if len(self._running) < self._plan.slots:
+                # Nothing has been done that the next attempt would not do again, and if slots are
+                # missing this one may never run.
+                self._outcome = AttemptRested(mail, self._now())
             case RescaleWanted():
                 self._checkpoints.request_rest(mail)
             case StopWanted(cancels):
                 self._outcome = AttemptStopped(cancels)
 
+    # --- it stands still ---
+
+    def _note_progress(self, slot: SlotIndex, progress: Progress) -> None:
+        self._history.report_progress(slot, progress, self._now())
+        self._doing[slot] = progress.doing
+        joined = self._joined.get(slot)  # not if it came when the attempt was over
+        if joined is not None:
+            self._note_oom_kills(joined.data_address[0], progress.oom_kills)
+        self._history.over(f"slot {slot} silent")
+        if progress.hanging is None:
+            self._hanging.pop(slot, None)
+            self._history.over(f"slot {slot} hanging")
+        else:
+            self._on_hanging(slot, progress.hanging)
+
+    def _on_hanging(self, slot: SlotIndex, hanging: Hanging) -> None:
+        self._hanging[slot] = hanging
+        self._history.begin(f"slot {slot} hanging", history.Hanging(slot, hanging))
+        if 0 < self._stuck_timeout_seconds <= hanging.seconds:
+            self._break_hanging(slot, hanging, f"slot {slot} was ended (stuckTimeout)")
+
+    def _on_dumped(self, dumped: StacksDumped) -> None:
+        """Since its last report, which is when its interpreter stopped."""
+        frames = dumped_frames(dumped.text, dumped.loop_id)
+        at = called(frames, dumped.places)
+        seconds = self._now() - self._heard_at.get(dumped.slot, self._now())
+        hanging = Hanging(
+            seconds,
+            None if at is None else f"function {frames[at].function}",
+            innermost_own(frames, dumped.places),
+            bounded("\n".join(map(str, frames if at is None else frames[at:]))),
+        )
+        self._on_hanging(dumped.slot, hanging)
+
+    def _break_hanging(self, slot: SlotIndex, hanging: Hanging, then: str) -> None:
+        at = FailedAt(slot, hanging.task, hanging.subtask)
+        self._break(AttemptBroke(f"{hanging}; {then}", "other", at, hanging.blame))
+
+    def _silent(self) -> list[SlotIndex]:
+        now = self._now()
+        return [slot for slot, at in self._heard_at.items() if now - at > _SILENT_SECONDS]
+
+    def _tell_silent(self) -> None:
+        for slot in self._silent():
+            seconds, pid = self._now() - self._heard_at[slot], self._joined[slot].pid
+            told = f"slot {slot} (pid {pid}) has sent nothing for {seconds:.0f} s"
+            self._history.begin(f"slot {slot} silent", history.Waiting(told))
+
+    def _what_does(self, ref: SubtaskRef, checkpoint_id: CheckpointId) -> str:
+        """How far a subtask is with a checkpoint, as far as it is known here."""
+        slot = SlotIndex(int(ref.subtask))
+        hanging = self._hanging.get(slot)
+        if hanging is not None:
+            return str(hanging)
+        if slot in self._silent():
+            return "its slot has sent nothing for a while"
+        for doing in self._doing.get(slot, ()):
+            if (doing.task, doing.subtask, doing.checkpoint_id) == (*ref, checkpoint_id):
+                return _IN_WORDS.get(doing.what, doing.what)
+        return "its barrier has not come"
+
     def _on_report(self, slot: SlotIndex, report: object) -> None:
+        self._heard_at[slot] = self._now()
         match report:
             case Running():
                 self._on_running(slot)
             case Progress():
-                self._history.report_progress(slot, report)
-            case Failed(reason, cause, task_name, subtask):
+                self._note_progress(slot, report)
+            case Failed():
                 self._complained.add(slot)
-                self._break(reason, cause, FailedAt(slot, task_name, subtask))
-            case Acknowledged() | Declined() | Committed() | Drained():
+                self._break(_failure(slot, report))
+            case Acknowledged() | Declined() | Committed() | Drained() | CaughtUp():
                 self._checkpoints.on_report(report)
 
     def _take_up_waiting(self) -> None:
@@ -246,16 +364,16 @@ class RunningAttempt:
     def _on_outcome(self, outcome: Outcome) -> None:
         """A checkpoint has ended the attempt, or broken it."""
         if isinstance(outcome, AttemptBroke):
-            self._break(outcome.reason, outcome.cause)
+            self._break(outcome)
         else:
             self._outcome = outcome
 
-    def _break(self, reason: str, cause: FailureCause, at: FailedAt | None = None) -> None:
+    def _break(self, broke: AttemptBroke) -> None:
         """Note the failure; a reason that explains little is given a moment to be bettered."""
         if self._outcome is not None or self._broken is not None:
             return
-        self._broken = AttemptBroke(reason, cause, at)
-        patience = _BETTER_REASON_SECONDS if cause == "bystander" else 0.0
+        self._broken = broke
+        patience = _BETTER_REASON_SECONDS if broke.cause == "lost slot" else 0.0
         self._broken_for_good_at = self._now() + patience
         if not patience:
             self._outcome = self._broken
@@ -263,27 +381,54 @@ class RunningAttempt:
     def _loss(self, slot: SlotIndex, reason: str) -> str:
         joined = self._joined.get(slot)  # it may have come while the attempt was breaking
         pid = f" (pid {joined.pid})" if joined else ""
-        return f"slot {slot}{pid} was lost: {reason}"
+        host = joined.data_address[0] if joined else LOOPBACK
+        if host == LOOPBACK:
+            self._note_oom_kills(host, self._oom_kills())
+        if host not in self._hosts_out_of_memory:
+            return f"slot {slot}{pid} was lost: {reason}"
+        return (
+            f"slot {slot}{pid} was lost: the system has killed it for want of memory; give it more"
+            " (on a cluster spark.executor.memoryOverhead), or keep less in it: a higher"
+            " parallelism, or stateBackend=rocksdb"
+        )
+
+    def _note_oom_kills(self, host: str, kills: int | None) -> None:
+        before = self._oom_kills_before.setdefault(host, kills)
+        if kills is not None and before is not None and kills > before:
+            self._hosts_out_of_memory.add(host)
 
     def _look_for_better_reason(self, mail: Mail) -> None:
         match mail:
-            case SlotReported(slot, Failed(said, why, task, subtask)):
+            case SlotReported(slot, Failed() as report):
                 self._complained.add(slot)
-                if why != "bystander":
-                    self._outcome = AttemptBroke(said, why, FailedAt(slot, task, subtask))
+                if report.cause != "lost slot":
+                    self._outcome = _failure(slot, report)
             case SlotLost(slot, said) if slot not in self._complained:
                 self._lost.add(slot)
-                self._broken = AttemptBroke(self._loss(slot, said), "bystander", _crash(slot))
+                self._broken = AttemptBroke(self._loss(slot, said), "lost slot", _crash(slot))
             case SlotsEnded(attempt, said) if attempt == self._attempt:
                 self._slots_ended = True
                 if said and not self.have_all_joined:
-                    self._outcome = AttemptBroke(said, "other")  # of one that never came to speak
+                    # Of one that never came to speak.
+                    self._outcome = AttemptBroke(said, "other", nothing_ran=not self._running)
+            case SlotReported(slot, Progress() as progress):
+                self._note_progress(slot, progress)
+                self._explain_by_memory()
             case StopWanted(cancels):
                 self._outcome = AttemptStopped(cancels)
             case _:
                 self._handle_late(mail)
         if self.have_all_joined and len(self._complained | self._lost) == self._plan.slots:
             self._outcome = self._outcome or self._broken  # nobody is left to explain it better
+
+    def _explain_by_memory(self) -> None:
+        """A peer on the machine of the slot that was lost has told of it meanwhile."""
+        broken = self._broken
+        if broken is None or broken.at is None or not broken.at.is_crash:
+            return
+        joined = self._joined.get(broken.at.slot)
+        if joined is not None and joined.data_address[0] in self._hosts_out_of_memory:
+            self._broken = replace(broken, reason=self._loss(broken.at.slot, ""))
 
     # --- it is over ---
 
@@ -302,7 +447,13 @@ class RunningAttempt:
             case SavepointWanted() | RescaleWanted():
                 self._unbegun.append(mail)
             case SlotReported(slot, Progress() as progress):
-                self._history.report_progress(slot, progress)
+                self._heard_at[slot] = self._now()
+                self._note_progress(slot, progress)
+            case StacksDumped():
+                self._on_dumped(mail)
+            case SlotLost(slot):
+                self._heard_at.pop(slot, None)
+                self._hanging.pop(slot, None)
 
     def unanswered_requests(self) -> list[CheckpointWanted | SavepointWanted | RescaleWanted]:
         """Those that no checkpoint has answered; the next attempt gets them.
@@ -314,6 +465,11 @@ class RunningAttempt:
             why = f" ({self._outcome.reason})" if isinstance(self._outcome, AttemptBroke) else ""
             self._checkpoints.give_up_rest(f"attempt {self._attempt} of the job ended before{why}")
         return [*self._checkpoints.on_attempt_over(), *self._unbegun]
+
+
+def _failure(slot: SlotIndex, report: Failed) -> AttemptBroke:
+    at = FailedAt(slot, report.task, report.subtask)
+    return AttemptBroke(report.reason, report.cause, at, report.blame)
 
 
 def _crash(slot: SlotIndex) -> FailedAt:

@@ -36,8 +36,8 @@ from stillframe.coordinator.ports import CommitsPort, SlotsPort
 from stillframe.coordinator.rescaling import RescaleFailed, RescaleWanted
 from stillframe.coordinator.resting import Rest
 from stillframe.coordinator.savepoints import Savepoints, SavepointWanted
-from stillframe.errors import StorageError, Unsettled
-from stillframe.graph.logical import Write
+from stillframe.errors import Fenced, StorageError, Unsettled
+from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import SubtaskRef, Task
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch
 from stillframe.protocol import messages
@@ -63,6 +63,7 @@ from stillframe.protocol.manifests import Manifest, OperatorSnapshot
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
+    CaughtUp,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -71,7 +72,7 @@ from stillframe.protocol.messages import (
 )
 from stillframe.protocol.statistics import TriggeredType
 
-CheckpointReport = Acknowledged | Declined | Committed | Drained
+CheckpointReport = Acknowledged | Declined | Committed | Drained | CaughtUp
 """What a slot says about a checkpoint, or about the end that calls for the last one."""
 
 
@@ -86,7 +87,9 @@ class AttemptCheckpoints:
         restored: Manifest | None,
         enumerators: Enumerators,
         on_outcome: Callable[[Outcome], None],
+        what_does: Callable[[SubtaskRef, CheckpointId], str] = lambda ref, checkpoint_id: "",
     ) -> None:
+        """`what_does` tells how far a subtask is with a checkpoint, in words."""
         self._plan = parts.plan
         self._clock = parts.clock
         self._alignment_timeout_ms = parts.config.alignment_timeout_ms
@@ -98,7 +101,7 @@ class AttemptCheckpoints:
         self._enumerators = enumerators
         self._on_outcome = on_outcome
         self._attempt = parts.ledger.attempt
-        self._protocol = _protocol(parts)
+        self._protocol = _protocol(parts, what_does)
         self._news = CheckpointNews(parts)
         self._savepoints = Savepoints(parts.open_store)
         self._rest = Rest()
@@ -173,6 +176,9 @@ class AttemptCheckpoints:
             case Drained(task, subtask):
                 ref = SubtaskRef(task, subtask)
                 self._carry_out(self._protocol.on_drained(ref, self._now()))
+            case CaughtUp(task, subtask):
+                ref = SubtaskRef(task, subtask)
+                self._carry_out(self._protocol.on_caught_up(ref, self._now()))
 
     def _on_acknowledged(self, ref: SubtaskRef, report: Acknowledged) -> None:
         checkpoint_id = report.checkpoint_id
@@ -198,14 +204,15 @@ class AttemptCheckpoints:
     def _carry_out(self, instructions: Sequence[Instruction[SubtaskRef, Acknowledged]]) -> None:
         for instruction in instructions:
             match instruction:
-                case Trigger(checkpoint_id, holds_sources):
-                    self._trigger(checkpoint_id, holds_sources)
+                case Trigger(checkpoint_id, holds):
+                    self._trigger(checkpoint_id, holds)
                 case StoreCheckpoint(checkpoint_id, triggered_at, acknowledged):
                     self._store(checkpoint_id, triggered_at, acknowledged)
                 case AnnounceComplete(checkpoint_id):
                     epoch = Epoch(self._ledger.next_epoch - 1)
                     self._slots.broadcast(CompleteCheckpoint(checkpoint_id, epoch))
                 case NoteCommitted(checkpoint_id):
+                    self._ledger.note_committed_everywhere(self._sinks.uids, checkpoint_id)
                     self._news.on_committed(checkpoint_id)
                 case Abort(checkpoint_id, reason):
                     self._abort(checkpoint_id, reason)
@@ -213,42 +220,38 @@ class AttemptCheckpoints:
                     self._on_outcome(AttemptBroke(reason, "other"))
                 case EndSources():
                     self._slots.broadcast(messages.EndSources())
-                case TriggerSavepoint(checkpoint_id, holds_sources):
-                    self._trigger_savepoint(checkpoint_id, holds_sources)
+                case TriggerSavepoint(checkpoint_id, holds):
+                    self._trigger_savepoint(checkpoint_id, holds)
                 case StoreSavepoint(checkpoint_id, acknowledged):
                     self._store_savepoint(checkpoint_id, acknowledged)
                 case LetGo(checkpoint_id):
                     self._slots.broadcast(AbortCheckpoint(checkpoint_id))
                 case Finish():
-                    self._savepoints.on_ended()
                     self._on_outcome(AttemptFinished())
                 case Stop() if self._rest.is_wanted:
                     self._on_outcome(self._rest.rested())
                 case Stop():
-                    self._savepoints.on_ended()
                     self._on_outcome(AttemptStopped())
 
-    def _trigger(self, checkpoint_id: CheckpointId, holds_sources: bool) -> None:
+    def _trigger(self, checkpoint_id: CheckpointId, holds: bool) -> None:
         triggered_at_ms = self._note_triggered(checkpoint_id, "CHECKPOINT")
         timeout_ms = self._alignment_timeout_ms
-        if holds_sources:
+        if holds:
             # Without a timeout: nothing comes behind the barriers, so they are not waited for long,
             # and what they would overtake would have to be sorted out among other channels.
             timeout_ms = None
             self._rest.on_triggered(checkpoint_id, self._now())
         self._slots.broadcast(
-            TriggerCheckpoint(
-                checkpoint_id, triggered_at_ms, timeout_ms, holds_sources=holds_sources
-            )
+            TriggerCheckpoint(checkpoint_id, triggered_at_ms, timeout_ms, holds=holds)
         )
 
-    def _trigger_savepoint(self, checkpoint_id: CheckpointId, holds_sources: bool) -> None:
+    def _trigger_savepoint(self, checkpoint_id: CheckpointId, holds: bool) -> None:
         address = self._savepoints.on_triggered(checkpoint_id)
         triggered_as: TriggeredType = "SYNC_SAVEPOINT" if self._savepoints.is_last else "SAVEPOINT"
         triggered_at_ms = self._note_triggered(checkpoint_id, triggered_as)
         # Without a timeout: what is under way would have to fit the channels of another job.
         self._slots.broadcast(
-            TriggerCheckpoint(checkpoint_id, triggered_at_ms, None, address, holds_sources)
+            TriggerCheckpoint(checkpoint_id, triggered_at_ms, None, address, holds)
         )
 
     def _note_triggered(self, checkpoint_id: CheckpointId, triggered_as: TriggeredType) -> int:
@@ -292,7 +295,13 @@ class AttemptCheckpoints:
     ) -> None:
         manifest = self._manifest(checkpoint_id, acknowledged)
         try:
+            if self._savepoints.is_last:
+                # Whoever has taken the job over goes on, and commits what this one would say again.
+                self._ledger.check_newest()
             self._savepoints.store(manifest)
+        except Fenced as error:
+            self._savepoints.on_broken(str(error))
+            raise
         except StorageError as error:
             self._on_store_failed(checkpoint_id, error)
             return
@@ -366,8 +375,15 @@ class AttemptCheckpoints:
         return self._clock.monotonic_seconds()
 
 
-def _protocol(parts: JobParts) -> Checkpoints[SubtaskRef, Acknowledged]:
-    config = parts.config
+def _protocol(
+    parts: JobParts, what_does: Callable[[SubtaskRef, CheckpointId], str]
+) -> Checkpoints[SubtaskRef, Acknowledged]:
+    config, tasks = parts.config, parts.plan.tasks
+
+    def in_words(ref: SubtaskRef, checkpoint_id: CheckpointId | None) -> str:
+        doing = "" if checkpoint_id is None else what_does(ref, checkpoint_id)
+        return f"{tasks[ref.task].name} ({ref.subtask}){f': {doing}' if doing else ''}"
+
     settings = CheckpointSettings(
         interval_seconds=config.checkpoint_interval_seconds,
         timeout_seconds=config.checkpoint_timeout_seconds,
@@ -379,7 +395,19 @@ def _protocol(parts: JobParts) -> Checkpoints[SubtaskRef, Acknowledged]:
     committing = [
         ref for task in parts.plan.tasks if _commits_in_slots(task) for ref in task.subtasks()
     ]
-    return Checkpoints(settings, parts.plan.subtasks(), committing, parts.ledger.first_free_id)
+    sources = [ref for task in parts.plan.tasks if _reads(task) for ref in task.subtasks()]
+    return Checkpoints(
+        settings,
+        parts.plan.subtasks(),
+        committing,
+        parts.ledger.first_free_id,
+        sources if config.available_now else (),
+        in_words,
+    )
+
+
+def _reads(task: Task) -> bool:
+    return any(isinstance(planned.operator, Read) for planned in task.operators)
 
 
 def _commits_in_slots(task: Task) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stillframe.coordinator.ports import SlotsPort
 from stillframe.errors import StillframeError
@@ -14,6 +16,7 @@ from stillframe.ids import Attempt, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.messages import Order, Report, message_to_json, report_from_json
+from stillframe.stacks import Places
 from stillframe.wire import (
     ConnectionLost,
     Doorman,
@@ -23,8 +26,10 @@ from stillframe.wire import (
     send_message,
 )
 
-_SLOT_SILENT_SECONDS_MAX = 50.0
 _CLOSE_SECONDS = 5.0
+_DUMP_BYTES_MAX = 1 << 20
+_DUMPED_SECONDS = 0.5
+"""How long nothing more comes of a dump that is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,22 @@ class SlotLost:
 
     slot: SlotIndex
     reason: str
+    is_silent: bool = False
+    """Whether nothing was heard of it for too long."""
 
 
-ControlEvent = SlotJoined | SlotReported | SlotLost
+@dataclass(frozen=True, slots=True)
+class StacksDumped:
+    """The interpreter of a slot stands still: the stacks of all its threads."""
+
+    slot: SlotIndex
+    text: str
+    loop_id: int
+    """The thread of the slot's loop."""
+    places: Places
+
+
+ControlEvent = SlotJoined | SlotReported | SlotLost | StacksDumped
 
 
 class ControlServer(SlotsPort):
@@ -70,13 +88,16 @@ class ControlServer(SlotsPort):
         attempt: Attempt,
         slots: int,
         on_event: Callable[[ControlEvent], None],
+        silent_seconds_max: float = 50.0,
     ) -> None:
         self._job = job
         self._attempt = attempt
         self._slots = slots
         self._on_event = on_event
+        self._silent_seconds_max = silent_seconds_max
         self._lock = threading.Lock()
         self._sockets: dict[SlotIndex, socket.socket] = {}
+        self._stacks: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._closing = False
         listener = listen(host)
@@ -99,7 +120,7 @@ class ControlServer(SlotsPort):
         self._closing = True
         self._doorman.close(_CLOSE_SECONDS)
         with self._lock:
-            sockets = list(self._sockets.values())
+            sockets = [*self._sockets.values(), *self._stacks]
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -114,26 +135,55 @@ class ControlServer(SlotsPort):
     def _on_peer(self, sock: socket.socket, hello: JsonObject) -> None:
         joined = _joined(hello)
         slot = joined.slot
+        is_control = hello["kind"] == "control"
         # Slots report twice a second, so a silence this long means that the machine is gone.
-        sock.settimeout(_SLOT_SILENT_SECONDS_MAX)
+        sock.settimeout(self._silent_seconds_max if is_control else _DUMPED_SECONDS)
         thread = threading.Thread(
-            target=self._listen_to, args=(slot, sock), name=f"stillframe-slot-{slot}", daemon=True
+            target=self._listen_to if is_control else self._take_dumps,
+            args=(slot, sock) if is_control else (_without_stacks(hello), sock),
+            name=f"stillframe-slot-{slot}{'' if is_control else '-stacks'}",
+            daemon=True,
         )
         with self._lock:
-            self._sockets[slot] = sock
             self._threads.append(thread)
-        self._on_event(joined)
+            if is_control:
+                self._sockets[slot] = sock
+            else:
+                self._stacks.append(sock)
+        if is_control:
+            self._on_event(joined)
         thread.start()
 
+    def _take_dumps(self, empty: StacksDumped, sock: socket.socket) -> None:
+        """What `faulthandler` writes has no end that could be seen, only a pause behind it."""
+        text = b""
+        while not self._closing:
+            try:
+                data = sock.recv(_DUMP_BYTES_MAX)
+            except TimeoutError:
+                if text:
+                    self._on_event(replace(empty, text=text.decode(errors="replace")))
+                    text = b""
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            text = (text + data)[-_DUMP_BYTES_MAX:]
+
     def _listen_to(self, slot: SlotIndex, sock: socket.socket) -> None:
-        reason = "it closed its connection"
+        reason, heard_at = "it closed its connection", time.monotonic()
         try:
             while (message := read_message(sock)) is not None:
+                heard_at = time.monotonic()
                 self._on_event(SlotReported(slot, report_from_json(message)))
         except StillframeError as error:
             reason = str(error)
+        is_silent = time.monotonic() - heard_at >= self._silent_seconds_max
+        if is_silent:
+            reason = f"it has sent nothing for {self._silent_seconds_max:g} s (heartbeatTimeout)"
         if not self._closing:
-            self._on_event(SlotLost(slot, reason))
+            self._on_event(SlotLost(slot, reason, is_silent))
 
 
 def refusal(
@@ -145,15 +195,17 @@ def refusal(
         kind, its_job = fields.text("kind"), fields.text("job")
         its_attempt, slot = fields.integer("attempt"), SlotIndex(fields.integer("slot"))
         _joined(hello)
+        if kind == "stacks":
+            _without_stacks(hello)
     except ValueError as error:
         return f"the hello is not a slot's ({error})"
-    if kind != "control" or its_job != job:
+    if kind not in ("control", "stacks") or its_job != job:
         return f"this is the coordinator of job {job!r}"
     if its_attempt != attempt:
         return f"attempt {its_attempt} is over, attempt {attempt} is running"
     if not 0 <= slot < slots:
         return f"there is no slot {slot}: the job has {slots}"
-    if slot in registered:
+    if slot in registered and kind == "control":
         return f"slot {slot} has registered already in attempt {attempt}"
     return None
 
@@ -163,3 +215,10 @@ def _joined(hello: JsonObject) -> SlotJoined:
     fields = JsonFields(hello)
     data_address = (fields.text("host"), fields.integer("port"))
     return SlotJoined(SlotIndex(fields.integer("slot")), fields.integer("pid"), data_address)
+
+
+def _without_stacks(hello: JsonObject) -> StacksDumped:
+    """Who will dump, and how that is to be read. Raises `ValueError` if it does not say so."""
+    fields = JsonFields(hello)
+    places = Places(fields.text("ours"), tuple(fields.text("libraries").split(os.pathsep)))
+    return StacksDumped(SlotIndex(fields.integer("slot")), "", fields.integer("thread"), places)

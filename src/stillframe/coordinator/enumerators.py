@@ -13,11 +13,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stillframe.api.sources import Discovered, Source
 from stillframe.coordinator.ports import DiscoveriesPort, SlotsPort
-from stillframe.errors import BuildError, DataError, StillframeError, UserCodeError
+from stillframe.errors import Blame, StillframeError
 from stillframe.graph.logical import Read
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
@@ -30,8 +30,9 @@ from stillframe.protocol.enumeration import (
     Instruction,
 )
 from stillframe.protocol.manifests import Manifest
-from stillframe.protocol.messages import AssignSplits
+from stillframe.protocol.messages import AssignSplits, FailureCause, blame_of, cause_of
 from stillframe.protocol.restore import StartingState, SubtaskState
+from stillframe.user_code import calling
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class DiscoveryFailed:
 
     attempt: Attempt
     reason: str
-    is_permanent: bool
+    cause: FailureCause
+    blame: Blame | None = field(default=None, compare=False)
 
 
 DiscoveryEvent = SplitsDiscovered | DiscoveryFailed
@@ -82,10 +84,13 @@ class Enumerators:
         state: StartingState,
         slots: SlotsPort,
         discoveries: DiscoveriesPort | None,
+        *,
+        available_now: bool = False,
     ) -> None:
+        """`available_now`: the job stops when it has read what is there."""
         self._slots = slots
         self._discoveries = discoveries
-        self._enumerations = _enumerations(plan, restored, state)
+        self._enumerations = _enumerations(plan, restored, state, available_now)
         self._triggered: dict[CheckpointId, Mapping[OperatorUid, JsonObject]] = {}
 
     def wake_at_seconds(self) -> float | None:
@@ -128,14 +133,14 @@ class Enumerators:
                 case Ask():
                     assert self._discoveries is not None, f"nobody can ask the enumerator of {uid}"
                     self._discoveries.ask(uid)
-                case Assign(subtask, splits, is_last):
+                case Assign(subtask, splits, is_last, stops):
                     # Subtask n of every task runs in slot n.
-                    order = AssignSplits(uid, subtask, splits, is_last)
+                    order = AssignSplits(uid, subtask, splits, is_last, stops)
                     self._slots.send(SlotIndex(subtask), order)
 
 
 def _enumerations(
-    plan: Plan, restored: Manifest | None, state: StartingState
+    plan: Plan, restored: Manifest | None, state: StartingState, available_now: bool
 ) -> Mapping[OperatorUid, Enumeration]:
     parallelism = {planned.uid: task.parallelism for task, planned in plan.operators()}
     enumerations = {}
@@ -147,7 +152,10 @@ def _enumerations(
         ]
         held = [{str(item["id"]) for item in part.items} for part in parts]
         enumerations[uid] = Enumeration(
-            source.discovery_interval_seconds, restored_enumerator(restored, uid), held
+            source.discovery_interval_seconds,
+            restored_enumerator(restored, uid),
+            held,
+            stops=available_now,
         )
     return enumerations
 
@@ -202,10 +210,11 @@ class _Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._answer_questions()
-        except Exception as error:
+            with calling(f"the enumerator of source {self._source.describe()}"):
+                self._answer_questions()
+        except StillframeError as error:
             if not self._is_closed:
-                self._on_event(_failure(self._attempt, self._source, error))
+                self._on_event(_failure(self._attempt, error))
 
     def close(self) -> None:
         if not self._is_closed:
@@ -228,12 +237,5 @@ class _Asking(threading.Thread):
             enumerator.close()
 
 
-def _failure(attempt: Attempt, source: Source, error: Exception) -> DiscoveryFailed:
-    if isinstance(error, StillframeError):
-        permanent = isinstance(error, UserCodeError | DataError | BuildError)
-        return DiscoveryFailed(attempt, str(error), permanent)
-    return DiscoveryFailed(
-        attempt,
-        f"the enumerator of source {source.describe()} raised {type(error).__name__}: {error}",
-        is_permanent=True,
-    )
+def _failure(attempt: Attempt, error: Exception) -> DiscoveryFailed:
+    return DiscoveryFailed(attempt, str(error), cause_of(error), blame_of(error))

@@ -8,13 +8,20 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
+from stillframe.protocol import messages
+from stillframe.protocol.failures import in_words
 from stillframe.protocol.manifests import SubtaskTimings
 from stillframe.protocol.messages import Progress
 
 _KEPT_MAX = 100
+_SAMPLE_SECONDS = 1.0
+_SAMPLES_MAX = 10
 log = logging.getLogger("stillframe")
+event_log = log.getChild("events")
+"""Where events go; a command that shows them by itself turns it off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,27 @@ class AttemptStarted:
             return f"attempt {self.attempt} starts from the beginning"
         where = ", ".join(self.positions[:4]) + (", …" if len(self.positions) > 4 else "")
         return f"restored checkpoint {self.restored_from}, replaying from {where or 'its end'}"
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyFinished:
+    """The job was started again after it had finished; nothing runs."""
+
+    checkpoint_id: CheckpointId | None
+    address: str
+    """The job's directory."""
+
+    def __str__(self) -> str:
+        last = f", with checkpoint {self.checkpoint_id}" if self.checkpoint_id else ""
+        go_on = (
+            f"; another queryName and restoreFrom={self.address} go on with its state"
+            if self.checkpoint_id
+            else ""
+        )
+        return (
+            f"the job has finished{last}, and nothing is left to do: fresh=true (stillframe run"
+            f" --fresh) runs it again from the beginning{go_on}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +189,40 @@ class AttemptFailed:
     reason: str
     restart_seconds: float | None
     """None: there will be no other attempt."""
+    blame: Blame | None = None
+    """Of an error in code that is not ours."""
 
     def __str__(self) -> str:
-        if self.restart_seconds is None:
-            return f"attempt {self.attempt} failed: {self.reason}"
-        return (
-            f"attempt {self.attempt} failed: {self.reason};"
-            f" restarting in {self.restart_seconds:.3g} s"
-        )
+        said = f"attempt {self.attempt} failed: {self.reason}"
+        if self.restart_seconds is not None:
+            said += f"; restarting in {self.restart_seconds:.3g} s"
+        return "\n    ".join([said, *(in_words(self.blame) if self.blame is not None else ())])
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """A slot does not come back from a call of the user's code."""
+
+    slot: SlotIndex
+    hanging: messages.Hanging
+
+    def __str__(self) -> str:
+        lines = [f"{self.hanging}, in slot {self.slot}"]
+        if self.hanging.task is not None:
+            lines[0] += f", task {self.hanging.task} ({self.hanging.subtask})"
+        named = {"operator": self.hanging.operator, "called with": self.hanging.called_with}
+        lines += [f"{name}: {value}" for name, value in named.items() if value is not None]
+        return "\n    ".join([*lines, *self.hanging.stack.splitlines()])
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The job does not get on for want of something outside it."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +237,7 @@ class JobEnded:
 Event = (
     GuaranteeGiven
     | DriverAwaited
+    | AlreadyFinished
     | AttemptStarted
     | SlotsRunning
     | CheckpointCompleted
@@ -192,9 +247,12 @@ Event = (
     | Rescaled
     | CheckpointDamaged
     | AttemptFailed
+    | Hanging
+    | Waiting
     | JobEnded
 )
 Listener = Callable[[Event], None]
+_WARNINGS = (CheckpointFailed, AlreadyFinished, AttemptFailed, Hanging, Waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +272,12 @@ class Summary:
     """Came too late and were dropped, replayed ones included."""
     guarantee: str | None = None
     """Of the whole job, in a word; None: it has not been told yet."""
+    records_per_second: float = 0.0
+    """Read from the sources lately."""
+    watermark_us: int | None = None
+    """How far event time has come in the slowest operator; None: nothing is known."""
+    records_malformed: int = 0
+    """Could not be read as their schema declares them, replayed ones included."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -227,6 +291,9 @@ class Summary:
             "records_in": self.records_in,
             "records_out": self.records_out,
             "records_late": self.records_late,
+            "records_per_second": round(self.records_per_second, 1),
+            "watermark_us": self.watermark_us,
+            "records_malformed": self.records_malformed,
         }
 
 
@@ -247,6 +314,9 @@ class History:
         self._outcome = "running"
         self._past_attempts = Progress(0, 0)
         self._this_attempt: dict[SlotIndex, Progress] = {}
+        self._present: dict[str, Event] = {}
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
+        """When how many records had been read in this attempt, a second apart and more."""
 
     def add_listener(self, listener: Listener) -> None:
         """Called with every event from now on, on the job's thread; it must not block."""
@@ -255,11 +325,11 @@ class History:
 
     def tell(self, event: Event) -> None:
         # A job may go on for long without a new checkpoint: whoever looks at the log should know.
-        is_warning = isinstance(event, CheckpointFailed) or (
+        is_warning = isinstance(event, _WARNINGS) or (
             isinstance(event, GuaranteeGiven) and event.word in ("at-most-once", "none")
         )
         level = logging.WARNING if is_warning else logging.INFO
-        log.log(level, "%s", event)
+        event_log.log(level, "%s", event)
         with self._lock:
             self._note(event)
             listeners = list(self._listeners)
@@ -269,9 +339,29 @@ class History:
             except Exception:  # a curious listener must not harm the job
                 log.exception("a listener failed on %s", event)
 
-    def report_progress(self, slot: SlotIndex, progress: Progress) -> None:
+    def report_progress(self, slot: SlotIndex, progress: Progress, now_seconds: float) -> None:
         with self._lock:
             self._this_attempt[slot] = progress
+            if not self._samples or now_seconds - self._samples[-1][0] >= _SAMPLE_SECONDS:
+                read = sum(each.records_in for each in self._this_attempt.values())
+                self._samples.append((now_seconds, read))
+
+    def begin(self, what: str, event: Event) -> None:
+        """Something lasts: told when it begins, and shown as it is now until it is over."""
+        with self._lock:
+            is_new = what not in self._present
+            self._present[what] = event
+        if is_new:
+            self.tell(event)
+
+    def over(self, what: str) -> None:
+        with self._lock:
+            self._present.pop(what, None)
+
+    def present(self) -> list[Event]:
+        """What is in the job's way now."""
+        with self._lock:
+            return list(self._present.values())
 
     def note_rest(self) -> None:
         """An attempt has come to rest: the next one is no restart."""
@@ -305,7 +395,16 @@ class History:
                 records_out=records.records_out,
                 records_late=records.records_late,
                 guarantee=self._guarantee,
+                records_per_second=self._records_per_second(),
+                watermark_us=_sum_of(self._this_attempt.values()).watermark_us,
+                records_malformed=records.records_malformed,
             )
+
+    def _records_per_second(self) -> float:
+        if len(self._samples) < 2 or self._outcome != "running":
+            return 0.0
+        (began, before), (ended, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (ended - began)
 
     def _records_of_all(self) -> Progress:
         """Of this attempt and those before it."""
@@ -320,6 +419,11 @@ class History:
                 self._has_rested = False
                 self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
+                self._samples.clear()
+                self._present.clear()
+            case AttemptFailed():
+                self._samples.clear()
+                self._present.clear()
             case CheckpointCompleted():
                 self._checkpoints_completed += 1
                 self._completed.append(event)
@@ -329,6 +433,7 @@ class History:
                 self._guarantee = word
             case JobEnded(outcome):
                 self._outcome = outcome
+                self._present.clear()
 
 
 def _sum_of(parts: Collection[Progress]) -> Progress:
@@ -336,6 +441,8 @@ def _sum_of(parts: Collection[Progress]) -> Progress:
         sum(part.records_in for part in parts),
         sum(part.records_out for part in parts),
         sum(part.records_late for part in parts),
+        min((part.watermark_us for part in parts if part.watermark_us is not None), default=None),
+        records_malformed=sum(part.records_malformed for part in parts),
     )
 
 

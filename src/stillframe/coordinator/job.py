@@ -41,6 +41,7 @@ from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome,
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.coordinator.starting import Start, Starter
 from stillframe.errors import (
+    Blame,
     Fenced,
     JobFailed,
     SnapshotDamaged,
@@ -48,18 +49,20 @@ from stillframe.errors import (
     StillframeError,
     StorageError,
     Unsettled,
+    UserCodeError,
 )
-from stillframe.graph.guarantees import guarantee_of, refuse_weaker
+from stillframe.graph.guarantees import Guarantee, guarantee_of, refuse_weaker
 from stillframe.graph.launch import Deployment
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId
+from stillframe.processes import oom_kills
 from stillframe.protocol.checkpoints import Then
-from stillframe.protocol.failures import EndOutcome, Failure
+from stillframe.protocol.failures import EndOutcome, Failure, in_words
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.kept import KeptHistory
 from stillframe.protocol.lease import Alive, TakeOver
-from stillframe.protocol.messages import FailureCause
-from stillframe.protocol.restarts import GiveUp, SameCrash, restart_strategy
+from stillframe.protocol.messages import FailureCause, blame_of, cause_of
+from stillframe.protocol.restarts import GiveUp, SameFailure, restart_strategy
 from stillframe.storage.paths import job_directory
 from stillframe.storage.store import open_store
 
@@ -82,8 +85,7 @@ class Job(threading.Thread):
         `replan` makes one for another; without it the job cannot be rescaled while it runs.
         `unfit_states` tells before the start which states of a snapshot do not fit."""
         super().__init__(name=f"stillframe-job-{plan.job}", daemon=True)
-        self.guarantee = guarantee_of((each.operator for _, each in plan.operators()), config)
-        refuse_weaker(self.guarantee, config)
+        refuse_weaker(guarantee_of(plan, config), config)
         self.plan = plan
         self.config = config
         self.history = History()
@@ -93,7 +95,9 @@ class Job(threading.Thread):
         self._clock = clock
         self._mailbox: queue.Queue[Mail] = queue.Queue()
         self._restarts = restart_strategy(config, jitter=random.random)
-        self._same_crash = SameCrash(config.restart_same_crash_max)
+        self._same_failure = SameFailure(
+            config.restart_same_crash_max, config.restart_same_error_max
+        )
         self._scale = Scale(parallelism or plan.slots, replan, config, clock, self.history)
         store = None
         if config.checkpoint_location is not None:
@@ -113,8 +117,9 @@ class Job(threading.Thread):
             self._sinks,
             self._ledger,
             partial(open_store, settings=config.storage_settings),
-            self._scale.on_running,
+            self._on_running,
             unfit_states=unfit_states,
+            oom_kills=oom_kills,
             recorder=self._recorder,
         )
         self._stage = Stage(deployment, driver, secrets.token_bytes(32), self._mailbox)
@@ -128,6 +133,16 @@ class Job(threading.Thread):
             return kept
         retained = frozenset(each.checkpoint_id for each in record.checkpoints)
         return replace(kept, retained=retained)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the job gives as it is planned now: a rescale may change it."""
+        return guarantee_of(self.plan, self.config)
+
+    @property
+    def is_called_by_itself(self) -> bool:
+        """Whether this is one of its own threads, on which waiting for the job never ends."""
+        return threading.current_thread() in (self, self._sinks.committing_thread)
 
     def request_stop(self) -> None:
         """End the job in good order; it can be started again from its last checkpoint."""
@@ -173,6 +188,8 @@ class Job(threading.Thread):
             self._note_end(error)
             self.failure = JobFailed(f"job {self.plan.job!r} failed: {error}")
             self.failure.__cause__ = error
+            for note in getattr(error, "__notes__", ()):
+                self.failure.add_note(note)
         except Exception as error:
             self._note_end(error)
             self.failure = JobFailed(
@@ -203,7 +220,7 @@ class Job(threading.Thread):
             self._recorder.abandon()
         if not isinstance(error, JobFailed):
             reason = str(error) if isinstance(error, StillframeError) else repr(error)
-            self._note_failure(AttemptBroke(reason, "permanent"), None)
+            self._note_failure(AttemptBroke(reason, "permanent", blame=blame_of(error)), None)
 
     def _note_failure(self, broke: AttemptBroke, delay_seconds: float | None) -> None:
         now = self._parts.now()
@@ -219,6 +236,7 @@ class Job(threading.Thread):
                 task=broke.at.task if broke.at else None,
                 subtask=broke.at.subtask if broke.at else None,
                 slot=broke.at.slot if broke.at else None,
+                blame=broke.blame,
             )
         )
 
@@ -236,8 +254,8 @@ class Job(threading.Thread):
                 case AttemptStopped(is_cancelled):
                     return self._end_as_asked(cancels=is_cancelled)
                 case AttemptRested(wanted, held_at_seconds):
-                    self._scale.change(self.plan, held_at_seconds)
-                    self._use(wanted.plan)
+                    self.history.note_rest()
+                    self._change_plan(wanted, held_at_seconds)
                 case AttemptBroke(reason, cause) as broke:
                     self._note_damage(reason, cause)
                     delay_seconds = self._delay_or_raise(broke)
@@ -246,6 +264,7 @@ class Job(threading.Thread):
 
     def _end_as_asked(self, *, cancels: bool) -> EndOutcome:
         if not cancels:
+            self._starter.stopped()
             return "stopped"
         self._starter.cancel()
         return "cancelled"
@@ -271,7 +290,7 @@ class Job(threading.Thread):
 
     def _run_attempt_if_storage_lets(self) -> Outcome:
         """A storage that fails between two attempts is a failure like any other; at the first
-        start it is told at once."""
+        start it is told at once. So is a sink that fails to commit what it had prepared."""
         try:
             return self._run_attempt()
         except SnapshotDamaged:
@@ -280,6 +299,8 @@ class Job(threading.Thread):
             if self.history.summary().attempts == 0:
                 raise
             return AttemptBroke(str(error), "other")
+        except UserCodeError as error:
+            return AttemptBroke(str(error), cause_of(error), blame=error.blame)
 
     def _run_attempt(self) -> Outcome:
         start = self._begin()
@@ -289,12 +310,16 @@ class Job(threading.Thread):
         )
         if self._newest() != before:
             self._restarts.on_progress()
-            self._same_crash.on_progress()
+            self._same_failure.on_progress()
         if not isinstance(outcome, AttemptBroke):
             self._recorder.on_attempt_over("the attempt was over before it", self._parts.now())
         if isinstance(outcome, AttemptFinished):
             self._starter.finish()  # a storage that is down now costs a restart, not the job
         return outcome
+
+    def _on_running(self) -> None:
+        self._same_failure.on_running()
+        self._scale.on_running()
 
     def _begin(self) -> Start:
         try:
@@ -305,6 +330,10 @@ class Job(threading.Thread):
                 raise
         self._use(before)
         return self._starter.begin()
+
+    def _change_plan(self, wanted: RescaleWanted, held_at_seconds: float) -> None:
+        self._scale.change(self.plan, held_at_seconds)
+        self._use(wanted.plan)
 
     def _use(self, plan: Plan) -> None:
         """From the next attempt on. The sinks are the same, and so are their committers."""
@@ -318,15 +347,18 @@ class Job(threading.Thread):
     def _delay_or_raise(self, broke: AttemptBroke) -> float:
         """How long to wait before the next attempt, if there is to be one."""
         reason, now_seconds = broke.reason, self._clock.monotonic_seconds()
-        decision = self._same_crash.on_failure(reason, broke.crashed) or self._restarts.on_failure(
-            reason, broke.cause == "permanent", now_seconds
+        is_permanent = broke.cause == "permanent"
+        sign = None if is_permanent else broke.sign
+        decision = self._same_failure.on_failure(reason, sign) or self._restarts.on_failure(
+            reason, is_permanent, now_seconds
         )
         self._note_failure(broke, None if isinstance(decision, GiveUp) else decision.delay_seconds)
         if isinstance(decision, GiveUp):
-            self.history.tell(AttemptFailed(self._ledger.attempt, reason, None))
-            raise JobFailed(decision.reason)
-        self.history.tell(AttemptFailed(self._ledger.attempt, reason, decision.delay_seconds))
-        return decision.delay_seconds
+            self.history.tell(AttemptFailed(self._ledger.attempt, reason, None, broke.blame))
+            raise _with_notes(JobFailed(decision.reason), broke.blame)
+        delay_seconds = decision.delay_seconds
+        self.history.tell(AttemptFailed(self._ledger.attempt, reason, delay_seconds, broke.blame))
+        return delay_seconds
 
     def _wait_before_restart(self, delay_seconds: float) -> bool:
         """False if somebody stops the job meanwhile."""
@@ -340,7 +372,11 @@ class Job(threading.Thread):
             if isinstance(mail, StopWanted):
                 self._cancels_between = mail.cancels
                 return False
-            if isinstance(mail, CheckpointWanted | SavepointWanted | RescaleWanted):
+            if isinstance(mail, RescaleWanted):
+                # At once: perhaps the job was for want of slots, and needs fewer now.
+                self._change_plan(mail, self._clock.monotonic_seconds())
+                break
+            if isinstance(mail, CheckpointWanted | SavepointWanted):
                 postponed.append(mail)
         for mail in postponed:
             self._mailbox.put(mail)
@@ -354,3 +390,10 @@ class Job(threading.Thread):
             self._starter.mark_damaged(record.restored_from, reason)
         else:
             self._starter.mark_savepoint_damaged(reason)
+
+
+def _with_notes(failure: JobFailed, blame: Blame | None) -> JobFailed:
+    """Python shows notes below the error, so that its sentence can stay one."""
+    for line in in_words(blame) if blame is not None else ():
+        failure.add_note(line)
+    return failure

@@ -36,6 +36,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -48,13 +49,23 @@ from stillframe.errors import (
     Unanswered,
     Unsettled,
 )
-from stillframe.ids import Attempt
-from stillframe.protocol.joblog import JobRecord, decode_record, encode_record
+from stillframe.ids import Attempt, Epoch
+from stillframe.protocol.joblog import (
+    JobRecord,
+    Shown,
+    decode_record,
+    encode_record,
+    record_in_place_of,
+)
 from stillframe.storage.paths import LOG_DIRECTORY, log_path, sequence_of
 from stillframe.storage.store import Store
 
 ENTRIES_KEPT = 32
 _READ_TRIES_MAX = 5
+WAY_PAST_DAMAGE = (
+    "put the file back, or start the job with option fresh=true (stillframe run --fresh) to delete"
+    " its checkpoints and start from the beginning"
+)
 
 
 class JobLog:
@@ -69,6 +80,8 @@ class JobLog:
         self._last: JobRecord | None = None
         self._own_attempt: Attempt | None = None
         self._fenced: Fenced | None = None
+        self._in_place: JobRecord | None = None
+        """What stands for an entry that cannot be read, if a person has said so."""
         self._unsettled: JobRecord | None = None
         """The entry of which it is not known whether it was kept."""
 
@@ -85,6 +98,26 @@ class JobLog:
         self._last = self._newest()
         self._fenced = self._unsettled = None
         return self._last
+
+    def pass_over_damage(self, shown: Iterable[Shown]) -> JobRecord:
+        """Go on as if the newest entry, which cannot be read, told these numbers and no more.
+
+        Only for a job that begins anew: what is retained is not known.
+        """
+        sequences = self._sequences()
+        found = [*shown, *filter(None, map(self._shown_by, sequences))]
+        stands_in = record_in_place_of(sequences[-1] if sequences else 0, found)
+        self._last = self._in_place = stands_in
+        self._fenced = self._unsettled = None
+        return stands_in
+
+    def _shown_by(self, sequence: int) -> Shown | None:
+        try:
+            entry = self._entry(sequence)
+        except StorageError:
+            return None
+        last_epoch = Epoch(entry.next_epoch - 1) if entry.next_epoch else None
+        return Shown(entry.attempt, entry.last_checkpoint_id, last_epoch)
 
     def check_newest(self) -> None:
         """Raise `Fenced` if somebody else has written since the last `read` or `append`.
@@ -119,6 +152,12 @@ class JobLog:
         self._compact(sequences)
         return record
 
+    def sweep(self) -> None:
+        """Remove what drivers that died were writing. One that is not dead, only overtaken, hears
+        that it is, as if it had found the number taken."""
+        with suppress(StorageError):  # harmless, and the next driver tries again
+            self._store.delete_unfinished(LOG_DIRECTORY)
+
     def _check_ours(self, record: JobRecord) -> None:
         expected = self._last.sequence + 1 if self._last else 1
         assert record.sequence == expected, "a record is made of the last one read or appended"
@@ -135,6 +174,8 @@ class JobLog:
         except StorageError as error:
             if not created and self._certainly_absent(record.sequence, error):
                 raise
+            if not isinstance(error, Unanswered) and self._is_anothers(record):
+                raise self._fence(self._overtaken(record)) from error
             raise self._unsettle(record, str(error)) from error
         if self._unsettled is not None and self._holds(self._unsettled):
             raise self._unsettle(self._unsettled, "it appeared late")
@@ -145,6 +186,13 @@ class JobLog:
             return isinstance(error, NotDone)  # one that may still appear is not looked for
         try:
             return sequence not in self._sequences()
+        except StorageError:
+            return False
+
+    def _is_anothers(self, record: JobRecord) -> bool:
+        """Whether the number of this entry is taken for good: then it can never appear."""
+        try:
+            return self._entry(record.sequence) != record
         except StorageError:
             return False
 
@@ -190,6 +238,8 @@ class JobLog:
             sequences = self._sequences()
             if not sequences:
                 return None
+            if self._in_place is not None and self._in_place.sequence == sequences[-1]:
+                return self._in_place
             try:
                 return self._entry(sequences[-1])
             except SnapshotDamaged:
@@ -204,9 +254,12 @@ class JobLog:
     def _entry(self, sequence: int) -> JobRecord:
         path = log_path(sequence)
         where = f"entry {sequence} of the log of job {self._job!r} ({self._store.address}/{path})"
-        record = decode_record(self._store.read(path), where)
-        if record.sequence != sequence:
-            raise SnapshotDamaged(f"{where} is damaged: it holds entry {record.sequence}")
+        try:
+            record = decode_record(self._store.read(path), where)
+            if record.sequence != sequence:
+                raise SnapshotDamaged(f"{where} is damaged: it holds entry {record.sequence}")
+        except SnapshotDamaged as error:
+            raise SnapshotDamaged(f"{error}; {WAY_PAST_DAMAGE}") from error
         return record
 
     def _sequences(self) -> list[int]:

@@ -42,6 +42,8 @@ class JobParts:
     """Called when all slots of an attempt run, and everybody knows."""
     unfit_states: UnfitStates = no_unfit_states
     """Which states of a snapshot the plan cannot go on with, as far as that can be told here."""
+    oom_kills: Callable[[], int | None] = lambda: None
+    """How many processes the driver's machine has killed for want of memory."""
     recorder: Recorder = field(default_factory=Recorder)
     """What became of checkpoints and attempts, for people."""
 

@@ -9,7 +9,9 @@ queue any more is lost with a warning, and so is what the storage refuses: a job
 its history.
 
 Two drivers of one job never meet: names carry the attempt, a file that is there already is left
-alone, and a driver deletes only what was there when it came and what it wrote itself.
+alone, and a driver deletes only what was there when it came and what it wrote itself. What others
+have begun to write goes when the job log says that the job is this driver's: then they are dead, or
+fenced off, and lose a record at most.
 """
 
 from __future__ import annotations
@@ -175,6 +177,10 @@ class HistoryThread:
             self._waiting.append(telling)
             self._news.notify()
 
+    def sweep(self) -> None:
+        """Remove what drivers that died were writing; only where the job is this driver's now."""
+        self.submit(lambda _: self._delete_unfinished())
+
     def abandon(self) -> None:
         """Another driver has taken over: write and delete nothing any more."""
         with self._news:
@@ -215,6 +221,10 @@ class HistoryThread:
             self._earlier = _read(self._store, self._names, self._kept_max)
         except Exception as error:  # whatever it is, the job does not depend on it
             log.warning("the history of earlier drivers cannot be read: %s", error)
+
+    def _delete_unfinished(self) -> None:
+        for directory in HISTORY_DIRECTORIES:
+            self._store.delete_unfinished(directory)
 
     def _next(self) -> Telling | None:
         with self._news:

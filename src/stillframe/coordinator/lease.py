@@ -89,6 +89,9 @@ class DriverLease:
             self._renewing.join(_END_SECONDS_MAX)
             self._renewing = None
         if self._own.renewal > 0:
+            # While this one is still there, so that no other driver is about to take its own.
+            with suppress(StorageError):
+                self._store.delete_unfinished(LEASE_DIRECTORY)
             with suppress(StorageError):
                 for path in self._own_paths():
                     self._store.delete(path)

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 
 from stillframe.clock import Clock
-from stillframe.coordinator.job_log import JobLog
+from stillframe.coordinator.job_log import WAY_PAST_DAMAGE, JobLog
 from stillframe.coordinator.snapshots import Snapshots
-from stillframe.errors import StorageError
+from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import (
     Claim,
@@ -23,12 +23,14 @@ from stillframe.protocol.joblog import (
     cancelled,
     checkpoint_completed,
     claim_settled,
+    committed_everywhere,
     ended,
     epoch_committed,
+    stopped,
 )
 from stillframe.protocol.manifests import FileHandle, Manifest
 from stillframe.protocol.retention import Retention
-from stillframe.storage.paths import is_shared, number_of_file
+from stillframe.storage.paths import LOG_DIRECTORY, is_shared, number_of_file
 from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
@@ -81,13 +83,31 @@ class Ledger:
         last = self._record.last_checkpoint_id if self._record else NO_CHECKPOINT
         return CheckpointId(max(last, self._highest_id) + 1)
 
-    def read(self) -> JobRecord | None:
-        """What was written before, by this driver or another."""
-        if self._log is not None:
+    def read(self, *, passes_over_damage: bool = False) -> JobRecord | None:
+        """What was written before, by this driver or another.
+
+        A log that cannot be read is `SnapshotDamaged`, unless it may be passed over because the job
+        begins anew: then the record has no checkpoints, and the highest numbers any file shows.
+        """
+        if self._log is None:
+            return self._record
+        self._highest_id = self._kept().highest_id()
+        try:
             self._record = self._log.read()
-        if self._snapshots is not None:
-            self._highest_id = self._snapshots.highest_id()
+            self._refuse_lost_log()
+        except SnapshotDamaged:
+            if not passes_over_damage:
+                raise
+            self._record = self._log.pass_over_damage(self._kept().shown())
         return self._record
+
+    def _refuse_lost_log(self) -> None:
+        """The first entry comes before the first file of a checkpoint."""
+        if self._record is None and self._highest_id > NO_CHECKPOINT:
+            raise SnapshotDamaged(
+                f"the log of job {self._job!r} ({self.store_address}/{LOG_DIRECTORY}) is missing,"
+                f" but there are files of checkpoints up to {self._highest_id}; {WAY_PAST_DAMAGE}"
+            )
 
     def read_manifest(self, completed: CompletedCheckpoint) -> Manifest:
         """Raises `SnapshotDamaged` if it is not what the log says it was."""
@@ -97,7 +117,10 @@ class Ledger:
         """Raise `Fenced` if another driver has taken over: what is known here is out of date."""
         if self._log is not None:
             self._log.check_newest()
-            self._record = self._log.last  # an entry of unknown outcome may be found kept
+            last = self._log.last
+            # An entry of unknown outcome may be found kept. What the next one is to say stays.
+            if last is None or self._record is None or last.sequence != self._record.sequence:
+                self._record = last
 
     def begin_attempt(
         self, restored: Manifest | None, *, is_anew: bool = False, claim: Claim | None = None
@@ -109,6 +132,7 @@ class Ledger:
                 self._record, restored_from, self._highest_id, is_anew=is_anew, claim=claim
             )
         )
+        self.sweep_log()
         self.take_stock()
 
     def take_stock(self) -> None:
@@ -165,6 +189,19 @@ class Ledger:
             if after is not self._record:
                 self._append(after)
 
+    def note_committed_everywhere(
+        self, uids: Iterable[OperatorUid], checkpoint_id: CheckpointId
+    ) -> None:
+        """All these sinks have committed this checkpoint; the next entry says so."""
+        assert self._record is not None
+        self._record = committed_everywhere(self._record, uids, checkpoint_id)
+
+    def note_stopped(self) -> None:
+        """Write down what the last entry does not say, if there is anything."""
+        written = self._log.last if self._log is not None else None
+        if self._record is not None and written is not None and written != self._record:
+            self._append(stopped(self._record))
+
     def finish(self) -> None:
         """Every record is processed and committed; starting the job again changes nothing."""
         assert self._record is not None
@@ -194,6 +231,11 @@ class Ledger:
                     self._job,
                 )
             self._snapshots.sweep(self._record.checkpoints, files, up_to)
+
+    def sweep_log(self) -> None:
+        """Remove entries that drivers of the past have begun to write: they can write no more."""
+        if self._log is not None:
+            self._log.sweep()
 
     def settle(self) -> None:
         """Make deletions durable: for the last sweep, which no other will follow."""

@@ -7,7 +7,7 @@ and nothing outside of it: it is complete if the metadata is there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import StorageError
-from stillframe.ids import Attempt, CheckpointId
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord, Outcome
 from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
 from stillframe.storage.paths import (
@@ -36,6 +36,8 @@ class LocatedSnapshot:
     manifest: Manifest
     job_outcome: Outcome | None = None
     """Of a checkpoint: what the log of its job says of the job; None where there is no log."""
+    committed: Mapping[OperatorUid, Epoch] = field(default_factory=dict)
+    """What it says that sinks have committed."""
 
     @property
     def address(self) -> str:
@@ -146,7 +148,6 @@ def _record(job: Store) -> JobRecord | None:
 
 def _of_job(job: Store, wanted: int | None) -> LocatedSnapshot:
     record = _record(job)
-    outcome = record.outcome if record is not None else None
     retained = record.checkpoints if record is not None else ()
     chosen = [kept for kept in retained if wanted in (None, kept.checkpoint_id)]
     if not chosen:
@@ -156,7 +157,8 @@ def _of_job(job: Store, wanted: int | None) -> LocatedSnapshot:
             f"the job in {job.address} has {which} that is complete and retained; there are:"
             f" {there}"
         )
-    return _completed(job, chosen[-1], outcome)
+    assert record is not None
+    return _completed(job, chosen[-1], record)
 
 
 def _one_checkpoint(job: Store, checkpoint_id: CheckpointId, attempt: Attempt) -> LocatedSnapshot:
@@ -171,10 +173,9 @@ def _one_checkpoint(job: Store, checkpoint_id: CheckpointId, attempt: Attempt) -
             f"the log of the job in {job.address} does not say that"
             f" chk-{checkpoint_id}-{attempt} is complete and retained; there are: {there or 'none'}"
         )
-    return _completed(job, completed, record.outcome)
+    return _completed(job, completed, record)
 
 
-def _completed(
-    job: Store, completed: CompletedCheckpoint, outcome: Outcome | None
-) -> LocatedSnapshot:
-    return LocatedSnapshot(job, Snapshots(job).read_manifest(completed), outcome)
+def _completed(job: Store, completed: CompletedCheckpoint, record: JobRecord) -> LocatedSnapshot:
+    manifest = Snapshots(job).read_manifest(completed)
+    return LocatedSnapshot(job, manifest, record.outcome, record.committed_epoch_by_sink)

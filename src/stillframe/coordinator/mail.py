@@ -10,8 +10,10 @@ from stillframe.coordinator.enumerators import DiscoveryEvent
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitEvent
+from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, SlotIndex, SubtaskIndex
 from stillframe.protocol.messages import FailureCause
+from stillframe.protocol.restarts import CodeFailed, NothingRan, Sign, SlotCrashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,19 @@ class AttemptBroke:
     at: FailedAt | None = field(default=None, compare=False)
     """Where, if that is known; not compared, because the reason says it too."""
 
+    blame: Blame | None = field(default=None, compare=False)
+    """Of an error in code that is not ours."""
+    nothing_ran: bool = field(default=False, compare=False)
+    """Whether the slots ended before any of them ran."""
+
     @property
-    def crashed(self) -> SlotIndex | None:
-        """The slot whose process died without saying why, if that was it."""
-        return self.at.slot if self.at is not None and self.at.is_crash else None
+    def sign(self) -> Sign | None:
+        """By which it is known if it comes again."""
+        if self.at is not None and self.at.is_crash:
+            return SlotCrashed(self.at.slot)
+        if self.nothing_ran:
+            return NothingRan(self.reason)
+        return None if self.blame is None else CodeFailed(self.blame.same_as)
 
 
 Outcome = AttemptFinished | AttemptStopped | AttemptRested | AttemptBroke

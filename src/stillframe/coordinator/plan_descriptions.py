@@ -11,7 +11,7 @@ from stillframe.graph.plan import (
     Rebalance,
     describe,
 )
-from stillframe.protocol.manifests import OperatorDescription
+from stillframe.protocol.manifests import OperatorDescription, Place
 from stillframe.protocol.restore import ChannelKind, EdgeDescription
 
 
@@ -23,6 +23,7 @@ def describe_operators(plan: Plan) -> tuple[OperatorDescription, ...]:
             type(planned.operator).__name__.lower(),
             describe(planned.operator),
             task.parallelism,
+            Place(planned.traits, planned.fed_by) if planned.traits is not None else None,
         )
         for task, planned in plan.operators()
     )

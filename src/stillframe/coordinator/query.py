@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import Any
 
 from stillframe.config import JobConfig
@@ -53,6 +54,25 @@ class Query:
         self._run_id = str(uuid.uuid4())
         job.history.add_listener(self._on_event)
 
+    def __repr__(self) -> str:
+        told = ", ".join(f"{what}: {value}" for what, value in self._in_words().items())
+        return f"<Query {self.name}, {told}>"
+
+    def _repr_html_(self) -> str:
+        return table_html(f"Query {self.name}", self._in_words())
+
+    def _in_words(self) -> dict[str, str]:
+        summary = self.summary
+        last = self.checkpoints[-1:]
+        return {
+            "state": str(self.status["message"]),
+            "guarantee": self.guarantee().word,
+            "records read": f"{summary.records_in:,} ({summary.records_per_second:,.0f}/s)",
+            "checkpoints": f"{summary.checkpoints_completed} ({last[0] if last else 'none yet'})",
+            "restarts": str(summary.restarts),
+            "checkpointLocation": str(self.config.checkpoint_location),
+        }
+
     # --- StreamingQuery's members ---
 
     @property
@@ -76,7 +96,9 @@ class Query:
     @property
     def status(self) -> dict[str, Any]:
         summary = self.summary
-        message = str(self._job.history.events()[-1]) if self._job.history.events() else "starting"
+        present, events = self._job.history.present(), self._job.history.events()
+        told = (str(event).partition("\n")[0] for event in present or events[-1:])
+        message = "; ".join(told) or "starting"
         return {
             "message": message if summary.outcome == "running" else summary.outcome,
             "isDataAvailable": self.isActive,
@@ -108,6 +130,7 @@ class Query:
 
         Without a timeout it returns nothing; with one, whether the job has ended.
         """
+        self._refuse_inside("awaitTermination()")
         if not self._wait_for_end(timeout):
             return False
         if self._job.failure is not None:
@@ -119,6 +142,7 @@ class Query:
 
         Takes a checkpoint for it; returns at once if the job has ended. Meant for tests.
         """
+        self._refuse_inside("processAllAvailable()")
         checkpoint_id = self.checkpoint()
         if checkpoint_id is not None:
             self._await(lambda: self._committed >= checkpoint_id, _COMMIT_SECONDS_MAX)
@@ -133,6 +157,9 @@ class Query:
         `drain` the sources end, and timers and windows that wait for event time fire before: for a
         job that will not go on. If the savepoint cannot be taken within `timeout` seconds this
         raises, and the job runs on.
+
+        Called by a function of the job on the driver (`foreachBatch`, a listener) it does not wait:
+        the job ends when that function has returned.
         """
         if savepoint is not None:
             self._take_savepoint(savepoint, "drain" if drain else "stop", timeout)
@@ -140,10 +167,13 @@ class Query:
             raise StillframeError("stop(drain=True) wants a savepoint: say where it goes")
         else:
             self._job.request_stop()
+        if self._job.is_called_by_itself:
+            return
         if not self._wait_for_end(_STOP_SECONDS_MAX):
+            waits = "; ".join(self.trouble)
             raise StillframeError(
-                f"job {self.name!r} did not stop within {_STOP_SECONDS_MAX:g} s: look at the"
-                " Spark job it runs in"
+                f"job {self.name!r} did not stop within {_STOP_SECONDS_MAX:g} s:"
+                f" {waits or 'look at the Spark job it runs in'}"
             )
 
     def cancel(self, timeout: float = _STOP_SECONDS_MAX) -> None:
@@ -152,9 +182,12 @@ class Query:
         Its checkpoints are deleted, and it can only be started anew (option `fresh`) or from a
         savepoint (`restoreFrom`); with option `retainOnCancel` they are kept, and started again it
         goes on from the newest. Savepoints and what sinks have committed stay in any case. Raises
-        if the job has ended otherwise, or did not end within `timeout` seconds.
+        if the job has ended otherwise, or did not end within `timeout` seconds. Called by a
+        function of the job on the driver it does not wait, as `stop`.
         """
         self._job.request_cancel()
+        if self._job.is_called_by_itself:
+            return
         if not self._wait_for_end(timeout):
             raise StillframeError(
                 f"job {self.name!r} did not end within {timeout:g} s: look at the Spark job it runs"
@@ -211,6 +244,11 @@ class Query:
         return self._job.kept_history().failures
 
     @property
+    def trouble(self) -> list[str]:
+        """What is in the job's way now: functions that hang, cores that are busy; mostly empty."""
+        return [str(event) for event in self._job.history.present()]
+
+    @property
     def events(self) -> list[Event]:
         """What happened lately, oldest first."""
         return self._job.history.events()
@@ -237,6 +275,7 @@ class Query:
         then the next attempt takes it. Raises if it, or the job, failed, or after `timeout`
         seconds.
         """
+        self._refuse_inside("checkpoint()")
         if self._job.config.checkpoint_location is None:
             raise StillframeError(
                 f"job {self.name!r} has no checkpointLocation, so it can take no checkpoint"
@@ -282,6 +321,7 @@ class Query:
                 outcomes.append(outcome)
                 self._changed.notify_all()
 
+        self._refuse_inside("rescale()")
         if not self.isActive:
             raise StillframeError(f"job {self.name!r} does not run: start it with the parallelism")
         self._job.request_rescale(parallelism, note)
@@ -302,6 +342,7 @@ class Query:
                 outcomes.append(outcome)
                 self._changed.notify_all()
 
+        self._refuse_inside("savepoint()" if then == "go on" else "stop(savepoint=...)")
         self._job.request_savepoint(directory, then, note)
         self._await(lambda: bool(outcomes), timeout)
         match outcomes:
@@ -313,6 +354,14 @@ class Query:
                 raise StillframeError(
                     f"job {self.name!r} ended before a savepoint of it could be taken"
                 )
+
+    def _refuse_inside(self, call: str) -> None:
+        if self._job.is_called_by_itself:
+            raise StillframeError(
+                f"query.{call} inside foreachBatch or a listener would wait for the epoch that is"
+                " being handed over: call it from another thread, or end the job with query.stop(),"
+                " which does not wait here"
+            )
 
     def _await(self, is_done: Callable[[], bool], seconds_max: float) -> None:
         """Until it is done, or the job has ended. Raises if the job failed or time is up."""
@@ -385,3 +434,13 @@ def _checkpoint_progress(this: CheckpointCompleted) -> Mapping[str, Any]:
         "state_size": this.state_bytes,
         "subtasks": [timings.to_json() for timings in this.timings],
     }
+
+
+def table_html(title: str, rows: Mapping[str, str]) -> str:
+    """For notebooks, where nothing that a name contains may become markup."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{escape(what)}</th>"
+        f"<td style='text-align:left'>{escape(value)}</td></tr>"
+        for what, value in rows.items()
+    )
+    return f"<b>{escape(title)}</b><table>{cells}</table>"

@@ -59,12 +59,18 @@ class Recorder:
         if self._keeping is not None:
             self._keeping.close()
 
+    def sweep(self) -> None:
+        """The job is this driver's now: remove what others have begun to write and never ended."""
+        if self._keeping is not None:
+            self._keeping.sweep()
+
     # --- attempts ---
 
     def on_begun(self, begun: AttemptBegun, before: JobRecord | None, now: Moment) -> None:
         """An attempt begins; `before` is what the log said until then."""
         with self._lock:
             if not self._figures.has_begun and self._keeping is not None:
+                self._keeping.sweep()
                 self._keeping.submit(lambda earlier: self._lost(before, earlier, now))
             self._keep(self._figures.on_begun(begun))
 

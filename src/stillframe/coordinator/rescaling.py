@@ -9,6 +9,9 @@ the sources send nothing), the job takes the other plan, and the next attempt go
 checkpoint. The time between is the downtime: from the trigger of that checkpoint, when sources
 begin to be held, until every slot of the new attempt runs.
 
+A job that has no running attempt, because slots are missing or it waits to be restarted, has
+nothing to hold: it takes the other plan at once, and goes on from its newest checkpoint.
+
 Until the attempt has come to rest, everything that goes wrong leaves the job as it was, and whoever
 asked hears it. Afterwards the job has the other parallelism, also if it takes several attempts to
 get there; only a plan that the checkpoint does not fit is taken back.
@@ -162,7 +165,6 @@ class Scale:
     def change(self, before: Plan, held_at_seconds: float) -> None:
         """The attempt with this plan has come to rest; the next one has the other."""
         self._change = _Change(before, held_at_seconds)
-        self._history.note_rest()
 
     def take_back(self, reason: str) -> Plan | None:
         """The checkpoint does not fit the other plan: answers the one the job had.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import ControlServer
 from stillframe.coordinator.enumerators import DiscoveryThreads
+from stillframe.coordinator.history import Waiting
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.mail import (
     AttemptFinished,
@@ -27,6 +28,8 @@ from stillframe.wire import Address
 
 _END_SECONDS_MAX = 30.0
 _CANCEL_SECONDS_MAX = 60.0
+_LOOK_SECONDS = 0.5
+_TELL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def run_attempt(
         attempt,
         parts.plan.slots,
         stage.mailbox.put,
+        parts.config.heartbeat_timeout_seconds,
     )
     discoveries = DiscoveryThreads(parts.plan, restored, attempt, stage.mailbox.put)
     running = RunningAttempt(parts, server, commits, restored, state, discoveries)
@@ -84,6 +88,8 @@ def run_attempt(
         checkpoint_mode=parts.config.checkpoint_mode,
         idle_timeout_seconds=parts.config.watermark_idle_timeout_seconds,
         ahead_seconds_max=parts.config.watermark_ahead_seconds_max,
+        heartbeat_timeout_seconds=parts.config.heartbeat_timeout_seconds,
+        stuck_timeout_seconds=parts.config.stuck_timeout_seconds,
         state=parts.config.state,
     )
     slots: RunningSlots | None = None
@@ -91,20 +97,75 @@ def run_attempt(
         slots = stage.deployment.launch(
             launch, lambda reason: stage.mailbox.put(SlotsEnded(attempt, reason))
         )
+        waits = _Waits(parts, stage.deployment, running, slots, commits)
         while running.outcome is None:
             left = running.wake_at_seconds() - parts.clock.monotonic_seconds()
             _handle_next(stage, running, left)
             running.on_time()
+            waits.tell()
     finally:
         _end(parts, stage, running, server, slots)
         discoveries.close()
-        commits.finish()
+        while not commits.finish(_TELL_SECONDS):
+            if slots is not None:
+                waits.tell()
         while _handle_next(stage, running, 0.0):
             pass
     for request in running.unanswered_requests():
         stage.mailbox.put(request)
     assert running.outcome is not None
     return running.outcome
+
+
+class _Waits:
+    """Tells what an attempt waits for outside it: slots that do not come, a sink on the driver."""
+
+    def __init__(
+        self,
+        parts: JobParts,
+        deployment: Deployment,
+        running: RunningAttempt,
+        slots: RunningSlots,
+        commits: CommitThread,
+    ) -> None:
+        self._parts = parts
+        self._deployment = deployment
+        self._running = running
+        self._slots = slots
+        self._commits = commits
+        self._tell_at = parts.clock.monotonic_seconds() + _TELL_SECONDS
+
+    def tell(self) -> None:
+        """Every few seconds; in between it does nothing."""
+        now = self._parts.clock.monotonic_seconds()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_SECONDS
+        self._show("slots", self._slots_awaited())
+        self._show("commit", self._commit_awaited(now))
+
+    def _show(self, what: str, told: str | None) -> None:
+        if told is None:
+            self._parts.history.over(what)
+        else:
+            self._parts.history.begin(what, Waiting(told))
+
+    def _slots_awaited(self) -> str | None:
+        if self._running.do_all_run or self._running.outcome is not None:
+            return None
+        slots, why = self._parts.plan.slots, self._slots.wait_for()
+        return f"waiting for {slots} slot{'s' if slots > 1 else ''}{f': {why}' if why else ''}"
+
+    def _commit_awaited(self, now_seconds: float) -> str | None:
+        under_way = self._commits.under_way()
+        if under_way is None or now_seconds - under_way.began_at_seconds < _TELL_SECONDS:
+            return None
+        why = self._deployment.shortage()
+        stack = "".join(f"\n    {line}" for line in self._commits.stack().splitlines())
+        return (
+            f"{under_way.sink} has had epoch {under_way.epoch} for"
+            f" {now_seconds - under_way.began_at_seconds:.0f} s{f': {why}' if why else ''}{stack}"
+        )
 
 
 def _handle_next(stage: Stage, running: RunningAttempt, seconds_max: float) -> bool:
@@ -128,18 +189,22 @@ def _end(
     is_good_end = isinstance(running.outcome, AttemptFinished | AttemptRested | AttemptStopped)
     if is_good_end and running.have_all_joined:
         server.broadcast(EndSlot())
-        _await_slots_ended(parts, stage, running, _END_SECONDS_MAX)
+        _await_slots_ended(parts, stage, running)
     server.close()
     if slots is not None and not running.have_slots_ended:
         slots.cancel()
-        _await_slots_ended(parts, stage, running, _CANCEL_SECONDS_MAX)
+        deadline = parts.clock.monotonic_seconds() + _CANCEL_SECONDS_MAX
+        while not running.have_slots_ended:
+            left = deadline - parts.clock.monotonic_seconds()
+            if left <= 0 or not _handle_next(stage, running, left):
+                return
 
 
-def _await_slots_ended(
-    parts: JobParts, stage: Stage, running: RunningAttempt, seconds_max: float
-) -> None:
-    deadline = parts.clock.monotonic_seconds() + seconds_max
-    while not running.have_slots_ended:
+def _await_slots_ended(parts: JobParts, stage: Stage, running: RunningAttempt) -> None:
+    """Until they have, or time is up, or one of them does not do anything any more."""
+    deadline = parts.clock.monotonic_seconds() + _END_SECONDS_MAX
+    while not running.have_slots_ended and not running.is_hanging():
         left = deadline - parts.clock.monotonic_seconds()
-        if left <= 0 or not _handle_next(stage, running, left):
+        if left <= 0:
             return
+        _handle_next(stage, running, min(left, _LOOK_SECONDS))

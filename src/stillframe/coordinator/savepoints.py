@@ -1,7 +1,9 @@
 """The savepoint that somebody asked for: where it goes, and how they hear what became of it.
 
 A savepoint belongs to whoever asked for it. Nothing of it is in the job's directory or its log; if
-it fails, its own directory is emptied again and the job goes on as if nobody had asked.
+it fails, its own directory is emptied again and the job goes on as if nobody had asked. One with
+which the job ends is written when everything before it is committed, and the job ends at once: it
+never exists while the job may still commit something.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ _PROBE = "_writable"
 
 @dataclass(frozen=True, slots=True)
 class SavepointFailed:
-    """There is no savepoint, or the job did not end with it, and this is why."""
+    """There is no savepoint, and this is why; if the job was to end with it, it goes on."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SavepointTaken:
-    """It is complete; if the job was to end with it, the job has."""
+    """It is complete; if the job was to end with it, it ends now."""
 
     address: str
 
@@ -56,7 +58,6 @@ class Savepoints:
         self._open_store = open_store
         self._wanted: SavepointWanted | None = None
         self._store: Store | None = None
-        self._is_stored = False
         self._numbers: set[CheckpointId] = set()
 
     def begin(self, wanted: SavepointWanted) -> bool:
@@ -70,7 +71,7 @@ class Savepoints:
         except StillframeError as error:
             wanted.on_outcome(SavepointFailed(str(error)))
             return False
-        self._wanted, self._is_stored = wanted, False
+        self._wanted = wanted
         return True
 
     def __contains__(self, checkpoint_id: CheckpointId) -> bool:
@@ -85,32 +86,20 @@ class Savepoints:
     def store(self, manifest: Manifest) -> None:
         """Write the metadata, the last thing; a `StorageError` means that there is none."""
         assert self._store is not None
-        assert self._wanted is not None
         write_savepoint(self._store, as_savepoint(manifest))
-        self._is_stored = True
-        if self._wanted.then == "go on":
-            self.on_ended()
+        self._tell(SavepointTaken(self.address))
 
     def on_failed(self, reason: str) -> None:
         """It was given up."""
         self._empty()
         self._tell(SavepointFailed(f"the savepoint into {self.address} failed: {reason}"))
 
-    def on_ended(self) -> None:
-        """All that was asked for is done."""
-        if self._wanted is not None and self._is_stored:
-            self._tell(SavepointTaken(self.address))
-
     def on_broken(self, reason: str) -> None:
         """The attempt is over before that."""
-        if self._wanted is None:
-            return
-        if self._is_stored:
-            what = f"the savepoint {self.address} is complete, but the job did not end with it"
-        else:
+        if self._wanted is not None:
             self._empty()
             what = f"the savepoint into {self.address} was not taken"
-        self._tell(SavepointFailed(f"{what}: {reason}"))
+            self._tell(SavepointFailed(f"{what}: {reason}"))
 
     @property
     def is_last(self) -> bool:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stillframe.api.sinks import Committable, Committer
 from stillframe.coordinator.ports import CommitsPort
-from stillframe.errors import StillframeError, UserCodeError
+from stillframe.errors import Blame
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, Epoch, OperatorUid
 from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.messages import FailureCause, blame_of, cause_of
+from stillframe.stacks import Places, frames_of, told_by_frames
+from stillframe.user_code import calling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +32,20 @@ class CommitFailed:
     """A sink's commit at the coordinator raised."""
 
     reason: str
-    is_permanent: bool
+    cause: FailureCause
+    blame: Blame | None = field(default=None, compare=False)
 
 
 CommitEvent = EpochCommitted | CommitFailed
+
+
+@dataclass(frozen=True, slots=True)
+class CommitUnderWay:
+    """A sink has been given an epoch and has not returned."""
+
+    sink: str
+    epoch: Epoch
+    began_at_seconds: float
 
 
 class DriverSinks:
@@ -44,21 +58,42 @@ class DriverSinks:
             for _, planned in plan.operators()
             if isinstance(planned.operator, Write)
         }
+        self._names = {uid: f"sink {sink.describe()}" for uid, sink in sinks.items()}
         self._committers: Mapping[OperatorUid, Committer] = {
             uid: sink.open_committer() for uid, sink in sinks.items()
         }
         self.committing_here: Sequence[OperatorUid] = [
             uid for uid, sink in sinks.items() if sink.commits_at_coordinator
         ]
+        self.committing_thread: threading.Thread | None = None
+        """On which the running attempt calls the sinks that commit here."""
+        self._former: Mapping[OperatorUid, OperatorUid] = {}
+
+    @property
+    def uids(self) -> Collection[OperatorUid]:
+        return self._committers.keys()
+
+    def go_on_after(self, former: Mapping[OperatorUid, OperatorUid]) -> None:
+        """By uids: those under which sinks have prepared what they commit in this attempt."""
+        self._former = former
+
+    def name_of(self, uid: OperatorUid) -> str:
+        return self._names[uid]
 
     def commit(self, uid: OperatorUid, manifest: Manifest) -> None:
         """Make the epoch of this checkpoint visible, once more if need be."""
-        self._committers[uid].commit(manifest.epoch, _pending(uid, manifest))
+        with calling(self._names[uid], f"epoch {manifest.epoch}", operator=uid):
+            self._committers[uid].commit(manifest.epoch, _pending(uid, manifest))
 
     def sweep(self, older_than: Attempt, manifest: Manifest | None) -> None:
         """Remove what older attempts left behind; what `manifest` still has to commit stays."""
         for uid, committer in self._committers.items():
-            committer.sweep(self._job, uid, older_than, _pending(uid, manifest))
+            pending = _pending(uid, manifest)
+            former = self._former.get(uid)
+            with calling(self._names[uid], operator=uid):
+                committer.sweep(self._job, uid, older_than, pending)
+                if former is not None and former not in self._committers:
+                    committer.sweep(self._job, former, older_than, pending)
 
     def close(self) -> None:
         for committer in self._committers.values():
@@ -85,6 +120,8 @@ class CommitThread(CommitsPort):
         self._sinks = sinks
         self._on_event = on_event
         self._work: queue.Queue[Manifest | None] = queue.Queue(1)
+        self._under_way: CommitUnderWay | None = None
+        self._is_finishing = False
         self._thread = threading.Thread(target=self._run, name="stillframe-epochs", daemon=True)
         self._thread.start()
 
@@ -92,23 +129,34 @@ class CommitThread(CommitsPort):
         """Never blocks: no checkpoint is stored until the last one's commit has been reported."""
         self._work.put_nowait(manifest)
 
-    def finish(self) -> None:
-        """Wait for the commit under way, however long the user's function takes, and end."""
-        self._work.put(None)
-        self._thread.join()
+    def finish(self, seconds_max: float | None = None) -> bool:
+        """Wait for the commit under way, however long the user's function takes, and end; False if
+        it takes longer than this. May be called again then."""
+        if not self._is_finishing:
+            self._is_finishing = True
+            self._work.put(None)
+        self._thread.join(seconds_max)
+        return not self._thread.is_alive()
+
+    def under_way(self) -> CommitUnderWay | None:
+        return self._under_way
+
+    def stack(self) -> str:
+        """What its thread is at, as Python prints it."""
+        return told_by_frames(frames_of(self._thread.ident or 0), Places.here())
 
     def _run(self) -> None:
+        self._sinks.committing_thread = threading.current_thread()
         while (manifest := self._work.get()) is not None:
             try:
                 for uid in self._sinks.committing_here:
+                    began_at = time.monotonic()
+                    name = self._sinks.name_of(uid)
+                    self._under_way = CommitUnderWay(name, manifest.epoch, began_at)
                     self._sinks.commit(uid, manifest)
-            except Exception as error:
-                self._on_event(_failure(error))
+            except BaseException as error:  # whatever it is, this thread goes on
+                self._on_event(CommitFailed(str(error), cause_of(error), blame_of(error)))
             else:
                 self._on_event(EpochCommitted(manifest.epoch))
-
-
-def _failure(error: Exception) -> CommitFailed:
-    if isinstance(error, StillframeError):
-        return CommitFailed(str(error), isinstance(error, UserCodeError))
-    return CommitFailed(f"a commit on the driver raised {type(error).__name__}: {error}", True)
+            finally:
+                self._under_way = None

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator
 
 from stillframe.errors import StorageError
-from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId
-from stillframe.protocol.joblog import CompletedCheckpoint
+from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch
+from stillframe.protocol.joblog import CompletedCheckpoint, Shown
 from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
 from stillframe.storage.paths import (
+    HISTORY_DIRECTORIES,
     SHARED_DIRECTORY,
     attempt_directory,
     attempt_of,
@@ -17,6 +18,7 @@ from stillframe.storage.paths import (
     checkpoint_of,
     metadata_path,
     number_of_file,
+    numbers_in_history,
 )
 from stillframe.storage.store import Store
 
@@ -53,6 +55,26 @@ class Snapshots:
         numbers = [of[0] for name in self._store.list("") if (of := checkpoint_of(name))]
         numbers += [number for path in self._shared() if (number := number_of_file(path))]
         return max(numbers, default=NO_CHECKPOINT)
+
+    def shown(self) -> Iterator[Shown]:
+        """All numbers that files here show to have been used, whatever state the files are in."""
+        for name in self._store.list(""):
+            if (of := checkpoint_of(name)) is not None:
+                yield Shown(of[1], of[0], self._epoch(*of))
+        for attempt in self._attempts():
+            yield Shown(attempt)
+        yield Shown(checkpoint_id=self.highest_id())
+        for directory in HISTORY_DIRECTORIES:
+            for name in self._store.list(directory):
+                if (found := numbers_in_history(directory, name)) is not None:
+                    yield Shown(found[1], found[0] or NO_CHECKPOINT)
+
+    def _epoch(self, checkpoint_id: CheckpointId, attempt: Attempt) -> Epoch | None:
+        path = metadata_path(checkpoint_id, attempt)
+        try:
+            return decode_manifest(self._store.read(path), path).epoch
+        except StorageError:
+            return None
 
     def sweep(
         self,

@@ -11,19 +11,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stillframe.config import JobConfig
 from stillframe.coordinator.claims import claim_on, settle_claim
 from stillframe.coordinator.enumerators import enumerated_sources
-from stillframe.coordinator.history import AttemptStarted, CheckpointDamaged
+from stillframe.coordinator.history import AlreadyFinished, AttemptStarted, CheckpointDamaged
 from stillframe.coordinator.job_parts import JobParts, UnfitStates
 from stillframe.coordinator.located import LocatedSnapshot, locate, own_checkpoint
 from stillframe.coordinator.plan_descriptions import describe_edges, describe_operators
 from stillframe.errors import SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan
-from stillframe.ids import Attempt, CheckpointId, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.json_values import JsonObject
 from stillframe.protocol.failures import AttemptBegun, Restored
-from stillframe.protocol.fit import JobShape, Mismatch, in_words, mismatches
+from stillframe.protocol.fit import Fitted, JobShape, Mismatch, fitted, in_words, mismatches
 from stillframe.protocol.joblog import JobRecord
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.restore import (
@@ -33,7 +34,13 @@ from stillframe.protocol.restore import (
     choose_restore,
     starting_state,
 )
-from stillframe.protocol.savepoints import as_beginning, operators_gone, without_operators
+from stillframe.protocol.savepoints import (
+    as_beginning,
+    as_savepoint,
+    prepared_output,
+    without_operators,
+    without_prepared,
+)
 from stillframe.storage.paths import checkpoint_directory
 from stillframe.storage.savepoint import StoreWithSavepoint, path_in_savepoint
 from stillframe.storage.store import Store
@@ -66,6 +73,7 @@ class Starter:
         self._elsewhere = wanted if isinstance(wanted, str) else None
         """A snapshot that is not the job's own, to begin with."""
         self._fresh = parts.config.fresh
+        self._has_begun = False
         self._have_states_fit = False
         self._is_understood = False
 
@@ -88,16 +96,21 @@ class Starter:
     def is_finished(self) -> bool:
         """Whether the log says that the job is over, and nobody asked to go on all the same."""
         self._understand()
-        record = self._ledger.read()
+        record = self._ledger.read(passes_over_damage=self._fresh)
         if record is None or self._fresh or not _is_over(record):
             return False
-        if record.outcome == "finished" and self._wanted is not None:
+        names_a_start = self._wanted is not None or self._elsewhere is not None
+        if record.outcome == "finished" and names_a_start:
             return False
         try:
             self._sweep_after_the_end()
         except StillframeError as error:
             log.warning("what was left behind could not be swept: %s", error)
-        return record.outcome == "finished"
+        if record.outcome != "finished":
+            return False
+        last = record.newest.checkpoint_id if record.newest is not None else None
+        self._parts.history.tell(AlreadyFinished(last, self._ledger.store_address or ""))
+        return True
 
     def begin(self) -> Start:
         """Choose a checkpoint, fence off older attempts, commit and sweep what they left."""
@@ -105,11 +118,12 @@ class Starter:
         self._ledger.check_newest()
         own, is_anew = self._choose_manifest()
         found = self._read_elsewhere() if own is None else None
-        self._tell_if_unused(own)
-        manifest = _as_beginning(found) if found is not None else own
         # Before the fence: a job that does not fit must not end one that runs.
-        manifest = self._without_what_is_gone(manifest)
-        self._refuse_misfits(manifest, found)
+        if is_anew and found is not None:
+            self._refuse_to_leave_behind_what_is_prepared(found)
+        if own is not None:
+            own = self._without_what_is_discarded(own)
+        manifest, former = self._fitted(_as_beginning(found) if found is not None else own, found)
         state = self._starting_state(manifest)
         is_claimed = self._parts.config.restore_mode == "claim"
         claim = claim_on(found) if found is not None and is_claimed else None
@@ -117,9 +131,13 @@ class Starter:
         self._ledger.begin_attempt(own, is_anew=is_anew, claim=claim)
         self._note_begun(before, own, found)
         self._fresh = False  # it was asked for now, not for every restart
+        self._has_begun = True
+        self._sinks.go_on_after(former)
         if own is not None:
+            assert manifest is not None
+            own = manifest
             settle_claim(self._ledger, self._parts.open_store)
-            self._commit_again(own)
+            self._commit_again(own, former)
         attempt = self._ledger.attempt
         self._ledger.sweep(Attempt(attempt - 1))
         self._sinks.sweep(attempt, own)
@@ -127,16 +145,6 @@ class Starter:
         place = found.place if found is not None else None
         self._parts.history.tell(AttemptStarted(attempt, restored_from, _positions(state), place))
         return Start(manifest, state, found.store if found is not None else None)
-
-    def _tell_if_unused(self, own: Manifest | None) -> None:
-        """Not a mistake: the command with which a job was begun may be given again."""
-        if own is not None and self._elsewhere is not None:
-            log.info(
-                "%s is not begun with: the job has checkpoint %d of its own (fresh=true leaves"
-                " that behind)",
-                self._elsewhere,
-                own.checkpoint_id,
-            )
 
     def _note_begun(
         self, before: JobRecord | None, own: Manifest | None, found: LocatedSnapshot | None
@@ -154,6 +162,13 @@ class Starter:
             restored = Restored(taken.checkpoint_id, now.wall_ms, is_savepoint, found.place)
         begun = AttemptBegun(self._ledger.attempt, now.wall_ms, restored)
         self._parts.recorder.on_begun(begun, before, now)
+
+    def stopped(self) -> None:
+        """The job may go on some time; what its sinks have committed is known until then."""
+        try:
+            self._ledger.note_stopped()
+        except StillframeError as error:
+            log.warning("that all output is committed could not be written down: %s", error)
 
     def finish(self) -> None:
         """The job is over: say so in the log, and leave nothing behind that nobody needs."""
@@ -173,6 +188,8 @@ class Starter:
 
     def _sweep_after_the_end(self) -> None:
         """What a driver or a slot of the past has written since, or the last sweep did not get."""
+        self._ledger.sweep_log()
+        self._parts.recorder.sweep()
         self._ledger.take_stock()
         self._ledger.sweep(self._ledger.attempt)
         self._ledger.settle()
@@ -206,14 +223,67 @@ class Starter:
             )
         return found
 
-    def _refuse_misfits(self, manifest: Manifest | None, found: LocatedSnapshot | None) -> None:
-        """All reasons why the job cannot begin with this, at once."""
+    def _fitted(
+        self, manifest: Manifest | None, found: LocatedSnapshot | None
+    ) -> tuple[Manifest | None, Mapping[OperatorUid, OperatorUid]]:
+        """The snapshot in the uids of the job, and those it had; raises all that does not fit."""
         if manifest is None:
-            return
-        wrong = mismatches(job_shape(self._plan), manifest, self._unfit_states(manifest, found))
+            return None, {}
+        allows = self._parts.config.allow_non_restored_state
+        fit = fit_to(self._plan, manifest, self._committed(), allows_gone=allows)
+        unfit = self._unfit_states(fit.manifest, found)
+        wrong = mismatches(job_shape(self._plan), fit, unfit, allows_state_lost=allows)
         if wrong:
             raise StartRefused(in_words(manifest, wrong))
         self._have_states_fit = True
+        for lost in fit.lost:
+            log.warning(
+                "the state of %r (%s) is not restored: the job has no such operator, and"
+                " allowNonRestoredState is set",
+                lost.operator.name,
+                lost.operator.uid,
+            )
+        for uid, before in fit.former.items():
+            log.info("operator %s goes on with the state of %s", uid, before)
+        return fit.manifest, fit.former
+
+    def _committed(self) -> Mapping[OperatorUid, Epoch]:
+        record = self._ledger.record
+        return record.committed_epoch_by_sink if record is not None else {}
+
+    def _without_what_is_discarded(self, own: Manifest) -> Manifest:
+        """Without the output that a person has named, sink by sink, because it is not wanted."""
+        wanted = self._parts.config.discard_prepared or ()
+        prepared = prepared_output(own, self._committed())
+        gone = [each for each in prepared if each.key in wanted]
+        missed = sorted(set(wanted) - {each.key for each in gone})
+        if missed and not self._has_begun:
+            there = ", ".join(each.key for each in prepared) or "none"
+            raise StartRefused(
+                f"discardPrepared names {missed[0]}, but {own.title} holds other prepared output"
+                f" ({there}): correct it, or leave it out"
+            )
+        for each in gone:
+            log.warning("%s has prepared are discarded: discardPrepared names them", each)
+        return without_prepared(own, [each.uid for each in gone])
+
+    def _refuse_to_leave_behind_what_is_prepared(self, found: LocatedSnapshot) -> None:
+        """Begun anew from elsewhere the job may be past the records of it: nobody would make it
+        again."""
+        newest = self._ledger.record.newest if self._ledger.record is not None else None
+        if newest is None:
+            return
+        try:
+            own = self._ledger.read_manifest(newest)
+        except SnapshotDamaged:
+            return  # there is no telling
+        own = self._without_what_is_discarded(own)
+        for prepared in prepared_output(own, self._committed()):
+            raise StartRefused(
+                f"{own.title} holds {prepared} has prepared and is not known to have committed, and"
+                f" {found.place} may be from after them: start the job once without fresh and"
+                " restoreFrom, so that they are committed, and stop it"
+            )
 
     def _unfit_states(
         self, manifest: Manifest, found: LocatedSnapshot | None
@@ -227,20 +297,6 @@ class Starter:
             store = StoreWithSavepoint(store, found.store)
         return self._parts.unfit_states(self._plan, manifest, store)
 
-    def _without_what_is_gone(self, manifest: Manifest | None) -> Manifest | None:
-        """Without the state of operators that the job does not have, if that is allowed."""
-        if manifest is None or not self._parts.config.allow_non_restored_state:
-            return manifest
-        present = {operator.uid for operator in describe_operators(self._plan)}
-        for operator in operators_gone(manifest, present):
-            log.warning(
-                "the state of %r (%s) is not restored: the job has no such operator, and"
-                " allowNonRestoredState is set",
-                operator.name,
-                operator.uid,
-            )
-        return _cut_to(present, manifest)
-
     def _choose_manifest(self) -> tuple[Manifest | None, bool]:
         """The job's own checkpoint to begin with, and whether all it was is left behind."""
         wanted, self._wanted = self._wanted, None  # it was asked for now, not for every restart
@@ -253,7 +309,8 @@ class Starter:
                 sinks_commit=self._makes_anything_visible()
                 or self._parts.config.checkpoint_mode == "at-most-once",
                 fresh=self._fresh,
-                from_elsewhere=self._elsewhere is not None,
+                # A restart goes on from what the job has by then.
+                from_elsewhere=None if self._has_begun else self._elsewhere,
             )
             if isinstance(choice, Refuse):
                 raise StartRefused(choice.reason)
@@ -263,6 +320,17 @@ class Starter:
                 return self._ledger.read_manifest(choice.checkpoint), False
             except SnapshotDamaged as error:
                 self.mark_damaged(choice.checkpoint.checkpoint_id, str(error))
+                self._look_at_the_others()
+
+    def _look_at_the_others(self) -> None:
+        """So that none is offered that is damaged too."""
+        record = self._ledger.record
+        for kept in record.checkpoints if record is not None else ():
+            if kept.checkpoint_id not in self._damaged:
+                try:
+                    self._ledger.read_manifest(kept)
+                except SnapshotDamaged as error:
+                    self.mark_damaged(kept.checkpoint_id, str(error))
 
     def _makes_anything_visible(self) -> bool:
         return any(
@@ -270,10 +338,11 @@ class Starter:
             for _, planned in self._plan.operators()
         )
 
-    def _commit_again(self, manifest: Manifest) -> None:
+    def _commit_again(self, manifest: Manifest, former: Mapping[OperatorUid, OperatorUid]) -> None:
         """What the restored checkpoint had prepared for sinks that commit here, if not done yet."""
         for uid in self._sinks.committing_here:
-            if not self._ledger.is_committed(uid, manifest.epoch):
+            known_as = {uid, former.get(uid, uid)}
+            if not any(self._ledger.is_committed(each, manifest.epoch) for each in known_as):
                 self._sinks.commit(uid, manifest)
                 self._ledger.note_committed([uid], manifest.epoch)
 
@@ -308,21 +377,34 @@ def _is_over(record: JobRecord) -> bool:
 
 def mismatches_with(
     plan: Plan,
-    manifest: Manifest,
-    store: Store,
+    found: LocatedSnapshot,
     unfit_states: UnfitStates,
+    config: JobConfig,
     *,
     allows_gone: bool,
 ) -> tuple[Mismatch, ...]:
-    """Why a job of this plan cannot begin with this snapshot, whose files are in the store."""
-    if allows_gone:
-        manifest = _cut_to({operator.uid for operator in describe_operators(plan)}, manifest)
-    return mismatches(job_shape(plan), manifest, unfit_states(plan, manifest, store))
+    """Why a job of this plan cannot begin with this snapshot, told as its start would tell it."""
+    manifest = found.manifest
+    if manifest.kind == "savepoint" or manifest.job != plan.job:
+        manifest = as_savepoint(manifest)  # what was prepared is for the job that prepared it
+    prepared = prepared_output(manifest, found.committed)
+    discarded = [each.uid for each in prepared if each.key in (config.discard_prepared or ())]
+    manifest = without_prepared(manifest, discarded)
+    fit = fit_to(plan, manifest, found.committed, allows_gone=allows_gone)
+    unfit = unfit_states(plan, fit.manifest, found.store)
+    return mismatches(job_shape(plan), fit, unfit, allows_state_lost=allows_gone)
 
 
-def _cut_to(present: set[OperatorUid], manifest: Manifest) -> Manifest:
-    there = {snapshot.uid for snapshot in manifest.snapshots}
-    return without_operators(manifest, (there | manifest.enumerators.keys()) - present)
+def fit_to(
+    plan: Plan, manifest: Manifest, committed: Mapping[OperatorUid, Epoch], *, allows_gone: bool
+) -> Fitted:
+    """The snapshot in the uids of the plan; without all that the plan has not, if it may be so."""
+    fit = fitted(job_shape(plan), manifest, committed)
+    if not allows_gone:
+        return fit
+    present = {planned.uid for _, planned in plan.operators()}
+    there = {snapshot.uid for snapshot in fit.manifest.snapshots} | fit.manifest.enumerators.keys()
+    return replace(fit, manifest=without_operators(fit.manifest, there - present))
 
 
 def job_shape(plan: Plan) -> JobShape:

@@ -6,7 +6,7 @@ evaluates them on whole Arrow columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,10 @@ class RowFunction:
     arguments: tuple[Expression, ...]
     type: pa.DataType
     name: str
+    given: tuple[Callable[[Any], Any] | None, ...] = ()
+    """What is done to each argument's values before the function gets them; empty: nothing."""
+    made: Callable[[pa.DataType, Sequence[Any]], pa.Array] | None = None
+    """Makes a column of what the function returned, where that is not of its type already."""
 
 
 Expression = Column | Literal | Call | RowFunction

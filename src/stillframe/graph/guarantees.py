@@ -13,6 +13,7 @@ its last completed checkpoint. That a disk with all checkpoints is lost is anoth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +23,8 @@ from stillframe.api.sources import Source
 from stillframe.config import CheckpointMode, JobConfig
 from stillframe.errors import StartRefused
 from stillframe.graph.logical import Operator, Read, Write
+from stillframe.graph.plan import Plan
+from stillframe.ids import SubtaskIndex
 from stillframe.json_values import JsonObject
 
 Word = Literal["exactly-once", "at-least-once", "at-most-once", "none"]
@@ -54,15 +57,37 @@ class _Weakness:
     doubles: bool = False
 
 
-def guarantee_of(operators: Iterable[Operator], config: JobConfig) -> Guarantee:
-    """Of a job with these operators and settings."""
+def guarantee_of(plan: Plan, config: JobConfig) -> Guarantee:
+    """Of a job with this plan and these settings."""
+    operators = [planned.operator for _, planned in plan.operators()]
+    return best_guarantee_of(operators, config, waits_for_barriers=waits_for_barriers(plan))
+
+
+def best_guarantee_of(
+    operators: Iterable[Operator], config: JobConfig, *, waits_for_barriers: bool = False
+) -> Guarantee:
+    """Of a job with these operators and settings, as far as it is known without a plan."""
     everything = list(operators)
     return weigh(
         [each.source for each in everything if isinstance(each, Read)],
         [each.sink for each in everything if isinstance(each, Write)],
         config.checkpoint_mode,
         keeps_checkpoints=config.checkpoint_location is not None,
+        waits_for_barriers=waits_for_barriers,
     )
+
+
+def waits_for_barriers(plan: Plan) -> bool:
+    """Whether a barrier can come to some subtask on one channel before it comes on another.
+
+    Where each has one channel, or none, nothing is read between them. What comes back in a cycle
+    is recorded, and does not count.
+    """
+    channels = Counter[int]()
+    for edge in plan.edges:
+        if not edge.is_feedback:
+            channels[edge.target_task] += len(edge.sources_of(SubtaskIndex(0)))
+    return any(number > 1 for number in channels.values())
 
 
 def weigh(
@@ -71,8 +96,11 @@ def weigh(
     mode: CheckpointMode,
     *,
     keeps_checkpoints: bool = True,
+    waits_for_barriers: bool = True,
 ) -> Guarantee:
     """What is left when all of these have weakened it."""
+    if mode == "at-least-once" and not waits_for_barriers:
+        mode = "exactly-once"  # nothing follows a barrier into the snapshot before it
     found = [*_of_checkpoints(sources, mode, keeps_checkpoints), *_of_sources(sources)]
     found += _of_sinks(sinks)
     loses, doubles = any(each.loses for each in found), any(each.doubles for each in found)

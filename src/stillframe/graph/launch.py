@@ -27,6 +27,8 @@ class SlotLaunch:
     checkpoint_mode: CheckpointMode = "exactly-once"
     idle_timeout_seconds: float | None = None
     ahead_seconds_max: float = math.inf
+    heartbeat_timeout_seconds: float = 50.0
+    stuck_timeout_seconds: float = 300.0
     state: StateSettings = StateSettings()  # noqa: RUF009 - frozen
     store_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What the store needs besides its address; keys and secrets are among it."""
@@ -42,9 +44,17 @@ class RunningSlots(ABC):
     def cancel(self) -> None:
         """End them by force. May be called more than once, and after they have ended."""
 
+    def wait_for(self) -> str | None:
+        """What keeps them from starting, in a sentence, if that is known."""
+        return None
+
 
 class Deployment(ABC):
     """Starts the slots of an attempt, all at once."""
+
+    def shortage(self) -> str | None:
+        """Why work on the driver, such as a foreachBatch, has to wait, in a sentence, if it has."""
+        return None
 
     @abstractmethod
     def launch(self, launch: SlotLaunch, on_ended: Callable[[str | None], None]) -> RunningSlots:

@@ -46,6 +46,13 @@ from stillframe.graph.logical import (
     late_readers,
     walk,
 )
+from stillframe.graph.places import (
+    fed_by,
+    feeding,
+    refuse_functions_alike,
+    sources_behind,
+    traits_of,
+)
 from stillframe.graph.pruning import columns_grouped_by, columns_read
 from stillframe.ids import OperatorUid, SubtaskIndex
 
@@ -92,6 +99,9 @@ class PlannedOperator:
     schema: pa.Schema
     chained: tuple[int, ...]
     edges: tuple[int, ...]
+    traits: str | None = None
+    """By what it is known again, with what feeds it; None: by its uid alone, which was given."""
+    fed_by: tuple[tuple[OperatorUid, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +209,7 @@ def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int
         raise BuildError(f"job {job!r} has no sink: start it from a writeStream")
     nodes = walk(sinks)
     _refuse_ambiguous_uids(nodes)
+    refuse_functions_alike(nodes)
     _refuse_open_cycles(nodes)
     return _Planner(job, nodes, slots, max_parallelism).plan()
 
@@ -261,25 +272,6 @@ _IN_PASSING = (Union, CloseLoop)
 """What is an edge, or several, rather than an operator."""
 
 
-def _feeding(node: Node) -> list[tuple[int, Node]]:
-    """The operators whose records a node gets, each with the input it gets them on."""
-    return [
-        (place, source)
-        for place, upstream in enumerate(node.inputs)
-        for source in _sources_behind(upstream)
-    ]
-
-
-def _sources_behind(node: Node) -> list[Node]:
-    match node.operator:
-        case Union():
-            return [source for upstream in node.inputs for source in _sources_behind(upstream)]
-        case CloseLoop():
-            return _sources_behind(node.inputs[0])
-        case _:
-            return [node]
-
-
 class _Planner:
     def __init__(self, job: str, nodes: Sequence[Node], slots: int, max_parallelism: int) -> None:
         self._job = job
@@ -330,7 +322,7 @@ class _Planner:
         """Not by whether the numbers happen to agree: edges must not come and go with the slots,
         or records under way on one could not be restored."""
         return (
-            len(_feeding(node)) == 1
+            len(feeding(node)) == 1
             and node.parallelism is None
             and keys_of(node.operator) is None
             and not isinstance(node.operator, Connect | LoopHead)
@@ -340,16 +332,16 @@ class _Planner:
         task_of: dict[int, int] = {id(head): index for index, head in enumerate(self._heads)}
         for node in self._nodes:
             if id(node) not in task_of:
-                task_of[id(node)] = task_of[id(_feeding(node)[0][1])]
+                task_of[id(node)] = task_of[id(feeding(node)[0][1])]
         return task_of
 
     def _connect(self) -> None:
         for target in self._heads:
-            for place, source in _feeding(target):
+            for place, source in feeding(target):
                 self._add_edge(source, target, place, is_feedback=False)
         for node in self._all_nodes:
             if isinstance(node.operator, CloseLoop):
-                for source in _sources_behind(node.inputs[1]):
+                for source in sources_behind(node.inputs[1]):
                     self._add_edge(source, node.operator.head, 0, is_feedback=True)
 
     def _add_edge(self, source: Node, target: Node, place: int, is_feedback: bool) -> None:
@@ -408,9 +400,11 @@ class _Planner:
                 chained=tuple(
                     position[id(reader)]
                     for reader in members
-                    if reader is not head and _feeding(reader)[0][1] is node
+                    if reader is not head and feeding(reader)[0][1] is node
                 ),
                 edges=tuple(self._edges_from.get(id(node), ())),
+                traits=traits_of(node),
+                fed_by=fed_by(node),
             )
             for node in members
         )

@@ -14,14 +14,24 @@ pending: it holds all they would have held, so they are aborted, which is no fai
 
 A savepoint is taken like a checkpoint and belongs to whoever asked for it: the job never goes back
 to it, so nothing is announced or committed when it is stored, and it fails alone. What sinks have
-prepared at its barrier comes out with the next checkpoint, which is taken at once. If the job is to
-stop with it, the sources send nothing behind its barrier; if it is to drain first, it is taken when
-all records have been processed. In both cases one last checkpoint follows, as at any end: it holds
-what the savepoint holds, and with it the sinks commit.
+prepared at its barrier comes out with the next checkpoint, which is taken at once.
+
+The savepoint with which a job ends is its last word: what it holds is committed before it exists,
+and nothing else ever is. So its barrier holds the job (behind it no subtask takes a record, fires a
+timer, closes a window or finishes), and when every subtask is in it one last checkpoint is taken,
+which therefore holds exactly what the savepoint holds. When that is committed everywhere, the
+savepoint is stored and the job ends. If the savepoint fails at any point, the job is let go and
+goes on. If the job is to drain first, all this begins when the last record has been processed;
+until then no checkpoint is taken, as a job that went on from it would have told its windows before
+their time.
 
 A job can also be asked to rest, so that another attempt goes on exactly where this one stopped: a
-checkpoint is taken behind whose barrier the sources send nothing, and when it is committed
-everywhere the attempt stops. If that checkpoint fails, the sources go on as if nobody had asked.
+checkpoint is taken whose barrier holds the job, and when it is committed everywhere the attempt
+stops. If that checkpoint fails, the job goes on as if nobody had asked.
+
+A job that is to stop when it has read what was there is asked to rest by its sources: when each of
+them has caught up, or ended. Another checkpoint is tried until that one succeeds. A job that keeps
+no checkpoints has nothing to go on from, so its sources end there.
 
 Rules of this file
 ------------------
@@ -37,13 +47,15 @@ Rules of this file
    has committed the one before: what a checkpoint's metadata leaves to be committed after a crash
    is its own epoch, never two.
 5. There is one last checkpoint at a time, and nothing is triggered after it.
-6. There is one savepoint at a time. It counts as in flight while it is pending.
+6. There is one savepoint at a time. It counts as in flight while subtasks are missing in it.
+7. A savepoint with which the job ends is stored when its last checkpoint is committed everywhere,
+   and what follows that is the end: nobody can find it while the job may still commit something.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Literal, TypeVar
@@ -57,6 +69,9 @@ FINAL_RETRY_SECONDS = 1.0
 """How long after the start of a failed last checkpoint the next try begins, unless the interval is
 shorter: nothing else is left to do, so a long interval is not waited for."""
 
+
+_NAMED_MAX = 8
+"""So many subtasks are named in one sentence."""
 
 Then = Literal["go on", "stop", "drain"]
 """What a job does with a savepoint: nothing, end behind it, or end its sources before it."""
@@ -82,10 +97,10 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Tell the sources to begin this checkpoint, and whether to send anything behind it."""
+    """Tell the sources to begin this checkpoint, and whether its barrier holds the job."""
 
     checkpoint_id: CheckpointId
-    holds_sources: bool = False
+    holds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +133,10 @@ class EndSources:
 
 @dataclass(frozen=True, slots=True)
 class TriggerSavepoint:
-    """Tell the sources to begin the savepoint, and whether to send anything behind its barrier."""
+    """Tell the sources to begin the savepoint, and whether its barrier holds the job."""
 
     checkpoint_id: CheckpointId
-    holds_sources: bool
+    holds: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +213,11 @@ class _Pending(Generic[Subtask, Snapshot]):
     """None: it is a checkpoint."""
     acknowledged: dict[Subtask, Snapshot] = field(default_factory=dict)
 
+    @property
+    def is_last_word(self) -> bool:
+        """Whether the job ends with it."""
+        return self.savepoint in ("stop", "drain")
+
 
 @dataclass(slots=True)
 class _Uncommitted(Generic[Subtask]):
@@ -219,10 +239,15 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         subtasks: Iterable[Subtask],
         committing: Iterable[Subtask],
         first_id: CheckpointId,
+        stops_after: Iterable[Subtask] = (),
+        in_words: Callable[[Subtask, CheckpointId | None], str] = lambda subtask, _: str(subtask),
     ) -> None:
+        """`stops_after`: the job stops when these, all its sources, have read what was there.
+        `in_words` names a subtask, and says how far it is with a pending checkpoint, if given."""
         self._settings = settings
         self._subtasks = frozenset(subtasks)
         self._committing = frozenset(committing)
+        self._in_words = in_words
         self._next_id = first_id
         # Both in the order of their ids: checkpoints begin, and complete, in ascending order.
         self._pending: dict[CheckpointId, _Pending[Subtask, Snapshot]] = {}
@@ -230,15 +255,17 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._storing: CheckpointId | None = None
         self._requested = False
         self._savepoint_wanted: Then | None = None
-        self._is_held = False
-        """Whether the sources send nothing any more, because the job stops with a savepoint."""
         self._rest_wanted = False
         self._resting_with: CheckpointId | None = None
-        """The checkpoint behind which the sources send nothing, because the job is to rest."""
+        """The checkpoint whose barrier holds the job, because it is to rest."""
         self._is_running = False
         self._due_at_seconds: float | None = None
         self._pause_over_at_seconds = 0.0
         self._undrained = set(self._subtasks)
+        self._stops_after = frozenset(stops_after)
+        self._caught_up: set[Subtask] = set()
+        self._is_caught_up = False
+        """Whether all sources have read what was there, so that the job is to stop."""
         self._has_last_completed = False
         self._failures_in_a_row = 0
         self._last_failure: Abort | None = None
@@ -275,7 +302,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._is_running = True
         self._pause_over_at_seconds = now_seconds
         interval = self._settings.interval_seconds
-        if not self._undrained:
+        if not self._undrained or self._is_caught_up:
             self._due_at_seconds = now_seconds
         elif interval is not None:
             self._due_at_seconds = now_seconds + interval
@@ -297,7 +324,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
                 pending,
                 f"it took longer than {self._settings.timeout_seconds:g} s and"
                 f" {len(pending.waiting_for)} of {len(self._subtasks)} subtasks had not"
-                " acknowledged it",
+                f" acknowledged it: {self._named(pending.waiting_for, pending.checkpoint_id)}",
                 now_seconds,
             )
             for pending in expired
@@ -348,14 +375,10 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         """The savepoint is complete. If the job goes on, its sinks commit with a checkpoint now."""
         stored = self._take_storing(checkpoint_id)
         self._close(stored, now_seconds)
-        self._is_held = stored.savepoint == "stop"
-        if stored.savepoint == "go on":
-            self._requested = self._settings.enabled
-            return [LetGo(checkpoint_id), *self._go_on(now_seconds)]
-        if not self._settings.enabled:
+        if stored.is_last_word:
             return [self._end()]
-        self._due_at_seconds = self._pause_over_at_seconds = now_seconds
-        return self._go_on(now_seconds)
+        self._requested = self._settings.enabled
+        return [LetGo(checkpoint_id), *self._go_on(now_seconds)]
 
     def on_acknowledged(
         self, checkpoint_id: CheckpointId, subtask: Subtask, snapshot: Snapshot
@@ -368,6 +391,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             return Acknowledged.DUPLICATE, []
         pending.waiting_for.remove(subtask)
         pending.acknowledged[subtask] = snapshot
+        if pending.is_last_word and not pending.waiting_for:
+            # The last checkpoint is due: the caller, who knows the time, is woken for it.
+            self._due_at_seconds = self._pause_over_at_seconds = pending.triggered_at_seconds
         return Acknowledged.COUNTED, self._store_next()
 
     def on_declined(
@@ -412,7 +438,14 @@ class Checkpoints(Generic[Subtask, Snapshot]):
     ) -> list[Instruction[Subtask, Snapshot]]:
         """The metadata could not be written, and no log entry was."""
         failed = self._take_storing(checkpoint_id)
-        return [self._fail(failed, reason, now_seconds), *self._go_on(now_seconds)]
+        aborted = self._fail(failed, reason, now_seconds)
+        if failed.savepoint is not None and self._has_last_completed:
+            if not self._undrained:
+                return [aborted, Finish()]
+            # It was not the last, after all: the job goes on.
+            self._has_last_completed = False
+            self._due_at_seconds = self._next_due_at_seconds(now_seconds)
+        return [aborted, *self._go_on(now_seconds)]
 
     def on_committed(
         self, checkpoint_id: CheckpointId, subtask: Subtask, now_seconds: float
@@ -440,9 +473,27 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             return []
         self._undrained.remove(subtask)
         if self._undrained:
-            return []
+            return self._stop_if_caught_up(now_seconds)
         if not self._settings.enabled and not self._has_savepoint():
             return [Finish()]
+        self._due_at_seconds = self._pause_over_at_seconds = now_seconds
+        return self._go_on(now_seconds)
+
+    def on_caught_up(
+        self, subtask: Subtask, now_seconds: float
+    ) -> list[Instruction[Subtask, Snapshot]]:
+        """A source has read what was there, and the job is to stop when all have."""
+        self._caught_up.add(subtask)
+        return self._stop_if_caught_up(now_seconds)
+
+    def _stop_if_caught_up(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
+        is_reading = self._stops_after & self._undrained - self._caught_up
+        if is_reading or self._is_caught_up or not self._caught_up:
+            return []
+        if not self._settings.enabled:
+            self._caught_up.clear()
+            return [EndSources()]
+        self._is_caught_up = True
         self._due_at_seconds = self._pause_over_at_seconds = now_seconds
         return self._go_on(now_seconds)
 
@@ -467,7 +518,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
                 break
             del self._uncommitted[completed.checkpoint_id]
             instructions.append(NoteCommitted(completed.checkpoint_id))
-            if completed.is_final:
+            if completed.is_final and self._last_word is None:
                 instructions.append(self._end())
         return instructions
 
@@ -481,7 +532,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         if self._storing is not None:
             return []
         for pending in self._pending.values():
-            if pending.waiting_for:
+            if pending.waiting_for or (pending.is_last_word and not self._is_all_committed):
                 continue
             if pending.savepoint is not None:
                 self._storing = pending.checkpoint_id
@@ -505,6 +556,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             and now_seconds >= self._due_at_seconds
             and now_seconds >= self._pause_over_at_seconds
         )
+        if is_due and self._is_caught_up and self._may_rest():
+            return [self._trigger_rest(now_seconds)]
         if not (is_due or self._requested) or not self._may_trigger():
             return []
         self._requested = False
@@ -515,13 +568,13 @@ class Checkpoints(Generic[Subtask, Snapshot]):
     def _trigger_savepoint(self, then: Then, now_seconds: float) -> TriggerSavepoint:
         self._savepoint_wanted = None
         checkpoint_id = self._begin(now_seconds, False, then)
-        return TriggerSavepoint(checkpoint_id, holds_sources=then == "stop")
+        return TriggerSavepoint(checkpoint_id, holds=then != "go on")
 
     def _trigger_rest(self, now_seconds: float) -> Trigger:
         self._rest_wanted = self._requested = False  # it holds all that was read before
         self._resting_with = self._begin(now_seconds, True, None)
         self._due_at_seconds = self._next_due_at_seconds(now_seconds)
-        return Trigger(self._resting_with, holds_sources=True)
+        return Trigger(self._resting_with, holds=True)
 
     def _begin(self, now_seconds: float, is_final: bool, savepoint: Then | None) -> CheckpointId:
         checkpoint_id = self._next_id
@@ -536,6 +589,23 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         """Whether no record will come any more, so that the next checkpoint is the last one."""
         return not self._undrained or self._is_held
 
+    @property
+    def _last_word(self) -> _Pending[Subtask, Snapshot] | None:
+        """The savepoint with which the job ends, until it is stored or given up."""
+        return next((each for each in self._pending.values() if each.is_last_word), None)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether every subtask is in the savepoint with which the job ends."""
+        last_word = self._last_word
+        return last_word is not None and not last_word.waiting_for
+
+    @property
+    def _is_all_committed(self) -> bool:
+        """Whether the last checkpoint is, or there is none to wait for."""
+        is_over = self._has_last_completed and not self._uncommitted
+        return is_over or not self._settings.enabled
+
     def _has_savepoint(self) -> bool:
         is_pending = any(pending.savepoint is not None for pending in self._pending.values())
         return is_pending or self._savepoint_wanted is not None
@@ -547,11 +617,13 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return self._has_room() and not self._has_savepoint() and not self._is_ending
 
     def _may_trigger(self) -> bool:
-        is_before_the_end = self._is_ending and self._has_savepoint()
+        is_draining = self._savepoint_wanted == "drain"
+        waits_for_savepoint = self._is_ending and self._has_savepoint() and not self._is_held
+        is_before_the_end = is_draining or waits_for_savepoint
         return self._settings.enabled and self._has_room() and not is_before_the_end
 
     def _has_room(self) -> bool:
-        in_flight = len(self._pending) + len(self._uncommitted)
+        in_flight = len(self._pending) + len(self._uncommitted) - self._is_held
         return (
             self._is_running
             and in_flight < self._settings.in_flight_max
@@ -561,7 +633,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
 
     def _next_due_at_seconds(self, now_seconds: float) -> float | None:
         interval = self._settings.interval_seconds
-        if not self._is_ending:
+        if not self._is_ending and not self._is_caught_up:
             return None if interval is None else now_seconds + interval
         return now_seconds + min(FINAL_RETRY_SECONDS, interval or FINAL_RETRY_SECONDS)
 
@@ -593,5 +665,11 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         return BreakAttempt(
             f"{len(completed.waiting_for)} of {len(self._committing)} subtasks with sinks have not"
             f" committed checkpoint {completed.checkpoint_id} within"
-            f" {self._settings.timeout_seconds:g} s"
+            f" {self._settings.timeout_seconds:g} s:"
+            f" {self._named(completed.waiting_for, None)}"
         )
+
+    def _named(self, subtasks: Iterable[Subtask], checkpoint_id: CheckpointId | None) -> str:
+        named = sorted(self._in_words(subtask, checkpoint_id) for subtask in subtasks)
+        more = len(named) - _NAMED_MAX
+        return "; ".join(named[:_NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")

@@ -6,6 +6,8 @@ Rules of this file
 2. A checkpoint commits its own committables and those of every older checkpoint, because an
    aborted checkpoint's records must still come out with the next one that completes. Only where
    every epoch brings everything anew it commits its own alone.
+3. What was committed may be asked for again until a checkpoint is complete that does not hold it:
+   then it is settled. A snapshot that was taken before the commit was done holds it too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stillframe.ids import CheckpointId
+from stillframe.ids import NO_CHECKPOINT, CheckpointId
 from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import PendingCommit
 
@@ -24,6 +26,8 @@ class Commit:
 
     checkpoint_id: CheckpointId
     committables: tuple[JsonObject, ...]
+    settled: tuple[JsonObject, ...] = ()
+    """Committed before, and never asked for again: the sink need not remember these."""
 
 
 class PendingCommits:
@@ -32,6 +36,10 @@ class PendingCommits:
     def __init__(self, restored: Iterable[PendingCommit] = (), *, is_whole: bool = False) -> None:
         self._pending: list[PendingCommit] = list(restored)
         self._is_whole = is_whole
+        self._newest_held = NO_CHECKPOINT
+        """The newest checkpoint whose snapshot has been told what to hold."""
+        self._remembered: list[tuple[CheckpointId, JsonObject]] = []
+        """What was committed, and the newest checkpoint that may hold it."""
 
     def on_prepared(
         self, checkpoint_id: CheckpointId, committables: Iterable[JsonObject]
@@ -41,17 +49,27 @@ class PendingCommits:
         Preparing happens in the background and may finish out of order, so the snapshot of n
         takes nothing that was prepared for a later checkpoint.
         """
+        self._newest_held = max(self._newest_held, checkpoint_id)
         self._pending += [PendingCommit(checkpoint_id, made) for made in committables]
         return self._up_to(checkpoint_id)
 
     def on_complete(self, checkpoint_id: CheckpointId) -> Commit:
         """The checkpoint is complete: all it holds may be seen. Twice answers the rest, if any."""
         ready = self._up_to(checkpoint_id)
-        return Commit(checkpoint_id, tuple(pending.committable for pending in ready))
+        settled = tuple(made for held_by, made in self._remembered if held_by < checkpoint_id)
+        self._settle(checkpoint_id)
+        return Commit(checkpoint_id, tuple(pending.committable for pending in ready), settled)
 
     def on_committed(self, checkpoint_id: CheckpointId) -> None:
         """The commit was carried out; nothing up to this checkpoint has to be kept."""
+        held_by = max(self._newest_held, checkpoint_id)
+        done = self._up_to(checkpoint_id)
+        self._settle(checkpoint_id)
+        self._remembered += [(held_by, pending.committable) for pending in done]
         self._pending = [kept for kept in self._pending if kept.checkpoint_id > checkpoint_id]
+
+    def _settle(self, completed: CheckpointId) -> None:
+        self._remembered = [kept for kept in self._remembered if kept[0] >= completed]
 
     def _up_to(self, checkpoint_id: CheckpointId) -> tuple[PendingCommit, ...]:
         return tuple(

@@ -96,6 +96,13 @@ class JsonFields:
         _expect(name, values, all(type(value) is int for value in values))
         return tuple(cast(Sequence[int], values))
 
+    def text_lists(self, name: str) -> tuple[tuple[str, ...], ...]:
+        values = self._list(name)
+        _expect(name, values, all(isinstance(value, list | tuple) for value in values))
+        lists = cast(Sequence[Sequence[str]], values)
+        _expect(name, values, all(isinstance(text, str) for texts in lists for text in texts))
+        return tuple(map(tuple, lists))
+
     def objects(self, name: str) -> tuple[JsonObject, ...]:
         values = self._list(name)
         _expect(name, values, all(isinstance(value, Mapping) for value in values))
@@ -103,6 +110,10 @@ class JsonFields:
 
     def parts(self, name: str, from_json: Callable[[JsonObject], Part]) -> tuple[Part, ...]:
         return tuple(from_json(value) for value in self.objects(name))
+
+    def flag_if_any(self, name: str) -> bool:
+        """For flags that are left out where they do not hold."""
+        return self.flag(name) if name in self._value else False
 
     def integer_if_any(self, name: str) -> int | None:
         """For fields that are left out where there is nothing to say."""

@@ -16,6 +16,8 @@ Rules of this file
 2. A split is known by its id. One that comes again, from the enumerator or as a repeated message,
    is passed over.
 3. One question at a time: the next is asked an interval after the last answer.
+4. A job that stops at what is there asks once in each attempt. Its subtasks hear that they have all
+   for now; the state does not say so, since a job that is started again asks again.
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Tell this subtask to read these splits too; the last of all, if it says so."""
+    """Tell this subtask to read these splits too; the last ones, if it says so."""
 
     subtask: SubtaskIndex
     splits: tuple[JsonObject, ...]
     is_last: bool
+    stops: bool = False
+    """Of the last ones: the last for now, behind which the job stops, and not of all."""
 
 
 Instruction = Ask | Assign
@@ -75,9 +79,13 @@ class Enumeration:
         interval_seconds: float,
         restored: EnumeratorState,
         held: Sequence[Collection[str]],
+        *,
+        stops: bool = False,
     ) -> None:
-        """`held` has, per subtask, the ids of the splits it starts with."""
+        """`held` has, per subtask, the ids of the splits it starts with; `stops`: the job stops
+        when it has read what is there."""
         self._interval_seconds = interval_seconds
+        self._stops = stops
         self._now = restored
         self._counts = [len(ids) for ids in held]
         self._known = {split_id for ids in held for split_id in ids}
@@ -112,7 +120,7 @@ class Enumeration:
         assert self._ask_at_seconds is None, "the enumerator answered without being asked"
         assert not self._now.is_last, "the enumerator was asked after its last answer"
         self._now = after
-        if not after.is_last:
+        if not after.is_last and not self._stops:
             self._ask_at_seconds = now_seconds + self._interval_seconds
         return self._deal(splits)
 
@@ -124,20 +132,24 @@ class Enumeration:
                 fewest = self._counts.index(min(self._counts))
                 self._counts[fewest] += 1
                 shares[fewest].append(split)
+        stops = self._stops and not self._now.is_last
         return [
             assign
             for index, share in enumerate(shares)
-            for assign in _orders(SubtaskIndex(index), share, self._now.is_last)
+            for assign in _orders(SubtaskIndex(index), share, self._now.is_last or stops, stops)
         ]
 
 
-def _orders(subtask: SubtaskIndex, share: Sequence[JsonObject], is_last: bool) -> list[Assign]:
+def _orders(
+    subtask: SubtaskIndex, share: Sequence[JsonObject], is_last: bool, stops: bool
+) -> list[Assign]:
     """In pieces; the last of them says whether it is the last of all."""
     starts = range(0, len(share), SPLITS_PER_ORDER_MAX)
     pieces = [tuple(share[start : start + SPLITS_PER_ORDER_MAX]) for start in starts]
     if is_last and not pieces:
         pieces = [()]
+    ends = [False] * (len(pieces) - 1) + [is_last]
     return [
-        Assign(subtask, piece, is_last and index == len(pieces) - 1)
-        for index, piece in enumerate(pieces)
+        Assign(subtask, piece, ends_here, stops and ends_here)
+        for piece, ends_here in zip(pieces, ends, strict=False)
     ]

@@ -5,13 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, SlotIndex, SubtaskIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.documents import JsonFields
 
-FailureKind = Literal["permanent", "damaged snapshot", "bystander", "other", "driver lost"]
+FailureKind = Literal["permanent", "damaged snapshot", "lost slot", "other", "driver lost"]
 """As a slot tells it (`messages.FailureCause`), or found out by the driver that came after."""
 EndOutcome = Literal["finished", "stopped", "failed", "cancelled"]
+
+
+def blame_to_json(blame: Blame) -> JsonObject:
+    """As it is sent and kept."""
+    return {
+        "code": blame.code,
+        "error": blame.error,
+        "heals": blame.heals,
+        "line": blame.line,
+        "traceback": blame.traceback,
+        "operator": blame.operator,
+        "record": blame.record,
+    }
+
+
+def blame_from_json(value: JsonObject) -> Blame:
+    fields = JsonFields(value)
+    return Blame(
+        code=fields.text("code"),
+        error=fields.text("error"),
+        heals=fields.flag("heals"),
+        line=fields.text_or_none("line"),
+        traceback=fields.text("traceback"),
+        operator=fields.text_or_none("operator"),
+        record=fields.text_or_none("record"),
+    )
+
+
+def in_words(blame: Blame) -> list[str]:
+    """What is known besides the sentence that says what was raised, line by line."""
+    named = {"operator": blame.operator, "record": blame.record}
+    lines = [f"{name}: {value}" for name, value in named.items() if value is not None]
+    return [*lines, *blame.traceback.splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +131,8 @@ class Failure:
     task: str | None = None
     subtask: SubtaskIndex | None = None
     slot: SlotIndex | None = None
+    blame: Blame | None = None
+    """Of an error in code that is not ours: which code, where, and at which record."""
     recovered_by: AttemptBegun | None = None
     """The attempt that came next, if it has begun; worked out, not kept."""
 
@@ -117,6 +153,11 @@ class Failure:
         return None if self.slot is None else f"slot {self.slot}"
 
     @property
+    def details(self) -> list[str]:
+        """What is known besides the reason: operator, record and traceback, line by line."""
+        return [] if self.blame is None else in_words(self.blame)
+
+    @property
     def recovered_from(self) -> Restored | None:
         """What the next attempt started from; None also if that was the beginning."""
         return self.recovered_by.restored if self.recovered_by is not None else None
@@ -134,6 +175,10 @@ class Failure:
             "taskManagerId": None if self.slot is None else f"slot-{self.slot}",
             "failureLabels": {"kind": self.kind},
             "concurrentExceptions": [],
+            "function": None if self.blame is None else self.blame.code,
+            "operator": None if self.blame is None else self.blame.operator,
+            "record": None if self.blame is None else self.blame.record,
+            "traceback": None if self.blame is None else self.blame.traceback,
             "attempt": self.attempt,
             "permanent": self.is_permanent,
             "given-up": self.is_given_up,
@@ -146,7 +191,9 @@ class Failure:
         }
 
     def record(self) -> JsonObject:
+        blame = {} if self.blame is None else {"blame": blame_to_json(self.blame)}
         return {
+            **blame,
             "attempt": self.attempt,
             "number": self.number,
             "at_ms": self.at_ms,
@@ -169,9 +216,16 @@ class Failure:
             number=fields.integer("number"),
             at_ms=fields.integer("at_ms"),
             reason=fields.text("reason"),
-            kind=cast(FailureKind, fields.one_of("kind", get_args(FailureKind))),
+            kind=_kind(fields),
             restart_delay_seconds=None if delay_ms is None else delay_ms / 1000,
             task=fields.text_or_none("task"),
             subtask=None if subtask is None else SubtaskIndex(subtask),
             slot=None if slot is None else SlotIndex(slot),
+            blame=fields.part_if_any("blame", blame_from_json),
         )
+
+
+def _kind(fields: JsonFields) -> FailureKind:
+    """Files of earlier versions have another word for a lost slot."""
+    kind = fields.one_of("kind", (*get_args(FailureKind), "bystander"))
+    return "lost slot" if kind == "bystander" else cast(FailureKind, kind)

@@ -11,19 +11,27 @@ Rules of this file
 ------------------
 1. Pure: the shape of the job and a manifest in, mismatches out.
 2. A mismatch is one line: what the snapshot has, what the job has, and what to do.
-3. What may be left out (`allowNonRestoredState`) has been taken out of the manifest before.
+3. What a sink has prepared and not committed is never left out: a person who does not want it
+   names it, and it has been taken out of the manifest before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from stillframe.ids import OperatorUid
+from stillframe.ids import Epoch, OperatorUid
 from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import Manifest, OperatorDescription
+from stillframe.protocol.matching import Unmatched, matched
 from stillframe.protocol.restore import EdgeDescription
-from stillframe.protocol.savepoints import operators_gone
+from stillframe.protocol.savepoints import (
+    PreparedOutput,
+    keeps_something,
+    prepared_output,
+    with_uids,
+    without_operators,
+)
 
 _MADE_BY_HAND = "savepoint"
 """The kind of an operator of which only state is known, as a savepoint made of tables has it."""
@@ -56,16 +64,84 @@ class JobShape:
     """Sources that look for more splits while the job runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a snapshot holds of an operator that the job does not have."""
+
+    operator: OperatorDescription
+    candidates: tuple[OperatorDescription, ...]
+    """Those of the job that it might belong to."""
+    prepared: PreparedOutput | None
+    """Output that nobody would commit any more; None: it is state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A snapshot in the words of a job."""
+
+    manifest: Manifest
+    """By the job's uids, without what is lost."""
+    former: Mapping[OperatorUid, OperatorUid]
+    """By uids of the job: those that the snapshot had, where they differ."""
+    lost: tuple[Lost, ...]
+
+
+def fitted(
+    job: JobShape, manifest: Manifest, committed: Mapping[OperatorUid, Epoch] | None = None
+) -> Fitted:
+    """What each operator of the job has in the snapshot, and what none has.
+
+    `committed`: the newest epoch that each sink is known to have committed.
+    """
+    matching = matched(manifest.operators, job.operators)
+    prepared = {each.uid: each for each in prepared_output(manifest, committed or {})}
+    lost = tuple(
+        Lost(each.operator, each.candidates, prepared.get(each.operator.uid))
+        for each in matching.unmatched
+        if _would_lose(manifest, each, prepared)
+    )
+    # First: the uid of what is lost may be another operator's in the job.
+    rest = without_operators(manifest, {each.operator.uid for each in lost})
+    return Fitted(
+        with_uids(rest, matching.pairs),
+        {now: before for before, now in matching.pairs.items() if now != before},
+        lost,
+    )
+
+
+def _would_lose(
+    manifest: Manifest, unmatched: Unmatched, prepared: Mapping[OperatorUid, PreparedOutput]
+) -> bool:
+    uid = unmatched.operator.uid
+    if uid in prepared or keeps_something(manifest, uid):
+        return True
+    # How far it had come is kept with the splits. Without it event time starts again, which matters
+    # only to one that might go on with it.
+    knows_time = any(each.watermark_us is not None for each in manifest.snapshots_of(uid))
+    return knows_time and bool(unmatched.candidates)
+
+
+def left_out(lost: Sequence[Lost], *, allows_state: bool) -> tuple[Lost, ...]:
+    """What may be left behind because a person allows it for state: never what was prepared."""
+    return tuple(each for each in lost if allows_state and each.prepared is None)
+
+
 def mismatches(
-    job: JobShape, manifest: Manifest, of_states: Sequence[Mismatch] = ()
+    job: JobShape,
+    fit: Fitted,
+    of_states: Sequence[Mismatch] = (),
+    *,
+    allows_state_lost: bool = False,
 ) -> tuple[Mismatch, ...]:
     """Why the job cannot begin with this snapshot; none if it can.
 
     `of_states`: what those found who know how states are kept.
     """
+    manifest = fit.manifest
+    gone = left_out(fit.lost, allows_state=allows_state_lost)
     return (
         *_of_key_groups(job, manifest),
-        *_of_operators_gone(job, manifest),
+        *(_of_lost(each) for each in fit.lost if each not in gone),
         *_of_kinds(job, manifest),
         *of_states,
         *_of_enumerators(job, manifest),
@@ -93,16 +169,30 @@ def _of_key_groups(job: JobShape, manifest: Manifest) -> list[Mismatch]:
     ]
 
 
-def _of_operators_gone(job: JobShape, manifest: Manifest) -> list[Mismatch]:
-    present = {operator.uid for operator in job.operators}
-    return [
-        Mismatch(
-            f"it holds state of {gone.name!r} ({gone.uid}), which the job does not have",
-            "give an operator this uid, or set allowNonRestoredState to leave its state out",
-            gone.uid,
+def _of_lost(lost: Lost) -> Mismatch:
+    operator, uid = lost.operator, lost.operator.uid
+    line = f'.uid("{uid}")'
+    might = ", ".join(f"{each.name!r} ({each.uid})" for each in lost.candidates)
+    if lost.prepared is not None:
+        which = f"the job has no such sink, but {might}" if might else "the job has no such sink"
+        return Mismatch(
+            f"it holds {lost.prepared} has prepared and not committed, and {which}",
+            f"add {line} to the writeStream that is to write them",
+            uid,
         )
-        for gone in operators_gone(manifest, present)
-    ]
+    if might:
+        return Mismatch(
+            f"it holds state of {operator.name!r} ({uid}), which could belong to {might}",
+            f"add {line} to the one it belongs to, or set allowNonRestoredState to leave its state"
+            " out",
+            uid,
+        )
+    return Mismatch(
+        f"it holds state of {operator.name!r} ({uid}), which the job does not have",
+        f"add {line} to the operator it belongs to, or set allowNonRestoredState to leave its"
+        " state out",
+        uid,
+    )
 
 
 def _of_kinds(job: JobShape, manifest: Manifest) -> list[Mismatch]:
@@ -131,21 +221,14 @@ def _with_article(kind: str) -> str:
 
 def _of_enumerators(job: JobShape, manifest: Manifest) -> list[Mismatch]:
     """Without its enumerator a source would end with the splits that were found until then."""
-    present = {operator.uid for operator in job.operators}
     return [
         Mismatch(
             f"it was looking for more splits of source {uid}, which now has none to look for",
-            "let it follow its path (followInterval) as before, or begin anew (fresh)",
+            "let it follow its path as before, or begin again (fresh)",
             uid,
         )
         for uid in sorted(manifest.enumerators.keys() - set(job.enumerated))
-        if uid in present or not _holds(manifest, uid)
     ]
-
-
-def _holds(manifest: Manifest, uid: OperatorUid) -> bool:
-    """Then that the operator is gone has been said."""
-    return any(each.items or any(each.files()) for each in manifest.snapshots_of(uid))
 
 
 def _of_channels(job: JobShape, manifest: Manifest) -> list[Mismatch]:

@@ -15,11 +15,13 @@ Rules of this file
    and rewind when an older checkpoint is restored, but never to before the job last began anew:
    what was committed under their numbers stays.
 4. A job that was cancelled and has no checkpoint left is not started again unasked.
+5. If the log is damaged, a person may have the job begin anew all the same: above every number that
+   any file shows, because what was committed under these numbers stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast, get_args
 
@@ -101,7 +103,8 @@ class JobRecord:
     """The highest id known to have been used, failed checkpoints included; go on above it."""
     next_epoch: Epoch = Epoch(0)  # noqa: RUF009 - a NewType call is an int, immutable
     committed_epoch_by_sink: Mapping[OperatorUid, Epoch] = field(default_factory=dict)
-    """The newest committed epoch of each sink that commits at the coordinator."""
+    """The newest epoch that each sink is known to have committed. Of one that commits in the slots
+    it is known later: with the next checkpoint, or when the job has stopped."""
     outcome: Outcome = "running"
     restored_from: CheckpointId | None = None
     """What this attempt started from; None: from the beginning."""
@@ -122,6 +125,34 @@ class JobRecord:
         """The retained checkpoint of this id."""
         found = (kept for kept in self.checkpoints if kept.checkpoint_id == checkpoint_id)
         return next(found, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Numbers that a file shows to have been used."""
+
+    attempt: Attempt = Attempt(0)  # noqa: RUF009
+    checkpoint_id: CheckpointId = NO_CHECKPOINT
+    epoch: Epoch | None = None
+
+
+def record_in_place_of(damaged_sequence: int, shown: Iterable[Shown]) -> JobRecord:
+    """What stands for an entry that cannot be read: nothing but the highest numbers there were.
+
+    Every epoch is that of a checkpoint, and no two have the same, so there have been no more epochs
+    than checkpoints.
+    """
+    seen = [Shown(), *shown]
+    last_checkpoint_id = max(each.checkpoint_id for each in seen)
+    epochs = [each.epoch + 1 for each in seen if each.epoch is not None]
+    return JobRecord(
+        sequence=damaged_sequence,
+        event="ended",
+        attempt=max(each.attempt for each in seen),
+        last_checkpoint_id=last_checkpoint_id,
+        next_epoch=Epoch(max([last_checkpoint_id, *epochs])),
+        outcome="failed",
+    )
 
 
 def attempt_started(
@@ -203,6 +234,23 @@ def epoch_committed(record: JobRecord, uid: OperatorUid, epoch: Epoch) -> JobRec
         event="epoch-committed",
         committed_epoch_by_sink={**record.committed_epoch_by_sink, uid: epoch},
     )
+
+
+def committed_everywhere(
+    record: JobRecord, uids: Iterable[OperatorUid], checkpoint_id: CheckpointId
+) -> JobRecord:
+    """All sinks have committed this checkpoint. Not an entry of its own: the next one says it."""
+    completed = record.checkpoint(checkpoint_id)
+    if completed is None:
+        return record
+    known = record.committed_epoch_by_sink
+    newer = {uid: Epoch(max(completed.epoch, known.get(uid, -1))) for uid in uids}
+    return replace(record, committed_epoch_by_sink={**known, **newer})
+
+
+def stopped(record: JobRecord) -> JobRecord:
+    """The job has stopped and may go on: what is known of it by now is written down."""
+    return replace(record, sequence=record.sequence + 1, event="epoch-committed")
 
 
 def ended(record: JobRecord, outcome: FinalOutcome) -> JobRecord:

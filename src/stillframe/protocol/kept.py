@@ -32,7 +32,8 @@ from stillframe.protocol.statistics import (
     Counts,
 )
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+"""2: a failure may say what is known of an error in code that is not ours."""
 KEPT_MAX = 100
 """How many checkpoints, and how many failures, of a job are remembered."""
 

@@ -53,6 +53,7 @@ __all__ = [
     "OperatorDescription",
     "OperatorSnapshot",
     "PendingCommit",
+    "Place",
     "Redistribution",
     "SnapshotKind",
     "SubtaskTimings",
@@ -60,19 +61,41 @@ __all__ = [
     "encode_manifest",
 ]
 
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 5
 
 SnapshotKind = Literal["checkpoint", "savepoint"]
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """By what an operator is known again whose uid nobody has given."""
+
+    traits: str
+    """What is its own, such as keys and window, or what it is tied to outside of the job."""
+    fed_by: tuple[tuple[OperatorUid, ...], ...]
+    """Of each input: the operators with state whose records come to it, through those without."""
+
+    def to_json(self) -> JsonObject:
+        return {"traits": self.traits, "fed_by": [list(uids) for uids in self.fed_by]}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Place:
+        fields = JsonFields(value)
+        inputs = fields.text_lists("fed_by")
+        return cls(fields.text("traits"), tuple(tuple(map(OperatorUid, uids)) for uids in inputs))
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorDescription:
-    """An operator of the plan that was photographed."""
+    """An operator of the plan of which a snapshot was taken."""
 
     uid: OperatorUid
     kind: str
     name: str
     parallelism: int
+    place: Place | None = None
+    """None: it is known by its uid alone, which somebody gave it; or an older format says no
+    more."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -80,6 +103,7 @@ class OperatorDescription:
             "kind": self.kind,
             "name": self.name,
             "parallelism": self.parallelism,
+            **({} if self.place is None else {"place": self.place.to_json()}),
         }
 
     @classmethod
@@ -90,6 +114,7 @@ class OperatorDescription:
             kind=fields.text("kind"),
             name=fields.text("name"),
             parallelism=fields.integer("parallelism"),
+            place=fields.part_if_any("place", Place.from_json),
         )
 
 

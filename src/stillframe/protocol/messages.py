@@ -10,10 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast, get_args
 
-from stillframe.errors import StillframeError
+from stillframe.errors import (
+    Blame,
+    BuildError,
+    DataError,
+    SnapshotDamaged,
+    StillframeError,
+    UserCodeError,
+)
 from stillframe.ids import CheckpointId, Epoch, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.documents import JsonFields
+from stillframe.protocol.failures import blame_from_json, blame_to_json
 from stillframe.protocol.manifests import ChannelState, FileHandle, OperatorSnapshot, SubtaskTimings
 from stillframe.protocol.restore import StartingChannels, StartingState, SubtaskState
 
@@ -48,8 +56,8 @@ class TriggerCheckpoint:
     """As in the barrier."""
     savepoint: str | None = None
     """As in the barrier."""
-    holds_sources: bool = False
-    """Whether sources send nothing behind the barrier, until it is given up."""
+    holds: bool = False
+    """As in the barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,8 @@ class AssignSplits:
     subtask: SubtaskIndex
     splits: tuple[JsonObject, ...]
     is_last: bool
+    stops: bool = False
+    """Of the last ones: the job stops behind them, and more may come when it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +167,98 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A source's subtask has read what was there, in a job that stops then."""
+
+    task: int
+    subtask: SubtaskIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """A call of the user's code that does not return, and with it nothing else in its slot."""
+
+    seconds: float
+    code: str | None
+    """`function tidy`; None: no code of the user's is on the stack."""
+    line: str | None
+    """`/home/ann/job.py:12 in tidy`: where it is now, in code that is no library."""
+    stack: str
+    """As Python prints it, the innermost call last."""
+    task: str | None = None
+    """The name of the task whose turn it is."""
+    subtask: SubtaskIndex | None = None
+    operator: str | None = None
+    """The uid of the operator that has called it."""
+    called_with: str | None = None
+    """Its arguments, in words: the key, the record."""
+
+    def __str__(self) -> str:
+        what = f"{self.code} ({self.line})" if self.code else "a step of the job"
+        return f"{what} has not returned for {self.seconds:.0f} s"
+
+    @property
+    def blame(self) -> Blame | None:
+        """As of an error, so that one that comes again is known."""
+        if self.code is None:
+            return None
+        return Blame(
+            self.code, "Hang", True, self.line, self.stack, self.operator, self.called_with
+        )
+
+    def to_json(self) -> JsonObject:
+        return {
+            "seconds": self.seconds,
+            "code": self.code,
+            "line": self.line,
+            "stack": self.stack,
+            "task": self.task,
+            "subtask": self.subtask,
+            "operator": self.operator,
+            "called_with": self.called_with,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Hanging:
+        fields = JsonFields(value)
+        return cls(
+            fields.number("seconds"),
+            fields.text_or_none("code"),
+            fields.text_or_none("line"),
+            fields.text("stack"),
+            fields.text_or_none("task"),
+            _subtask_or_none(fields),
+            fields.text_or_none("operator"),
+            fields.text_or_none("called_with"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDoing:
+    """How far a subtask is with a checkpoint."""
+
+    task: int
+    subtask: SubtaskIndex
+    checkpoint_id: CheckpointId
+    what: str
+
+    def to_json(self) -> JsonObject:
+        return {
+            "task": self.task,
+            "subtask": self.subtask,
+            "checkpoint": self.checkpoint_id,
+            "what": self.what,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> SubtaskDoing:
+        fields = JsonFields(value)
+        return cls(
+            fields.integer("task"), _subtask(fields), _checkpoint(fields), fields.text("what")
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How many records the slot has read from sources and handed to sinks in this attempt."""
 
@@ -164,10 +266,37 @@ class Progress:
     records_out: int
     records_late: int = 0
     """Those that came too late and were dropped."""
+    watermark_us: int | None = None
+    """How far event time has come in the slowest operator of the slot; None: nothing is known."""
+    hanging: Hanging | None = None
+    """What the slot's loop has not come back from, if that is so."""
+    doing: tuple[SubtaskDoing, ...] = ()
+    """Of subtasks that have begun with a checkpoint."""
+    records_malformed: int = 0
+    """Those that could not be read as their schema declares them."""
+    oom_kills: int | None = None
+    """How many processes its machine has killed for want of memory; None: nothing is known."""
 
 
-FailureCause = Literal["permanent", "damaged snapshot", "bystander", "other"]
-"""Permanent: trying again would fail the same way. Bystander: it only lost somebody else."""
+FailureCause = Literal["permanent", "damaged snapshot", "lost slot", "other"]
+"""Permanent: trying again would fail the same way. Lost slot: it died, or only lost a peer."""
+
+
+def cause_of(error: BaseException) -> FailureCause:
+    """What an error says of itself; who only lost somebody else is for the slot to say."""
+    match error:
+        case UserCodeError(heals=True):
+            return "other"
+        case DataError() | UserCodeError() | BuildError():
+            return "permanent"
+        case SnapshotDamaged():
+            return "damaged snapshot"
+        case _:
+            return "other"
+
+
+def blame_of(error: BaseException) -> Blame | None:
+    return error.blame if isinstance(error, UserCodeError) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +308,11 @@ class Failed:
     task: str | None = None
     """The name of the task that was at work, if one was."""
     subtask: SubtaskIndex | None = None
+    blame: Blame | None = None
+    """Of an error in code that is not ours."""
 
 
-Report = Running | Acknowledged | Declined | Committed | Drained | Progress | Failed
+Report = Running | Acknowledged | Declined | Committed | Drained | CaughtUp | Progress | Failed
 
 
 # --- as JSON ---------------------------------------------------------------------------------
@@ -224,7 +355,7 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 "triggered_at_ms": triggered_at_ms,
                 "alignment_timeout_ms": alignment_timeout_ms,
                 "savepoint": message.savepoint,
-                "holds_sources": message.holds_sources,
+                "holds": message.holds,
             }
         case CompleteCheckpoint(checkpoint_id, epoch):
             return {"checkpoint": checkpoint_id, "epoch": epoch}
@@ -243,19 +374,29 @@ def _fields_of(message: Order | Report) -> JsonObject:
             return {"checkpoint": checkpoint_id, "reason": reason}
         case Committed(task, subtask, checkpoint_id):
             return {"task": task, "subtask": subtask, "checkpoint": checkpoint_id}
-        case Drained(task, subtask):
+        case Drained(task, subtask) | CaughtUp(task, subtask):
             return {"task": task, "subtask": subtask}
-        case Progress(records_in, records_out, records_late):
+        case Progress(
+            records_in, records_out, records_late, watermark_us, hanging, doing, records_malformed
+        ):
+            hangs: JsonObject = {} if hanging is None else {"hanging": hanging.to_json()}
             return {
                 "records_in": records_in,
                 "records_out": records_out,
                 "records_late": records_late,
+                "watermark_us": watermark_us,
+                "doing": [each.to_json() for each in doing],
+                "oom_kills": message.oom_kills,
+                **hangs,
+                "records_malformed": records_malformed,
             }
-        case Failed(reason, cause, task_name, failed_subtask):
+        case Failed(reason, cause, task_name, failed_subtask, blame):
             at: JsonObject = {"task": task_name, "subtask": failed_subtask}
-            return {"reason": reason, "cause": cause, **at}
-        case AssignSplits(uid, subtask, splits, is_last):
-            return {"uid": uid, "subtask": subtask, "splits": list(splits), "is_last": is_last}
+            told = {} if blame is None else {"blame": blame_to_json(blame)}
+            return {"reason": reason, "cause": cause, **at, **told}
+        case AssignSplits(uid, subtask, splits, is_last, stops):
+            ends: JsonObject = {"is_last": is_last, "stops": stops}
+            return {"uid": uid, "subtask": subtask, "splits": list(splits), **ends}
         case EndSources() | EndSlot() | StillThere() | Running():
             return {}
 
@@ -336,12 +477,16 @@ _ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
         f.integer("triggered_at_ms"),
         f.integer_or_none("alignment_timeout_ms"),
         f.text_or_none("savepoint"),
-        f.flag("holds_sources"),
+        f.flag("holds"),
     ),
     "CompleteCheckpoint": lambda f: CompleteCheckpoint(_checkpoint(f), Epoch(f.integer("epoch"))),
     "AbortCheckpoint": lambda f: AbortCheckpoint(_checkpoint(f)),
     "AssignSplits": lambda f: AssignSplits(
-        OperatorUid(f.text("uid")), _subtask(f), f.objects("splits"), f.flag("is_last")
+        OperatorUid(f.text("uid")),
+        _subtask(f),
+        f.objects("splits"),
+        f.flag("is_last"),
+        f.flag("stops"),
     ),
     "EndSources": lambda f: EndSources(),
     "EndSlot": lambda f: EndSlot(),
@@ -361,10 +506,22 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
     "Declined": lambda f: Declined(_checkpoint(f), f.text("reason")),
     "Committed": lambda f: Committed(f.integer("task"), _subtask(f), _checkpoint(f)),
     "Drained": lambda f: Drained(f.integer("task"), _subtask(f)),
+    "CaughtUp": lambda f: CaughtUp(f.integer("task"), _subtask(f)),
     "Progress": lambda f: Progress(
-        f.integer("records_in"), f.integer("records_out"), f.integer("records_late")
+        f.integer("records_in"),
+        f.integer("records_out"),
+        f.integer("records_late"),
+        f.integer_or_none("watermark_us"),
+        f.part_if_any("hanging", Hanging.from_json),
+        f.parts("doing", SubtaskDoing.from_json),
+        f.integer("records_malformed"),
+        f.integer_or_none("oom_kills"),
     ),
     "Failed": lambda f: Failed(
-        f.text("reason"), _cause(f), f.text_or_none("task"), _subtask_or_none(f)
+        f.text("reason"),
+        _cause(f),
+        f.text_or_none("task"),
+        _subtask_or_none(f),
+        f.part_if_any("blame", blame_from_json),
     ),
 }

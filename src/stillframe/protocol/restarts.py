@@ -4,9 +4,10 @@ Rules of this file
 - The strategies are Flink's, with Flink's meanings; their defaults are those of `JobConfig`.
 - Time comes with each failure and chance is passed in: the same failures get the same answers.
 - What would fail again is never tried again, whatever the strategy. Where an error says so, it is
-  known at once. A process that dies without a word (killed for its memory, a crash in a library)
-  says nothing; but if the one of the same slot dies again and again before a checkpoint completes,
-  it dies of the records it gets, and they come again (`SameCrash`). Flink goes on for ever.
+  known at once. An error of the user's code, of a source or of a sink may be a network's, and a
+  process that dies without a word (killed for its memory, a crash in a library) says nothing; but
+  if the same comes again and again before a checkpoint completes, it comes of the records, and they
+  come again (`SameFailure`). Flink goes on for ever.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from stillframe.ids import SlotIndex
 # Reached by a job that fails for days; beyond it the number would overflow, and the longest delay
 # has been in force since long before.
 _BACKOFF_SECONDS_LIMIT = 1e100
+_SIGNS_MAX = 100
+"""So many failures are told apart; no job has as many places that fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,35 +186,85 @@ class ExponentialDelay(RestartStrategy):
         return Restart(delay_seconds)
 
 
-class SameCrash:
-    """Counts the deaths of one slot's process in a row; decides before the strategy does.
+@dataclass(frozen=True, slots=True)
+class SlotCrashed:
+    """The process of this slot was gone before it could say why."""
 
-    What fails outside, such as a storage that is away, is no crash however long it lasts.
+    slot: SlotIndex
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFailed:
+    """Code that is not ours raised this error at this place, or hung there."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class NothingRan:
+    """The slots were never there, for this reason."""
+
+    reason: str
+
+
+Sign = SlotCrashed | CodeFailed | NothingRan
+"""Of two failures with the same sign, the second is the first come again."""
+
+
+class SameFailure:
+    """Counts failures that come again without progress; decides before the strategy does.
+
+    What fails outside, such as a storage that is away, has no sign, however long it lasts: it
+    explains what failed beside it, so the counts begin with 0 again.
     """
 
-    def __init__(self, restarts_max: float) -> None:
-        self._restarts_max = restarts_max
-        self._slot: SlotIndex | None = None
-        self._crashes_in_a_row = 0
+    def __init__(self, crashes_max: float, errors_max: float) -> None:
+        """How many restarts there are for a sign."""
+        self._crashes_max = crashes_max
+        self._errors_max = errors_max
+        self._times: dict[Sign, int] = {}
+        self._has_run = False
+
+    def on_running(self) -> None:
+        """All slots of an attempt run: what keeps them from starting later may heal."""
+        self._has_run = True
 
     def on_progress(self) -> None:
         """A checkpoint was completed since the last failure."""
-        self._slot, self._crashes_in_a_row = None, 0
+        self._times.clear()
 
-    def on_failure(self, reason: str, crashed: SlotIndex | None) -> GiveUp | None:
-        """An attempt failed; `crashed` is the slot whose process has died, if that was why."""
-        if crashed is None or crashed != self._slot:
-            self._slot, self._crashes_in_a_row = crashed, 0
-        if crashed is None:
+    def on_failure(self, reason: str, sign: Sign | None) -> GiveUp | None:
+        """An attempt failed."""
+        if sign is None or (self._has_run and isinstance(sign, NothingRan)):
+            self._times.clear()
             return None
-        self._crashes_in_a_row += 1
-        if self._crashes_in_a_row <= self._restarts_max:
-            return None
-        return GiveUp(
-            f"{reason} (slot {crashed} has died {self._crashes_in_a_row} times in a row without a"
-            " completed checkpoint in between: look for a record that its function does not"
-            " survive, or give it more memory; raise restartSameCrashMax to try longer)"
-        )
+        times = self._times.pop(sign, 0) + 1
+        self._times[sign] = times
+        if len(self._times) > _SIGNS_MAX:
+            self._times.pop(next(iter(self._times)))  # the one that came last the longest ago
+        restarts_max, advice = self._limit(sign, times)
+        return None if times <= restarts_max else GiveUp(f"{reason} ({advice})")
+
+    def _limit(self, sign: Sign, times: int) -> tuple[float, str]:
+        """How many restarts follow such a failure, and what is said when there were more."""
+        match sign:
+            case SlotCrashed(slot):
+                return self._crashes_max, (
+                    f"slot {slot} has died {times} times without a completed checkpoint in between:"
+                    " look for a record that its function does not survive, or give it more memory;"
+                    " raise restartSameCrashMax to try longer"
+                )
+            case CodeFailed():
+                return self._errors_max, (
+                    f"the same error {times} times without a completed checkpoint in between:"
+                    " correct the cause and start the job again, it resumes from its last"
+                    " checkpoint; raise restartSameErrorMax to try longer"
+                )
+            case NothingRan():
+                return 1, (
+                    "the same failure again, and no slot has ever run: correct the cause and start"
+                    " the job again"
+                )
 
 
 def restart_strategy(config: JobConfig, jitter: Callable[[], float]) -> RestartStrategy:

@@ -57,6 +57,8 @@ class SubtaskState:
     broadcast: tuple[KeyedState, ...] = ()
     finished: bool = False
     """Whether its records had ended."""
+    ended: bool = False
+    """Of a source: whether it was told to end, so that it reads nothing more."""
     watermark_us: int | None = None
     """How far event time had come everywhere: for the former subtask that was furthest behind."""
     reached: tuple[GroupsReached, ...] = ()
@@ -76,6 +78,7 @@ class SubtaskState:
             "commits": [commit.to_json() for commit in self.commits],
             "broadcast": [state.to_json() for state in self.broadcast],
             "finished": self.finished,
+            "ended": self.ended,
             "disks": [disk.to_json() for disk in self.disks],
             "dealt": [dealt.to_json() for dealt in self.dealt],
         }
@@ -89,6 +92,7 @@ class SubtaskState:
             commits=fields.parts("commits", PendingCommit.from_json),
             broadcast=fields.parts("broadcast", KeyedState.from_json),
             finished=fields.flag("finished"),
+            ended=fields.flag("ended"),
             watermark_us=fields.integer_if_any("watermark_us"),
             reached=fields.parts_if_any("reached", GroupsReached.from_json),
             disks=fields.parts("disks", DiskState.from_json),
@@ -125,7 +129,7 @@ def choose_restore(
     sinks_commit: bool,
     *,
     fresh: bool = False,
-    from_elsewhere: bool = False,
+    from_elsewhere: str | None = None,
 ) -> RestoreFrom | StartFromBeginning | Refuse:
     """What the next attempt begins with.
 
@@ -133,14 +137,22 @@ def choose_restore(
     before it may stand in only if no sink may have committed the damaged one: otherwise records
     that are visible already would be written again.
 
-    `fresh`: a person wants the job to begin anew. `from_elsewhere`: a person has named a snapshot
-    that is not the job's own; a job that was cancelled begins with it, any other one only if it has
-    none of its own.
+    `fresh`: a person wants the job to begin anew. `from_elsewhere`: the snapshot that a person has
+    named and that is not the job's own; a job that was cancelled begins with it, any other one only
+    if it has none of its own.
     """
     was_cancelled = record is not None and record.outcome == "cancelled"
-    if fresh or (was_cancelled and from_elsewhere):
+    if fresh or (was_cancelled and from_elsewhere is not None):
         return StartFromBeginning(is_anew=record is not None)
     retained = record.checkpoints if record is not None else ()
+    if retained and from_elsewhere is not None:
+        newest = retained[-1].checkpoint_id
+        return Refuse(
+            f"it has checkpoint {newest} of its own, so it does not start from {from_elsewhere}:"
+            " leave restoreFrom (stillframe run --restore) out to resume from checkpoint"
+            f" {newest}, or add fresh=true (stillframe run --fresh) to delete the job's checkpoints"
+            f" and start from {from_elsewhere}"
+        )
     if was_cancelled and not retained:
         return Refuse(
             "it was cancelled and its checkpoints deleted: start it with option fresh=true"
@@ -152,7 +164,13 @@ def choose_restore(
             there = ", ".join(str(kept.checkpoint_id) for kept in retained) or "none"
             return Refuse(f"checkpoint {wanted} is not retained; there are: {there}")
         if wanted in damaged:
-            return Refuse(f"checkpoint {wanted} is damaged: {damaged[wanted]}")
+            whole = [kept.checkpoint_id for kept in retained if kept.checkpoint_id not in damaged]
+            way_on = (
+                f"restoreFrom={whole[-1]}" if whole else "fresh=true to start from the beginning"
+            )
+            return Refuse(
+                f"checkpoint {wanted} is damaged: {damaged[wanted]}; start with option {way_on}"
+            )
         return RestoreFrom(chosen[0])
     for kept in reversed(retained):
         if kept.checkpoint_id not in damaged:
@@ -249,6 +267,7 @@ def _state_of(
         broadcast=tuple(_whole(snapshots, subtask)),
         dealt=tuple(_shares(snapshots, subtask, operator.parallelism)),
         finished=all(snapshot.finished for snapshot in snapshots),
+        ended=any(snapshot.ended for snapshot in snapshots),
         watermark_us=watermark_us,
         reached=tuple(_further(snapshots, watermark_us, owned, max_parallelism)),
         disks=tuple(

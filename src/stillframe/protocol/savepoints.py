@@ -9,10 +9,11 @@ Rules of this file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from stillframe.ids import NO_CHECKPOINT, Epoch, OperatorUid, SubtaskIndex
+from stillframe.json_values import JsonObject, JsonValue
 from stillframe.protocol.manifests import (
     DiskState,
     FileHandle,
@@ -50,14 +51,19 @@ def with_files_moved(manifest: Manifest, moved: Moved) -> Manifest:
 def as_savepoint(manifest: Manifest) -> Manifest:
     """The state of a checkpoint on its own: without what belongs to the job that took it.
 
-    That a subtask had seen the end of its data is left out, too: in another job there may be more.
+    That a subtask had seen the end of its data, or was told to end, is left out, too: in another
+    job there may be more.
     """
     return replace(
         manifest,
         kind="savepoint",
         timings=(),
-        snapshots=tuple(replace(each, commits=(), finished=False) for each in manifest.snapshots),
+        snapshots=tuple(_on_its_own(each) for each in manifest.snapshots),
     )
+
+
+def _on_its_own(part: OperatorSnapshot) -> OperatorSnapshot:
+    return replace(part, commits=(), finished=False, ended=False)
 
 
 def as_beginning(savepoint: Manifest, moved: Moved) -> Manifest:
@@ -137,18 +143,103 @@ def without_operators(manifest: Manifest, gone: Collection[OperatorUid]) -> Mani
 def _leads_to(edge: str, uid: OperatorUid) -> bool:
     """An edge's name may go on with which input it is, and which of several such edges."""
     _, arrow, rest = edge.partition(f">{uid}")
-    return bool(arrow) and rest[:1] in ("", "/", "#")
+    return bool(arrow) and rest[:1] in _AFTER_TARGET
 
 
-def operators_gone(
-    manifest: Manifest, present: Collection[OperatorUid]
-) -> tuple[OperatorDescription, ...]:
-    """Operators that have something to restore, and that a job with these does not have."""
-    holding = {
-        snapshot.uid
-        for snapshot in manifest.snapshots
-        if snapshot.items or snapshot.commits or any(snapshot.files())
-    }
-    return tuple(
-        each for each in manifest.operators if each.uid in holding and each.uid not in present
+_AFTER_TARGET = ("", "/", "#")
+
+
+def with_uids(manifest: Manifest, new: Mapping[OperatorUid, OperatorUid]) -> Manifest:
+    """The same state for a job that has its operators under these uids.
+
+    What has no new uid keeps the one it has; if that is another operator's now, it is left out.
+    """
+    kept = without_operators(manifest, set(new.values()) - new.keys())
+
+    def renamed(uid: OperatorUid) -> OperatorUid:
+        return new.get(uid, uid)
+
+    def with_times(item: JsonObject) -> JsonObject:
+        """How far each operator of event time had come in a split."""
+        times = item.get("times")
+        if not isinstance(times, Mapping):
+            return item
+        return {**item, "times": {renamed(OperatorUid(uid)): time for uid, time in times.items()}}
+
+    return replace(
+        kept,
+        operators=tuple(replace(each, uid=renamed(each.uid)) for each in kept.operators),
+        snapshots=tuple(
+            replace(each, uid=renamed(each.uid), items=tuple(map(with_times, each.items)))
+            for each in kept.snapshots
+        ),
+        channels=tuple(replace(each, edge=_renamed_edge(each.edge, new)) for each in kept.channels),
+        enumerators={renamed(uid): state for uid, state in kept.enumerators.items()},
     )
+
+
+def _renamed_edge(edge: str, new: Mapping[OperatorUid, OperatorUid]) -> str:
+    for source in new:
+        for target in sorted(new, key=len, reverse=True):
+            if edge.startswith(f"{source}>{target}"):
+                rest = edge.removeprefix(f"{source}>{target}")
+                if rest[:1] in _AFTER_TARGET:
+                    return f"{new[source]}>{new[target]}{rest}"
+    return edge
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedOutput:
+    """What a sink has prepared with a checkpoint, and is not known to have committed."""
+
+    uid: OperatorUid
+    name: str
+    epoch: Epoch
+    rows: int | None
+    """None: the sink does not tell."""
+
+    @property
+    def key(self) -> str:
+        """By which a person says that it is not wanted: sink, epoch and number of rows."""
+        return f"{self.uid}:{self.epoch}:{'unknown' if self.rows is None else self.rows}"
+
+    def __str__(self) -> str:
+        rows = "an unknown number of" if self.rows is None else f"{self.rows:,}"
+        return f"{rows} rows of epoch {self.epoch} that the sink {self.name!r} ({self.uid})"
+
+
+def prepared_output(
+    manifest: Manifest, committed: Mapping[OperatorUid, Epoch]
+) -> tuple[PreparedOutput, ...]:
+    """Of each sink that has any. `committed`: the newest epoch it is known to have committed."""
+    names = {each.uid: each.name for each in manifest.operators}
+    by_sink: dict[OperatorUid, list[JsonValue]] = {}
+    for snapshot in manifest.snapshots:
+        if committed.get(snapshot.uid, -1) < manifest.epoch:
+            rows = [pending.committable.get("rows") for pending in snapshot.commits]
+            by_sink.setdefault(snapshot.uid, []).extend(rows)
+    return tuple(
+        PreparedOutput(uid, names.get(uid, uid), manifest.epoch, _sum_if_told(rows))
+        for uid, rows in by_sink.items()
+        if rows
+    )
+
+
+def _sum_if_told(rows: Sequence[JsonValue]) -> int | None:
+    told = [each for each in rows if type(each) is int]
+    return sum(told) if len(told) == len(rows) else None
+
+
+def without_prepared(manifest: Manifest, sinks: Collection[OperatorUid]) -> Manifest:
+    """As if these sinks had prepared nothing."""
+    return replace(
+        manifest,
+        snapshots=tuple(
+            replace(each, commits=()) if each.uid in sinks else each for each in manifest.snapshots
+        ),
+    )
+
+
+def keeps_something(manifest: Manifest, uid: OperatorUid) -> bool:
+    """Whether there is something to restore of an operator, besides what it has prepared."""
+    return any(each.items or any(each.files()) for each in manifest.snapshots_of(uid))

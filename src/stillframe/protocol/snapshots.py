@@ -61,6 +61,8 @@ class OperatorSnapshot:
     commits: tuple[PendingCommit, ...] = ()
     finished: bool = False
     """Whether the subtask has seen the end of its data; a restore does not run it again."""
+    ended: bool = False
+    """Of a source: whether it was told to end, whatever there is left; a restore reads no more."""
     broadcast: tuple[KeyedState, ...] = ()
     """State without keys, such as what every subtask has a copy of; key groups mean nothing."""
     watermark_us: int | None = None
@@ -86,6 +88,7 @@ class OperatorSnapshot:
             "items": list(self.items),
             "commits": [commit.to_json() for commit in self.commits],
             "finished": self.finished,
+            **({"ended": True} if self.ended else {}),
             **time,
             **({"reached": [each.to_json() for each in self.reached]} if self.reached else {}),
             **({} if self.disk is None else {"disk": self.disk.to_json()}),
@@ -101,6 +104,7 @@ class OperatorSnapshot:
             items=fields.objects("items"),
             commits=fields.parts("commits", PendingCommit.from_json),
             finished=fields.flag("finished"),
+            ended=fields.flag_if_any("ended"),
             broadcast=fields.parts_if_any("broadcast", KeyedState.from_json),
             watermark_us=fields.integer_if_any("watermark_us"),
             reached=fields.parts_if_any("reached", GroupsReached.from_json),

@@ -35,7 +35,7 @@ def vertex_id(uid: OperatorUid) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskShape:
-    """A task of the plan that was photographed."""
+    """A task of the plan of which the checkpoint is."""
 
     vertex: str
     """See `vertex_id`."""

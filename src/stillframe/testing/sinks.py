@@ -36,6 +36,10 @@ class GatedSink(Sink):
     def describe(self) -> str:
         return self.sink.describe()
 
+    @property
+    def tied_to(self) -> str | None:
+        return self.sink.tied_to
+
     def pass_through(self, gate: Gate | None, doing: str) -> None:
         """Return when the gate is open."""
         if gate is None or gate.is_open:
@@ -76,6 +80,9 @@ class _GatedCommitter(Committer):
     def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
         self._gated.pass_through(self._gated.commit, "committing")
         self._committer.commit(epoch, committables)
+
+    def forget(self, committables: Sequence[Committable]) -> None:
+        self._committer.forget(committables)
 
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]

@@ -58,6 +58,9 @@ Counts = dict[int, tuple[int, int]]
 Times = dict[OperatorUid, int | None]
 """How far event time has come, in microseconds; None: nobody knows."""
 
+Held = dict[str, Counter[tuple[object, ...]]]
+"""What is in a checkpoint or savepoint, by operator or edge."""
+
 # The same bytes are looked at many times.
 _decode_record = lru_cache(_DECODED_MAX)(decode_record)
 _decode_manifest = lru_cache(_DECODED_MAX)(decode_manifest)
@@ -89,6 +92,8 @@ class Checkers:
         self._mode = job.config.checkpoint_mode
         self._is_exact = self._mode in ("exactly-once", "stop-the-world")
         self._never_twice = self._mode != "at-least-once"
+        self._has_said_last_word = False
+        """Whether the job has stopped with a savepoint and was not started again."""
         self._early: dict[str, Counts] = {}
         self._times: dict[Subtask, Times] = {}
         self._restored_times: dict[Attempt, Times] = {}
@@ -129,6 +134,7 @@ class Checkers:
                 is_long = self._job.config.checkpoint_timeout_seconds >= _NO_TIMEOUT_SECONDS
                 _require(not is_long, "liveness", f"checkpoint {checkpoint_id} hangs: {reason}")
             case AttemptStarted(attempt, checkpoint_id) if checkpoint_id is not None:
+                self._has_said_last_word = False
                 self.restored.append(checkpoint_id)
                 self._note_restored(attempt, checkpoint_id)
 
@@ -178,6 +184,8 @@ class Checkers:
         uid = branch.uid
 
         def watch(writer: str, rows: list[Row]) -> None:
+            what = f"{uid} shows {rows[:3]} after the savepoint with which the job stopped"
+            _require(not self._has_said_last_word, "last", what)
             for row in rows:
                 self._seen[uid][row] += 1
                 if not self._never_twice:
@@ -427,13 +435,61 @@ class Checkers:
         if self._mode == "at-most-once" and not self.restored:
             _require(last == exact, "output", _difference(last, exact))
 
-    def check_savepoint(self, store: Store) -> None:
+    def check_savepoint(self, store: Store, *, is_last_word: bool) -> None:
         """All it names is in its own directory, as it was written."""
         found = decode_manifest(store.read(SAVEPOINT_METADATA))
         for file in found.files():
             store.read_verified(file.path, file.length_bytes, file.crc32)
         if any(part.disk is not None or part.commits for part in found.snapshots):
             raise Violation("savepoint: it holds a database, or something to commit")
+        if is_last_word:
+            self._check_last_word(found, store)
+
+    def _check_last_word(self, savepoint: Manifest, store: Store) -> None:
+        """What the job has committed by now is what the savepoint holds, and it commits no more.
+
+        Its last checkpoint commits what it holds, and a job that goes on from that one is exact; so
+        is one that starts from a savepoint that holds the same.
+        """
+        record = self._record()
+        newest = record.newest if record else None
+        is_newer = newest is not None and newest.checkpoint_id > savepoint.checkpoint_id
+        _require(is_newer, "last", f"savepoint {savepoint.checkpoint_id} is not committed")
+        assert newest is not None
+        last = self._manifest(newest.checkpoint_id, newest.attempt)
+        if self._is_damaged(last):
+            return  # as whoever starts from it will see
+        ours = self._held_in(savepoint, lambda file: _content(file, store.read))
+        theirs = self._held_in(last, self._file)
+        other = sorted(uid for uid in ours.keys() | theirs.keys() if ours[uid] != theirs[uid])
+        what = f"{other} in savepoint {savepoint.checkpoint_id} and checkpoint {last.checkpoint_id}"
+        _require(not other, "last", f"not the same of {what}")
+        for branch in self._job.branches:
+            committed = self._job.outside[branch.uid].committed
+            for part in last.snapshots_of(OperatorUid(f"write-{branch.uid}")):
+                left = {str(kept.committable["transaction"]) for kept in part.commits} - committed
+                _require(not left, "last", f"{sorted(left)[:1]} is not committed")
+        self._has_said_last_word = True
+
+    def _held_in(self, manifest: Manifest, content: Callable[[FileHandle], pa.Buffer]) -> Held:
+        """All rows, times, positions and records under way, by operator or edge."""
+        held: Held = defaultdict(Counter)
+        for part in manifest.snapshots:
+            for state in (*part.keyed, *part.broadcast):
+                groups = state.key_groups, range(1 << 15)
+                for batch in read_keyed_snapshot(content(state.file), *groups):
+                    held[part.uid].update(_rows_of(batch))
+            if part.disk is not None:
+                for batch in self._rows_of_database(part.disk):
+                    held[part.uid].update(_rows_of(batch))
+            held[part.uid][part.subtask, part.watermark_us] += 1
+        for under in manifest.channels:
+            for batch in read_run(content(under.file), under.offset_bytes, under.length_bytes):
+                held[under.edge].update(_rows_of(batch))
+        # Splits that are discovered meanwhile are dealt out, but nothing is read of them.
+        begun = ((split, at) for split, at in self._positions(manifest).items() if at)
+        held[SOURCE].update(begun)
+        return held
 
     def check_files(self) -> None:
         """The files on the storage are those the retained checkpoints need, and the log."""
@@ -492,13 +548,21 @@ class Checkers:
         return any(zlib.crc32(self._file(f)) != f.crc32 for f in manifest.files())
 
     def _file(self, file: FileHandle) -> pa.Buffer:
-        return pa.py_buffer(self._read(file.path) if file.data is None else file.data)
+        return _content(file, self._read)
 
     def _read(self, path: str) -> bytes:
         data = self._disk.read(path)
         _require(data is not None, "files", f"{path} is gone")
         assert data is not None
         return data
+
+
+def _content(file: FileHandle, read: Callable[[str], bytes]) -> pa.Buffer:
+    return pa.py_buffer(read(file.path) if file.data is None else file.data)
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, ...]]:
+    return zip(*(map(str, column.to_pylist()) for column in batch.columns), strict=True)
 
 
 def _least_times(manifest: Manifest) -> Times:

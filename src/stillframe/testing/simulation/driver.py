@@ -364,7 +364,7 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             for uid in self._parts.sinks.committing_here:
                 self._parts.sinks.commit(uid, manifest)
         except StillframeError as error:
-            mail = CommitFailed(str(error), is_permanent=False)
+            mail = CommitFailed(str(error), cause="other")
         self._world.soon(lambda: self._do(lambda: self._note_commit(mail)))
 
     def _note_commit(self, mail: Mail) -> None:

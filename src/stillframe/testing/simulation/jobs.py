@@ -61,6 +61,8 @@ _TIMED: tuple[Timed, ...] = (
     Sessions(2), Sessions(6), Alarms(3), Alarms(2, outer=5),
     Joined("inner", -2, 1), Joined("full", -1, 2), Distinct(4), Distinct(None), Enriched(),
 )  # fmt: skip
+_AVAILABLE_NOW_CHANCE = 0.5
+"""Of sources that discover: how often a driver stops when it has read what was there."""
 _TIMED_CHANCE = 0.18
 _TIMED_PLAIN_CHANCE = 0.7
 """How often they have no other shape, in which event time would hardly go on while they run."""
@@ -131,6 +133,10 @@ class SimulatedJob:
             "records": max(self.source.lengths),
             "keys": self.source.keys,
         }
+
+    @property
+    def has_timers(self) -> bool:
+        return any(isinstance(branch.timed, Alarms) for branch in self.branches)
 
     def config_for(self, driver: int) -> JobConfig:
         backend = self.backends[driver % len(self.backends)]
@@ -281,6 +287,8 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         checkpoint_min_pause_seconds=random.choice([0.0, 0.5]),
         tolerable_failed_checkpoints=random.choice([math.inf, math.inf, math.inf, 3]),
         checkpoints_retained=random.choice([1, 2, 3]),
+        available_now=source.appear_at_seconds is not None
+        and world.own_random("available now").random() < _AVAILABLE_NOW_CHANCE,
         **mode,
     )
     outside = {branch.uid: Outside() for branch in branches}

@@ -180,6 +180,7 @@ class Outside:
 
     prepared: dict[str, tuple[Attempt, list[Row]]] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
+    """The marks of those that may be asked for again."""
     visible: list[Row] = field(default_factory=list)
     on_visible: Callable[[str, list[Row]], None] = lambda writer, rows: None
     """Called with who wrote the rows, one subtask of one sink, and the rows."""
@@ -251,6 +252,9 @@ class _TransactionalCommitter(Committer):
     def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
         for committable in committables:
             self._outside.commit(str(committable["transaction"]))
+
+    def forget(self, committables: Sequence[Committable]) -> None:
+        self._outside.committed -= {str(each["transaction"]) for each in committables}
 
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]

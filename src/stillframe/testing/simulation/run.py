@@ -21,6 +21,7 @@ from stillframe.testing.simulation.driver import DriverNeeds, SimulatedDriver
 from stillframe.testing.simulation.jobs import SimulatedJob, random_job
 from stillframe.testing.simulation.limits import FAULTS, NO_LIMITS, Limits
 from stillframe.testing.simulation.mutants import MUTANTS
+from stillframe.testing.simulation.outside import Outside, Row
 from stillframe.testing.simulation.slot import SimulatedSlot
 from stillframe.testing.simulation.storage import Died, Disk, simulated_store
 from stillframe.testing.simulation.world import SimulationStuck, World
@@ -30,6 +31,8 @@ _EVENTS_MAX = 20_000
 _STRAY_TIMES = 3
 _STRAY_SECONDS_MAX = 5.0
 _RESCALE_TRIES = 4
+_LAST_WORDS_SECONDS = 3.0
+"""After peace: then the job is soon over."""
 _MISFITS = ("crash: TypeError", "crash: AttributeError", "crash: NameError")
 
 
@@ -126,6 +129,8 @@ class _Run:
         self._checkers = Checkers(
             self._job, self._disk, self._rates.rescales, self._world.new_directory
         )
+        for outside in self._job.outside.values():
+            self._watched(outside)
         self._slots = self._random_slots()
         self._first_slots = self._slots
         self._driver: SimulatedDriver | None = None
@@ -149,9 +154,7 @@ class _Run:
         try:
             self._start_driver()
             self._plan_faults()
-            world.run(lambda: self._is_over, _EVENTS_MAX)
-            if self._raised is not None:
-                raise self._raised
+            self._let_it_run()
             if not self._is_refused:
                 self._end_slots()
                 self._checkers.check_end()
@@ -178,6 +181,33 @@ class _Run:
             world.events,
             self._drawn(),
         )
+
+    def _let_it_run(self) -> None:
+        try:
+            self._world.run(lambda: self._is_over, _EVENTS_MAX)
+        except Exception:
+            if self._raised is None:
+                raise
+        if self._raised is not None:
+            raise self._raised
+
+    def _keep(self, error: Exception) -> None:
+        """For the end, whatever becomes of it on its way there."""
+        self._raised = self._raised or error
+        self._is_over = True
+
+    def _watched(self, outside: Outside) -> None:
+        """What a checker raises within a sink is taken for an error of that sink's."""
+        watch = outside.on_visible
+
+        def on_visible(writer: str, rows: list[Row]) -> None:
+            try:
+                watch(writer, rows)
+            except Violation as error:
+                self._keep(error)
+                raise
+
+        outside.on_visible = on_visible
 
     def _drawn(self) -> dict[str, float]:
         faults = {name: getattr(self._rates, name) for name in FAULTS}
@@ -235,9 +265,8 @@ class _Run:
         try:
             self._checkers.on_event(event)
         except Exception as error:
-            # Whoever tells events forgives a listener that raises, so it is kept for the end.
-            self._raised = self._raised or error
-            self._is_over = True
+            # Whoever tells events forgives a listener that raises.
+            self._keep(error)
         if isinstance(event, CheckpointCompleted) and not self._world.is_calm:
             self._perhaps_kill_after_completion()
 
@@ -277,6 +306,7 @@ class _Run:
         else:
             world.note("peace")
             world.is_calm = True
+            self._plan_last_words()
 
     def _driver_trouble(self, operation: str, path: str) -> None:
         if operation == "link" and f"/{LOG_DIRECTORY}/" in path:
@@ -318,6 +348,15 @@ class _Run:
         plan(rates.cancels, self._cancel_the_job)
         plan(rates.clock_jumps, lambda: self._world.jump_clock(random.randint(-9999, 9999)))
 
+    def _plan_last_words(self) -> None:
+        """A job with timers is stopped with a savepoint again and again, as they may be due and not
+        have fired when its barrier comes. In peace, as it is hardly ever complete before."""
+        drawn = self._world.own_random("last words")
+        count = drawn.choice([2, 4, 6]) if self._job.has_timers else 0
+        for _ in range(self._limits.cap("savepoints", count)):
+            stop = partial(self._ask_for_a_savepoint, "stop")
+            self._world.after(drawn.random() * _LAST_WORDS_SECONDS, stop)
+
     def _kill_a_slot(self) -> None:
         if self._driver is None or self._driver.is_dead or not self._driver.slots:
             return
@@ -327,14 +366,16 @@ class _Run:
             if len(slots) > 1 and self._world.chance(0.2):
                 self._world.soon(self._kill_a_slot)  # two in quick succession
 
-    def _ask_for_a_savepoint(self) -> None:
+    def _ask_for_a_savepoint(self, then: Then | None = None) -> None:
         if self._driver is None:
             return
         self._savepoints += 1
-        then: Then = self._world.random.choice(["go on", "go on", "stop"])
+        drawn: Then = self._world.random.choice(["go on", "go on", "stop"])
+        then = then or drawn
         address = f"/savepoints/{self._savepoints}"
         self._world.note(f"somebody wants a savepoint in {address}, and then the job to {then}")
-        self._driver.take_savepoint(SavepointWanted(address, then, self._on_savepoint))
+        told = partial(self._on_savepoint, then)
+        self._driver.take_savepoint(SavepointWanted(address, then, told))
 
     def _cancel_the_job(self) -> None:
         """Only when it has a checkpoint: without one it would not be started again unasked."""
@@ -362,11 +403,11 @@ class _Run:
         if not driver.rescale(RescaleWanted(slots, self._job.plan(slots), try_again)):
             try_again("nothing runs")
 
-    def _on_savepoint(self, outcome: SavepointOutcome) -> None:
+    def _on_savepoint(self, then: Then, outcome: SavepointOutcome) -> None:
         self._world.note(str(outcome))
         if isinstance(outcome, SavepointTaken):
             place = self._world, self._disk, lambda operation, path: None, outcome.address
-            self._checkers.check_savepoint(simulated_store(*place))
+            self._checkers.check_savepoint(simulated_store(*place), is_last_word=then == "stop")
 
     def _perhaps_kill_after_completion(self) -> None:
         """The moments around a completion are the delicate ones."""

@@ -27,6 +27,7 @@ from stillframe.protocol.manifests import (
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
+    CaughtUp,
     Committed,
     CompleteCheckpoint,
     Declined,
@@ -252,7 +253,7 @@ class SimulatedSlot(TaskEvents):
     def lose_connection(self, what: str) -> None:
         """The coordinator, or a peer, is gone: the slot ends itself."""
         if not self.is_dead:
-            self._fail(StillframeError(f"{what} is gone"), is_bystander=True)
+            self._fail(StillframeError(f"{what} is gone"), is_peer_lost=True)
 
     def wake(self) -> None:
         if not self._is_step_due and not self.is_dead:
@@ -391,10 +392,10 @@ class SimulatedSlot(TaskEvents):
         self._alarm_at = at
         self._world.after(seconds, lambda: self.wake() if at == self._alarm_at else None)
 
-    def _fail(self, error: StillframeError, is_bystander: bool = False) -> None:
+    def _fail(self, error: StillframeError, is_peer_lost: bool = False) -> None:
         self._world.note(f"slot {self.index} of attempt {self.attempt} fails: {error}")
         damaged = isinstance(error, SnapshotDamaged)
-        cause: FailureCause = "bystander" if is_bystander else "other"
+        cause: FailureCause = "lost slot" if is_peer_lost else "other"
         self._report(Failed(str(error), "damaged snapshot" if damaged else cause))
         self.is_dead = True
         self._world.soon(lambda: self._driver.on_lost(self, "it ended"), 0.5)
@@ -477,6 +478,7 @@ class SimulatedSlot(TaskEvents):
         subtask, sink, epoch, commit = self._commits.popleft()
         try:
             sink.committer.commit(epoch, commit.committables)
+            sink.committer.forget(commit.settled)
         except StillframeError as error:
             self._fail(error)
             return
@@ -484,6 +486,9 @@ class SimulatedSlot(TaskEvents):
 
     def committed(self, subtask: SubtaskRef, checkpoint_id: CheckpointId) -> None:
         self._report(Committed(*subtask, checkpoint_id))
+
+    def caught_up(self, subtask: SubtaskRef) -> None:
+        self._report(CaughtUp(*subtask))
 
     def drained(self, subtask: SubtaskRef) -> None:
         self._report(Drained(*subtask))

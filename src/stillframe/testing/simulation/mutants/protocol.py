@@ -134,12 +134,30 @@ def _commit_a_savepoint(original: Any) -> Any:
     return on_savepoint_stored
 
 
+def _go_on_after_the_last_word(original: Any) -> Any:
+    def on_savepoint_stored(self: Any, checkpoint_id: Any, now_seconds: float) -> Any:
+        self._pending[checkpoint_id].savepoint = "go on"
+        self._has_last_completed = False
+        return original(self, checkpoint_id, now_seconds)
+
+    return on_savepoint_stored
+
+
 def _snapshot_only_the_newest(original: Any) -> Any:
     def on_prepared(self: Any, checkpoint_id: Any, committables: Any) -> Any:
         held = original(self, checkpoint_id, committables)
         return tuple(kept for kept in held if kept.checkpoint_id == checkpoint_id)
 
     return on_prepared
+
+
+def _remember_for_its_own_checkpoint_only(original: Any) -> Any:
+    def on_committed(self: Any, checkpoint_id: Any) -> None:
+        newest, self._newest_held = self._newest_held, checkpoint_id
+        original(self, checkpoint_id)
+        self._newest_held = newest
+
+    return on_committed
 
 
 def _forget_restored_commits(original: Any) -> Any:
@@ -246,9 +264,21 @@ PROTOCOL_MUTANTS: Mapping[str, Mutant] = {
         "sinks are told to commit what they prepared for a savepoint",
         Checkpoints, "on_savepoint_stored", _commit_a_savepoint,
     ),
+    "commit-once-more-after-the-last-word": Mutant(
+        "a job that stops with a savepoint takes one more checkpoint when the savepoint exists",
+        Checkpoints, "on_savepoint_stored", _go_on_after_the_last_word,
+    ),
+    "say-the-last-word-too-early": Mutant(
+        "the savepoint with which a job stops exists before what it holds is committed",
+        Checkpoints, "_is_all_committed", lambda original: property(lambda self: True),
+    ),
     "forget-older-commits": Mutant(
         "a snapshot holds only its own epoch's commits",
         PendingCommits, "on_prepared", _snapshot_only_the_newest,
+    ),
+    "forget-a-commit-that-a-snapshot-holds": Mutant(
+        "what was committed is forgotten although a checkpoint that is complete asks for it",
+        PendingCommits, "on_committed", _remember_for_its_own_checkpoint_only,
     ),
     "skip-recommit-in-slots": Mutant(
         "what the restored checkpoint had prepared is not committed by its slots",

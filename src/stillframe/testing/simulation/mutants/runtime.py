@@ -111,6 +111,17 @@ def _hold_for_ever(original: Any) -> Any:
     return on_abort
 
 
+def _move_though_held(original: Any) -> Any:
+    def step(self: Any) -> Any:
+        held_by, self._held_by = self._held_by, None
+        try:
+            return original(self)
+        finally:
+            self._held_by = self._held_by or held_by
+
+    return step
+
+
 # --- splits ---
 
 
@@ -120,6 +131,10 @@ def _know_no_split(original: Any) -> Any:
         original(self, splits, is_last)
 
     return on_splits
+
+
+def _take_a_stop_for_the_end(original: Any) -> Any:
+    return lambda self, order: original(self, replace(order, stops=False))
 
 
 def _free_at_once(original: Any) -> Any:
@@ -311,6 +326,11 @@ RUNTIME_MUTANTS: Mapping[str, Mutant] = {
         "a sink commits what it has prepared at once",
         Writing, "described", _commit_when_prepared,
     ),
+    "move-behind-the-last-word": Mutant(
+        "a job that stops with a savepoint holds its sources only, and its last checkpoint commits"
+        " what timers and windows say behind the savepoint's barrier",
+        InnerSubtask, "step", _move_though_held,
+    ),
     "hold-for-ever": Mutant(
         "a source that was held for a last checkpoint does not go on when that fails",
         SourceSubtask, "on_abort", _hold_for_ever,
@@ -323,6 +343,10 @@ RUNTIME_MUTANTS: Mapping[str, Mutant] = {
         "every subtask restores every key group",
         building, "key_group_range",
         lambda original: lambda subtask, parallelism, groups: range(groups),
+    ),
+    "finish-at-what-was-there": Mutant(
+        "a job that stops at what was there, and is to go on from it, finishes",
+        SourceSubtask, "on_splits", _take_a_stop_for_the_end,
     ),
     "assign-a-split-twice": Mutant(
         "an assignment that comes twice is not recognised",
