@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 
 _REGISTRY = "STILLFRAME_REGISTRY"
+
+# How long an example takes says something of the machine, which may be busy.
+hypothesis.settings.register_profile("stillframe", deadline=None)
+hypothesis.settings.load_profile("stillframe")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +52,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for name in ("slow", "spark")
         )
         items.sort(key=lambda item: (item.path not in slow, item.path not in spark))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line says what was skipped and why: such a test has proved nothing."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not config.option.collectonly:
+        reporter.write_line(f"skipped: {_skipped_in_words(reporter.stats.get('skipped', []))}")
+
+
+def _skipped_in_words(reports: list[pytest.TestReport]) -> str:
+    tests_of: dict[str, list[str]] = {}
+    for report in sorted(reports, key=lambda report: report.nodeid):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        tests_of.setdefault(reason.removeprefix("Skipped: "), []).append(report.nodeid)
+    return "; ".join(map(_of_one_reason, tests_of.items())) or "nothing"
+
+
+def _of_one_reason(found: tuple[str, list[str]]) -> str:
+    reason, tests = found
+    others = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+    return f"{tests[0]}{others} ({reason})"
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ def test_every_option_is_parsed_into_its_unit():
             "maxConcurrentCheckpoints": "2",
             "tolerableFailedCheckpoints": "0",
             "checkpointsRetained": "3",
+            "heartbeatTimeout": "20 s",
+            "stuckTimeout": "0",
             "parallelism": "4",
             "maxParallelism": "256",
             "restartAttempts": "0",
@@ -51,6 +53,8 @@ def test_every_option_is_parsed_into_its_unit():
         max_concurrent_checkpoints=2,
         tolerable_failed_checkpoints=0,
         checkpoints_retained=3,
+        heartbeat_timeout_seconds=20.0,
+        stuck_timeout_seconds=0.0,
         parallelism=4,
         max_parallelism=256,
         restart_strategy="fixed-delay",
@@ -66,6 +70,16 @@ def test_every_option_is_parsed_into_its_unit():
         state_directory="/fast",
     )
     assert config.state == StateSettings("rocksdb", 512 * 1024, False, 1024**3, "/fast")
+
+
+def test_missing_output_is_accepted_by_the_name_of_its_file_and_its_rows():
+    given = "part-views-sink-3-0-1-ab12.parquet:12, part-views-sink-3-1-1-cd34.parquet:7"
+    config = job_config({"acceptMissingOutput": given})
+
+    assert config.accept_missing_output == given.replace(" ", "")
+    for wrong in ("true", "part-1.parquet", "part-1.parquet:", "part-1.parquet:x", ":3", ""):
+        with pytest.raises(BuildError, match=r"acceptMissingOutput .*FILE:ROWS"):
+            job_config({"acceptMissingOutput": wrong})
 
 
 def test_the_options_of_a_failure_rate_are_parsed_into_their_units():
@@ -252,6 +266,17 @@ def test_an_unknown_restart_strategy_is_an_error_that_names_the_nearest(given, n
         job_config({"restartStrategy": given})
 
 
+def test_only_what_is_near_is_suggested():
+    with pytest.raises(BuildError) as refused:
+        job_config({"restartStrategy": "whenever"})
+    assert str(refused.value).endswith(
+        "none, fixed-delay, failure-rate, exponential-delay, not 'whenever'"
+    )
+    with pytest.raises(UnknownOption) as unknown:
+        job_config({"kafka.bootstrap.servers": "host:9092"})
+    assert str(unknown.value) == "the job has no option 'kafka.bootstrap.servers': leave it out"
+
+
 def test_options_of_different_restart_strategies_are_refused():
     sentence = "restartAttempts and restartMaxBackoff of the job belong to different"
     with pytest.raises(BuildError, match=sentence):
@@ -310,7 +335,8 @@ def test_an_unknown_checkpoint_mode_is_an_error_that_names_the_nearest():
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "many"])
 def test_tolerable_failures_are_counted_from_nothing_or_infinite(text):
-    assert job_config({"tolerableFailedCheckpoints": "Infinite"}) == JobConfig()
+    given = job_config({"tolerableFailedCheckpoints": "Infinite"})
+    assert given == JobConfig(tolerable_failed_checkpoints=math.inf)
     sentence = "tolerableFailedCheckpoints is a whole number of at least 0 or 'infinite', not"
     with pytest.raises(BuildError, match=sentence):
         job_config({"tolerableFailedCheckpoints": text})
@@ -441,3 +467,12 @@ def test_a_restore_mode_is_one_of_flinks() -> None:
     assert job_config({"restoreMode": "no-claim"}).restore_mode == "no_claim"
     with pytest.raises(BuildError, match=r"restoreMode is one of no_claim, claim, not 'legacy'"):
         job_config({"restoreMode": "legacy"})
+
+
+def test_prepared_output_is_discarded_only_by_its_full_name():
+    keys = job_config({"discardPrepared": "write-1a2b:7:120, of: two:0:unknown"}).discard_prepared
+
+    assert keys == ("write-1a2b:7:120", "of: two:0:unknown")
+    for text in ("true", "write-1a2b", "write-1a2b:7", "write-1a2b:7:many", ":7:1", ""):
+        with pytest.raises(BuildError, match="names sink, epoch and number of rows"):
+            job_config({"discardPrepared": text})

@@ -22,6 +22,7 @@ SINKS = {
     "parquet": FileSink("/out", "parquet", SCHEMA),
     "json": FileSink("/out", "json", SCHEMA),
     "foreachBatch": STAGED,
+    "console": STAGED,
     "memory": STAGED.kept_by_driver(),
     "noop": DiscardSink(),
 }

@@ -7,6 +7,7 @@ import decimal
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from stillframe.errors import BuildError
 from stillframe.key_groups import (
+    LONG_KEY_BYTES,
     hash_batch,
     hash_columns,
     hash_row,
@@ -153,6 +155,27 @@ def test_strings_of_very_different_lengths_hash_as_their_rows_do():
     assert hash_columns([pa.array(values)]).tolist() == [
         hash_row([value], [pa.string()]) for value in values
     ]
+
+
+def test_very_long_keys_hash_as_their_rows_do_and_each_byte_of_them_counts():
+    longest = "x" * LONG_KEY_BYTES
+    values = [longest, longest + "x", longest + "y", "y" + longest, longest + "xx", None, "x"]
+    hashes = [hash_row([value], [pa.string()]) for value in values]
+    assert len(set(hashes)) == len(values)
+    assert hash_columns([pa.array(values)]).tolist() == hashes
+    assert hash_columns([pa.array(values * 40).dictionary_encode()]).tolist() == hashes * 40
+
+
+def test_the_hash_of_a_very_long_key_is_the_same_as_in_every_release():
+    assert hash_row(["x" * LONG_KEY_BYTES], [pa.string()]) == 0xFEFAD9826A2B499B
+    assert hash_row(["x" * (LONG_KEY_BYTES + 1)], [pa.string()]) == 0x004F1956C8AC5842
+
+
+def test_a_key_of_300_megabytes_is_hashed_within_seconds():
+    column = pa.array([b"x" * 300_000_000], pa.binary())
+    began = time.process_time()
+    hash_columns([column])
+    assert time.process_time() - began < 5
 
 
 def test_integers_of_every_width_hash_as_their_value():

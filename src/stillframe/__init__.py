@@ -1,4 +1,4 @@
-"""Stateful stream jobs on PySpark that can be photographed while they move.
+"""Stateful stream jobs on PySpark with Flink's checkpoints.
 
     still = stillframe.on(spark)
 

@@ -117,6 +117,7 @@ def test_each_trial_is_measured_for_as_long_as_was_asked_for():
     ("given", "sentence"),
     [
         (arguments("view"), "there is no benchmark 'view', did you mean 'views'?"),
+        (arguments("kafka"), "there is no benchmark 'kafka'; there are: "),
         (arguments(peers="flnk"), "there is no peer 'flnk', did you mean 'flink'?"),
         (arguments("recovery", quick=True), "recovery has nothing in --quick"),
     ],

@@ -72,7 +72,8 @@ def test_a_job_is_compared_with_a_checkpoint_and_nothing_runs_or_changes(command
     renamed = job_file(tmp_path, counted="counted")
     gone = command("inspect", "--against", renamed, place, *arguments)
     assert gone.returncode == 1, gone.stderr
-    assert "(count), which the job does not have" in gone.stdout
+    assert "(count), which could belong to 'aggregate count(*) by app_id' (counted)" in gone.stdout
+    assert 'add .uid("count") to the one it belongs to' in gone.stdout
     assert contents(tmp_path / "chk") == before
 
 

@@ -15,6 +15,7 @@ from stillframe.cli.lines import Lines
 EXACT = Comparison(records=1_000, apps=10, lost=0, duplicated=0, differences=())
 EVENTS = [
     r"attempt \d+ starts from the beginning",
+    r"waiting for 2 slots.*",
     r"slots running: 0 \(pid \d+\), 1 \(pid \d+\)",
     r"checkpoint \d+ complete, \d+ ms, [\d.]+ [KM]?B",
     r"checkpoint \d+ failed: .*",
@@ -86,6 +87,18 @@ def test_the_job_file_is_short_and_an_ordinary_script():
     script = JOB_FILE.read_text()
     assert len(script.splitlines()) < 40
     assert "SparkSession.builder" in script
+
+
+def test_the_transcript_of_the_readme_has_the_lines_that_the_demo_prints():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (shown,) = re.findall(r"^```\n(starting Spark.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    lines = [line for line in shown.splitlines()[1:-2] if line != "…"]
+    for line in lines:
+        assert any(re.fullmatch(event, line) for event in EVENTS), line
+    not_always = (r"waiting for", r"checkpoint \d+ failed")
+    for event in EVENTS:
+        if not event.startswith(not_always):
+            assert any(re.fullmatch(event, line) for line in lines), event
 
 
 @pytest.mark.spark

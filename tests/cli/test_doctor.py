@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,27 @@ def test_a_machine_that_can_run_jobs_gets_a_clean_bill(command, tmp_path):
     assert lines[-1] == "jobs can run here"
     assert all(line.startswith("ok ") for line in lines[:-1]), done.stdout
     checks = [line.split(":")[0].removeprefix("ok").strip() for line in lines[:-1]]
+    [executors] = [line for line in lines if "executors:" in line]
+    assert executors.endswith(f" ran {sys.executable}")
     assert checks == [
         "Python", "pyarrow", "Java", "storage", "Spark", "slots", "dynamic allocation",
         "encryption", "executors", "driver", "barrier stage", "memory", "shared storage",
     ]  # fmt: skip
+
+
+@pytest.mark.spark
+def test_a_python_that_executors_do_not_have_is_named_and_what_needs_it_is_not_tried(
+    command, monkeypatch
+):
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
+    done = command("doctor", "--master", "local[3]", "--json")
+    assert done.returncode == 1
+    found = {
+        finding["check"]: finding["text"] for finding in map(json.loads, done.stdout.splitlines())
+    }
+    assert found["executors"].startswith("executors cannot run /nowhere/python")
+    for check in ("driver", "barrier stage"):
+        assert found[check] == "not tried, because it needs a Python on executors"
 
 
 @pytest.mark.spark

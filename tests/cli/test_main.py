@@ -43,7 +43,8 @@ def test_the_version_is_the_package_s(capsys):
         (["demo", "--", "more"], "demo takes no arguments after --"),
         (["run"], "JOB.py"),
         (["run", "job.py", "--set", "parallelism"], "'parallelism' is not of the form KEY=VALUE"),
-        (["run", "job.py", "--restore", "oldest"], "nor the path of a savepoint, which has a /"),
+        (["run", "job.py", "--restore", "oldest"], "'oldest' is neither 'latest' nor"),
+        (["run", "job.py", "--restore", "0"], "'0' is neither 'latest' nor"),
     ],
 )
 def test_a_command_that_is_not_understood_ends_with_2_and_says_why(capsys, arguments, said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class ToldQuery:
 
     name: str = "page-views"
     history: History = field(default_factory=History)
+    plan: Any = field(default_factory=lambda: SimpleNamespace(slots=2))
 
     @property
     def summary(self) -> Summary:
@@ -64,22 +66,25 @@ def query() -> ToldQuery:
     return ToldQuery()
 
 
-def shown(form: Any, query: ToldQuery) -> str:
+def shown(form: Any, query: ToldQuery, *, is_quiet: bool = False) -> str:
     """What is said when the query reads, takes a checkpoint, falls over and comes to its end."""
     clock, out = SteppingClock(), io.StringIO()
-    progress = Progress(form, clock, out)
+    progress = Progress(form, clock, out, is_quiet=is_quiet)
+    progress.waiting("starting Spark (local[4])")
     progress.follow(query)  # type: ignore[arg-type]
-    progress._closing.set()  # the test says when to look
-    progress._thread.join()
+    if not is_quiet:
+        progress._closing.set()  # the test says when to look
+        progress._thread.join()
     tell = query.history.tell
     tell(AttemptStarted(Attempt(1), None, ()))
     tell(SlotsRunning(Attempt(1), (1, 2)))
-    query.history.report_progress(SlotIndex(0), ProgressReport(5_000, 4_000))
+    query.history.report_progress(SlotIndex(0), ProgressReport(5_000, 4_000), 0.0)
     tell(CHECKPOINT)
     tell(CheckpointCommitted(CheckpointId(1)))
     clock.now_seconds = 2.0
-    progress.show()
-    progress.show()
+    if not is_quiet:
+        progress.show()
+        progress.show()
     tell(AttemptFailed(Attempt(1), "slot 1 was lost", 0.1))
     tell(AttemptStarted(Attempt(2), CheckpointId(1), ("partition-0 at next=7",)))
     tell(JobEnded("finished"))
@@ -89,24 +94,37 @@ def shown(form: Any, query: ToldQuery) -> str:
 
 def test_plain_lines_come_only_when_something_has_changed(query):
     assert shown("plain", query).splitlines() == [
+        "starting Spark (local[4])",
+        "page-views: waiting for 2 slots",
+        "slots running: 0 (pid 1), 1 (pid 2)",
         "page-views: 5,000 records in, 4,000 out, 2,500/s, 1 checkpoint (last 41 ms, 21 KB)",
         "attempt 1 failed: slot 1 was lost; restarting in 0.1 s",
         "restored checkpoint 1, replaying from partition-0 at next=7",
+        "page-views: waiting for 2 slots",
         "page-views: 5,000 records in, 4,000 out, 0/s, 1 checkpoint (last 41 ms, 21 KB),"
         " 1 restart, finished",
     ]
 
 
 def test_records_that_came_too_late_are_told_where_there_are_any(query):
-    query.history.report_progress(SlotIndex(0), ProgressReport(5_000, 4_000, 1_200))
+    query.history.report_progress(SlotIndex(0), ProgressReport(5_000, 4_000, 1_200), 0.0)
     figures = figures_of("page-views", query.summary, None, 0, 1.0)
     assert str(figures).startswith("page-views: 5,000 records in, 4,000 out, 1,200 too late, ")
     assert figures.to_json()["records_late"] == 1_200
 
 
+def test_malformed_records_are_told_where_there_are_any(query):
+    report = ProgressReport(5_000, 4_000, records_malformed=12)
+    query.history.report_progress(SlotIndex(0), report, 0.0)
+    figures = figures_of("page-views", query.summary, None, 0, 1.0)
+    assert str(figures).startswith("page-views: 5,000 records in, 12 malformed, 4,000 out, ")
+    assert figures.to_json()["records_malformed"] == 12
+
+
 def test_machines_get_one_json_object_per_line_and_every_event(query):
     said = [json.loads(line) for line in shown("json", query).splitlines()]
     assert [line["kind"] for line in said] == [
+        "waiting",
         "attempt_started",
         "slots_running",
         "checkpoint_completed",
@@ -117,17 +135,24 @@ def test_machines_get_one_json_object_per_line_and_every_event(query):
         "job_ended",
         "progress",
     ]
-    assert said[4]["records_per_second"] == 2500.0
+    assert said[5]["records_per_second"] == 2500.0
     assert said[-1]["outcome"] == "finished"
     assert said[-1]["restarts"] == 1
 
 
 def test_a_terminal_has_one_line_that_is_written_anew(query):
     said = shown("terminal", query)
-    assert said.startswith("\rpage-views: 5,000 records in")
+    assert said.startswith("\rstarting Spark (local[4])")
+    assert "\rpage-views: 5,000 records in" in said
     assert said.endswith("\n")
     assert "attempt 1 failed" in said
-    assert said.count("\n") == 3  # two events, and the end
+    assert said.count("\n") == 4  # three events, and the end
+
+
+def test_a_quiet_command_says_only_what_goes_wrong(query):
+    assert shown("plain", query, is_quiet=True).splitlines() == [
+        "attempt 1 failed: slot 1 was lost; restarting in 0.1 s",
+    ]
 
 
 def test_before_the_first_checkpoint_there_is_no_duration_to_tell(query):

@@ -103,7 +103,7 @@ def test_a_mistake_in_the_script_is_told_with_its_line(command, tmp_path):
     assert done.stdout == ""
     assert "nonsense" in done.stderr
     assert "at org.apache" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 2, done.stderr  # 'starting Spark', and the mistake
     assert not list(tmp_path.glob("stillframe-run-*"))
 
 
@@ -294,6 +294,15 @@ def test_where_to_start_from_and_what_to_leave_out_become_settings_of_the_sessio
         "spark.stillframe.allowNonRestoredState": "true",
     }
     assert session_settings(_parser().parse_args(["run", "job.py"])) == {}
+
+
+def test_a_directory_is_named_with_a_dot_and_a_slash_before_it_or_without(tmp_path, monkeypatch):
+    (tmp_path / "sp").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    for name in ("sp", "./sp", str(tmp_path / "sp")):
+        conf = session_settings(_parser().parse_args(["run", "job.py", "--restore", name]))
+        assert conf == {"spark.stillframe.restoreFrom": name}
 
 
 def test_which_start_is_wanted_becomes_settings_of_the_session():

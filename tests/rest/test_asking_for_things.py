@@ -223,7 +223,7 @@ def test_only_so_many_operations_run_and_are_remembered():
         begin(number, lambda: {"waited": go_on.wait(60)})
     with pytest.raises(Refused, match="8 operations are under way") as refused:
         begin(1000)
-    assert refused.value.status == 503
+    assert refused.value.status == 429
     assert begin(0) == "0" * 32, "one that runs is found again, not begun"
     go_on.set()
 

@@ -131,7 +131,7 @@ def test_settings_are_told_under_their_option_names_and_no_secret_is_among_them(
     assert "nobody-may-see" not in told.text
     config = driver.client.get("/jobs/counts/checkpoints/config")
     assert (config["mode"], config["interval"]) == ("exactly_once", 3_600_000)
-    assert config["tolerable_failed_checkpoints"] is None
+    assert config["tolerable_failed_checkpoints"] == 10
 
 
 def test_a_job_that_has_ended_is_still_told_of(driver):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,12 @@ class PageViews:
         return build_plan("page-views", [write, write_counts], parallelism)
 
     def start(
-        self, plan: Plan, replan: Callable[[int], Plan] | None = None, **options: str | None
+        self,
+        plan: Plan,
+        replan: Callable[[int], Plan] | None = None,
+        *,
+        available_now: bool = False,
+        **options: str | None,
     ) -> RunningQuery:
         """Start the job with these options; None takes one of the usual ones away."""
         usual = {
@@ -185,7 +191,7 @@ class PageViews:
         settings = {name: value for name, value in given.items() if value is not None}
         job = Job(
             plan,
-            job_config(settings),
+            replace(job_config(settings), available_now=available_now),
             self.deployment,
             DriverAddress("127.0.0.1"),
             SystemClock(),

@@ -3,11 +3,13 @@
 import contextlib
 import operator
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stillframe.api.aggregates import AggregateCall
@@ -20,6 +22,7 @@ from stillframe.coordinator.history import (
 from stillframe.errors import BuildError, DataError, JobFailed, StillframeError
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.storage.paths import checkpoint_of
 from stillframe.testing.sinks import GatedSink
 from stillframe.testing.sources import Fail, ScriptedSource
 
@@ -157,6 +160,52 @@ def test_a_damaged_checkpoint_whose_output_may_be_visible_is_not_stepped_over_un
     assert asked.attempts()[0].restored_from == older
 
 
+def damage_newest_entry(job):
+    flip_a_byte(max((job / "log").iterdir()))
+
+
+def lose_the_log(job):
+    shutil.rmtree(job / "log")
+
+
+def damage_newest_metadata(job):
+    flip_a_byte(max(job.glob("chk-*/_metadata"), key=lambda file: checkpoint_of(file.parent.name)))
+
+
+def damage_all_metadata(job):
+    for file in job.glob("chk-*/_metadata"):
+        truncate(file)
+
+
+@pytest.mark.parametrize("asks_for_newest", [False, True], ids=["latest", "by number"])
+@pytest.mark.parametrize(
+    "damage", [damage_newest_entry, lose_the_log, damage_newest_metadata, damage_all_metadata]
+)
+def test_the_way_on_that_a_refusal_names_is_a_way_on(page_views, damage, asks_for_newest):
+    gate = page_views.gate("second-half")
+    source = first_half_twice(page_views, gate)
+    _, newest = stopped_after_checkpoints(page_views, source)
+    gate.open()
+    job = Path(page_views.location) / "page-views"
+    damage(job)
+
+    asked = {"restoreFrom": str(newest)} if asks_for_newest else {}
+    sentence = failure_of(page_views.start(page_views.plan(source), **asked))
+    option, value = re.search(r"(restoreFrom|fresh)=(\w+)", sentence).groups()
+    going_on = page_views.start(page_views.plan(source), **{option: value})
+    going_on.finish()
+
+    assert going_on.attempts()[0].attempt > 1, "no number is used twice"
+    assert max(of for of, _ in checkpoints_in(job)) > newest
+    clicks = pq.read_table(page_views.home / "clicks")["id"].to_pylist()
+    scripted = [item for item in source.scripts[0] + source.scripts[1] if hasattr(item, "num_rows")]
+    assert set(clicks) == {number for batch in scripted for number in batch["id"].to_pylist()}
+
+
+def checkpoints_in(job):
+    return [checkpoint_of(file.parent.name) for file in job.glob("chk-*/_metadata")]
+
+
 def counting_for_nobody(source):
     read = Node(Read(source), source.schema, given_uid="clicks")
     call = AggregateCall("count", None, "count", pa.int64())
@@ -203,7 +252,8 @@ def test_a_checkpoint_of_another_job_shape_is_refused_and_names_what_is_missing(
 
     lines = str(raised.value).splitlines()
     for uid in ("clicks", "count", "write-clicks", "write-counts"):
-        assert sum(f"({uid}), which the job does not have" in line for line in lines) == 1
+        [line] = [line for line in lines if f"({uid})" in line]
+        assert f'add .uid("{uid}") to the ' in line
 
 
 def fill(ballast):
@@ -266,7 +316,7 @@ def one_state_file(place):
 def is_of_a_newer_format(place):
     metadata = place / "_metadata"
     text = metadata.read_text()
-    metadata.write_text(text.replace('"format_version":3', '"format_version":99'))
+    metadata.write_text(text.replace('"format_version":5', '"format_version":99'))
     assert metadata.read_text() != text
 
 
@@ -293,12 +343,12 @@ BAD_PLACES = {
         "savepoint is damaged",
     ),
     "with metadata cut off": (
-        lambda place: (place / "_metadata").write_bytes(b'{"format_version":3,'),
+        lambda place: (place / "_metadata").write_bytes(b'{"format_version":5,'),
         "_metadata is damaged",
     ),
     "of a newer format": (
         is_of_a_newer_format,
-        "has format version 99, but this Stillframe reads versions up to 3",
+        "has format version 99, but this Stillframe reads versions up to 5",
     ),
 }
 

@@ -1,4 +1,5 @@
-"""Keys that come as dictionaries, as Parquet has them, are counted with those that do not."""
+"""Keys that come as dictionaries, as Parquet has them, are counted with those that do not; keys of
+many megabytes are counted like any other."""
 
 from collections import Counter
 
@@ -58,3 +59,16 @@ def test_counts_are_those_of_all_files_and_streams_however_their_keys_come(count
     last = counted(ParquetSource(str(tmp_path / "in"), SCHEMA), scripted)
 
     assert last == Counter([*many, *many, *some, *some, *different])
+
+
+@pytest.mark.slow
+def test_keys_larger_than_a_channels_buffer_are_counted(counted):
+    long = "x" * 10_000_000
+    apps = [long, f"{long}y", f"y{long}", "x" * 300_000_000]
+    # One in a batch, and several.
+    script = [*(rows([app]) for app in apps), rows(apps[:3]), rows([long, "short", long])]
+    source = ScriptedSource(SCHEMA, tuple(tuple(each.to_batches()) for each in script))
+
+    last = counted(source)
+
+    assert last == {apps[0]: 4, apps[1]: 2, apps[2]: 2, apps[3]: 1, "short": 1}

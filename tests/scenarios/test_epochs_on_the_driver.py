@@ -1,6 +1,7 @@
 """A sink that commits at the coordinator: every epoch is handed over, in order, without gaps."""
 
 import threading
+import time
 from collections import Counter
 
 import pyarrow.parquet as pq
@@ -8,8 +9,8 @@ import pytest
 
 from stillframe.connectors.generate import ClickSource
 from stillframe.connectors.staged import StagedSink
-from stillframe.coordinator.history import CheckpointCompleted
-from stillframe.errors import JobFailed
+from stillframe.coordinator.history import AttemptFailed, CheckpointCompleted, Waiting
+from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
 
@@ -34,9 +35,9 @@ class Epochs:
         self.calls.append(epoch)
         self.ids[epoch] = [i for file in files for i in pq.read_table(file)["id"].to_pylist()]
 
-    def plan(self, source, parallelism=2):
+    def plan(self, source, parallelism=2, handler=None):
         read = Node(Read(source), source.schema, given_uid="clicks")
-        sink = StagedSink(self.directory, self.handle, source.schema)
+        sink = StagedSink(self.directory, handler or self.handle, source.schema)
         write = Node(Write(sink), source.schema, (read,), given_uid="epochs")
         return build_plan("page-views", [write], parallelism)
 
@@ -91,14 +92,110 @@ def test_a_job_goes_on_with_the_next_epoch_at_another_parallelism(page_views, ep
     epochs.check(16_000)
 
 
-def test_a_handler_that_raises_fails_the_job_at_once(page_views, epochs):
+def test_a_handler_that_raises_the_same_error_again_and_again_ends_the_job(page_views, epochs):
     epochs.raises = ValueError("no such table")
+
+    running = page_views.start(epochs.plan(ClickSource(records=1_000)), restartSameErrorMax="3")
+
+    with pytest.raises(JobFailed, match=r"no such table .*the same error 4 times"):
+        running.query.awaitTermination(90)
+    assert len(running.query.failures) == 4
+    for failure in running.query.failures:
+        assert failure.blame.code.startswith("sink ")
+        assert f"{__file__}:" in failure.blame.line
+    assert failure.is_given_up
+
+
+def test_a_handler_that_raises_for_a_while_is_called_again_with_the_same_epoch(page_views, epochs):
+    epochs.raises = ConnectionError("refused")
+    patience = {"restartAttempts": "1000", "restartSameErrorMax": "infinite"}
+    running = page_views.start(epochs.plan(ClickSource(records=1_000)), **patience)
+    running.wait(AttemptFailed, number=3)
+
+    epochs.raises = None
+
+    running.finish()
+    epochs.check(1_000)
+
+
+def test_a_handler_that_ends_its_thread_does_not_end_the_commits_without_a_word(page_views, epochs):
+    epochs.raises = SystemExit(3)
 
     running = page_views.start(epochs.plan(ClickSource(records=1_000)))
 
-    with pytest.raises(JobFailed, match="no such table"):
+    with pytest.raises(JobFailed, match="SystemExit: 3"):
         running.query.awaitTermination(90)
-    assert len(running.attempts()) == 1
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_a_handler_that_ends_the_job_does_not_wait_for_itself(page_views, epochs, end):
+    """The job ends when the epoch has been handed over, which then counts as committed."""
+    begun, started, returned_after = threading.Event(), [], []
+
+    def handle(epoch, files):
+        epochs.handle(epoch, files)
+        began = time.monotonic()
+        if epoch == 1:
+            assert begun.wait(90)
+            getattr(started[0].query, end)()
+            returned_after.append(time.monotonic() - began)
+
+    source = ClickSource(records=40_000, records_per_second=10_000)
+    started.append(page_views.start(epochs.plan(source, handler=handle)))
+    begun.set()
+
+    assert started[0].query.awaitTermination(90)
+    assert started[0].query.summary.outcome == {"stop": "stopped", "cancel": "cancelled"}[end]
+    assert returned_after[0] < 5
+    assert epochs.calls == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda query, place: query.stop(savepoint=place),
+        lambda query, place: query.savepoint(place),
+        lambda query, place: query.checkpoint(),
+        lambda query, place: query.processAllAvailable(),
+        lambda query, place: query.rescale(1),
+        lambda query, place: query.awaitTermination(),
+    ],
+    ids=["stop with a savepoint", "savepoint", "checkpoint", "process all", "rescale", "await"],
+)
+def test_what_would_wait_for_the_epoch_that_is_handed_over_is_refused(page_views, epochs, wait):
+    begun, started, refusals = threading.Event(), [], []
+
+    def handle(epoch, files):
+        assert begun.wait(90)
+        try:
+            wait(started[0].query, str(page_views.home / "savepoint"))
+        except StillframeError as error:
+            refusals.append(str(error))
+
+    source = ClickSource(records=1_000)
+    started.append(
+        page_views.start(epochs.plan(source, handler=handle), lambda n: epochs.plan(source, n))
+    )
+    begun.set()
+    started[0].finish()
+
+    assert refusals
+    assert "would wait for the epoch" in refusals[0]
+    assert "call it from another thread" in refusals[0]
+
+
+def test_a_handler_that_takes_long_is_told_with_its_stack_until_it_returns(page_views, epochs):
+    epochs.go_on.clear()
+    running = page_views.start(epochs.plan(ClickSource(records=1_000)))
+
+    told = str(running.wait(Waiting))
+    assert told.startswith("sink staged has had epoch 0 for ")
+    assert "assert self.go_on.wait(90)" in told
+    assert "has had epoch 0" in running.query.status["message"]
+    epochs.go_on.set()
+    running.finish()
+
+    assert "epoch" not in running.query.status["message"]
 
 
 def test_a_rescale_waits_for_the_epoch_that_is_handed_over_and_repeats_none(page_views, epochs):

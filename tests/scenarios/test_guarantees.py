@@ -181,3 +181,28 @@ def test_a_job_that_gives_more_than_is_required_starts(page_views):
 
     page_views.start(page_views.plan(source), requireGuarantee="at-least-once").finish()
     page_views.check_exactly_once(source)
+
+
+def test_at_least_once_is_exactly_once_with_one_channel_also_after_a_kill(page_views):
+    half = page_views.gate("second-half")
+    source = page_views.halves(half)
+    options = {"checkpointMode": "at-least-once", "requireGuarantee": "exactly-once"}
+    running = page_views.start(page_views.plan(source, parallelism=1), **options)
+    assert running.query.guarantee().word == "exactly-once"
+    running.wait_for_records(2_000)
+    running.next_checkpoint()
+    running.kill(slot=0)
+    running.wait(SlotsRunning, attempt=2)
+    half.open()
+    running.finish()
+
+    assert running.attempts()[-1].restored_from is not None
+    page_views.check_exactly_once(source)
+
+
+def test_at_least_once_is_refused_as_exactly_once_with_several_channels(page_views):
+    options = {"checkpointMode": "at-least-once", "requireGuarantee": "exactly-once"}
+    plan = page_views.plan(page_views.halves(page_views.gate("never")), parallelism=2)
+
+    with pytest.raises(StartRefused, match=r"checkpointMode is at-least-once, so after a failure"):
+        page_views.start(plan, **options)

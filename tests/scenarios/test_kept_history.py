@@ -274,7 +274,7 @@ def test_a_function_that_kills_its_process_on_a_record_is_not_retried_for_ever(p
         restartAttempts=None,
         restartSameCrashMax="2",
     )
-    with pytest.raises(JobFailed, match="has died 3 times in a row") as raised:
+    with pytest.raises(JobFailed, match="has died 3 times without a completed") as raised:
         running.query.awaitTermination(90)
 
     assert "raise restartSameCrashMax to try longer" in str(raised.value)

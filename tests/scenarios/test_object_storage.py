@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 from contextlib import closing
 
 import pytest
@@ -110,6 +111,30 @@ def test_a_storage_that_stops_answering_does_not_end_the_job(page_views, on_s3, 
     gate.open()
     running.finish()
 
+    page_views.check_exactly_once(source)
+
+
+def test_records_flow_while_state_files_take_seconds(page_views, on_s3, gateway):
+    first, second = page_views.gate("first"), page_views.gate("second")
+    source = page_views.three_parts(first, second)
+    patient = {**on_s3, "fs.s3a.connection.request.timeout": "60s"}
+    running = page_views.start(page_views.plan(source), checkpointInterval="1 hour", **patient)
+    running.wait_for_records(1_000)
+    gateway.stall()
+    asking = threading.Thread(target=running.query.checkpoint)
+    asking.start()
+    assert gateway.stalled.wait(90)
+    first.open()
+    running.wait_for_records(2_000)  # none of them waits for the files
+    flowed = not any(isinstance(each, CheckpointCompleted) for each in running.told)
+    gateway.flow()
+    asking.join(90)
+    running.kill(slot=1)
+    second.open()
+    running.finish()
+
+    assert flowed, "the checkpoint was complete before the records had come"
+    assert [each.restored_from for each in running.attempts()] == [None, 1]
     page_views.check_exactly_once(source)
 
 

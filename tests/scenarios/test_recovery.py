@@ -2,6 +2,11 @@
 
 import os
 import signal
+import uuid
+from pathlib import Path
+
+import pytest
+from greedy_functions import GreedyAt
 
 from stillframe.connectors.generate import ClickSource
 from stillframe.coordinator.history import (
@@ -238,3 +243,29 @@ def test_a_job_that_is_killed_too_often_gives_up_and_says_what_to_raise(page_vie
     failure = str(running.query.exception())
     assert failure.startswith("job 'page-views' failed: slot ")
     assert "restartAttempts" in failure
+
+
+@pytest.fixture
+def little_memory():
+    """A cgroup that may have 500 MB."""
+    first = Path("/sys/fs/cgroup/memory")  # of the first version of cgroups
+    limit = "memory.limit_in_bytes" if first.is_dir() else "memory.max"
+    cgroup = (first if first.is_dir() else first.parent) / f"stillframe-{uuid.uuid4()}"
+    try:
+        cgroup.mkdir()
+        (cgroup / limit).write_text("500000000")
+    except OSError as error:
+        pytest.skip(f"no cgroup with a limit of its own can be made here ({error})")
+    yield cgroup
+    cgroup.rmdir()
+
+
+def test_a_slot_that_the_system_kills_for_want_of_memory_is_told_as_such(page_views, little_memory):
+    source = ClickSource(records=2_000)
+    greedy = GreedyAt(500, str(little_memory), page_views.gate("killed"))
+
+    running = page_views.start(page_views.plan(source, function=greedy))
+    running.finish()
+
+    assert "the system has killed it for want of memory" in running.wait(AttemptFailed).reason
+    page_views.check_exactly_once(source)

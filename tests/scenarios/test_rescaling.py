@@ -21,6 +21,8 @@ from stillframe.coordinator.history import (
     SlotsRunning,
 )
 from stillframe.errors import StartRefused, StillframeError
+from stillframe.graph.launch import RunningSlots
+from stillframe.testing.processes import ProcessDeployment
 from stillframe.testing.sinks import GatedSink
 
 BACKENDS = ["fs", "memory", "rocksdb"]
@@ -55,7 +57,7 @@ class Asking(threading.Thread):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_under_load_from_2_to_4_and_to_1_slot_every_record_comes_out_once(page_views, backend):
-    source = ClickSource(records=24_000, records_per_second=6_000, partitions=5)
+    source = ClickSource(records=24_000, records_per_second=2_500, partitions=5)
     running = start(page_views, source, stateBackend=backend)
     running.next_checkpoint()
 
@@ -122,6 +124,19 @@ def test_it_is_exact_in_every_mode(page_views, options):
     running.finish()
 
     page_views.check_exactly_once(source)
+
+
+def test_the_guarantee_is_that_of_the_channels_there_are_now(page_views):
+    source = ClickSource(records=12_000, records_per_second=6_000, partitions=3)
+    running = start(page_views, source, parallelism=1, checkpointMode="at-least-once")
+    running.wait_for_records(1_000)
+    words = [running.query.guarantee().word]
+
+    running.query.rescale(2)
+    words.append(running.query.guarantee().word)
+    running.finish()
+
+    assert words == ["exactly-once", "at-least-once"]
 
 
 def test_a_slot_killed_right_after_a_rescale_loses_and_doubles_nothing(page_views):
@@ -419,4 +434,48 @@ def test_a_job_that_ends_meanwhile_finishes_and_says_so(page_views, until):
     running.finish()
 
     assert "it is about to end" in heard
+    page_views.check_exactly_once(source)
+
+
+class ShrunkCluster(ProcessDeployment):
+    """Has room for a number of slots; how one that does not fit fares is up to the test."""
+
+    def __init__(self, room, *, refuses):
+        self.room = room
+        self._refuses = refuses
+        self.asked = threading.Event()
+
+    def launch(self, launch, on_ended):
+        if launch.plan.slots <= self.room:
+            return super().launch(launch, on_ended)
+        self.asked.set()
+        if self._refuses:
+            on_ended("there are too few slots")
+        return Waiting(on_ended)
+
+
+class Waiting(RunningSlots):
+    def __init__(self, on_ended):
+        self._on_ended = on_ended
+
+    def cancel(self):
+        self._on_ended("cancelled")
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["waits for slots", "waits to restart"])
+def test_a_job_that_has_lost_a_worker_for_good_is_rescaled_to_what_is_left(page_views, refuses):
+    source = ClickSource(records=12_000, records_per_second=6_000, partitions=4)
+    cluster = page_views.deployment = ShrunkCluster(2, refuses=refuses)
+    running = start(page_views, source, restartDelay="100 seconds" if refuses else "20 ms")
+    running.next_checkpoint()
+    cluster.room = 1
+    running.kill(slot=0)
+    running.wait(AttemptFailed)
+    if not refuses:
+        assert cluster.asked.wait(60), "the job wants its two slots back"
+
+    rescaled = running.query.rescale(1, timeout=60)
+
+    assert (rescaled.before, rescaled.after, len(running.query.slot_pids)) == (2, 1, 1)
+    running.finish()
     page_views.check_exactly_once(source)

@@ -49,6 +49,7 @@ class Half:
             checkpointInterval="1 hour",
             stateBackend=backend,
             retainOnCancel="true",
+            checkpointsRetained="3",  # the one that follows the savepoint may complete, too
         )
         first.wait_for_records(2_000)
         self.older = first.query.checkpoint()
@@ -209,6 +210,33 @@ def test_a_claim_is_on_the_snapshot_and_not_on_its_directory(page_views, monkeyp
     assert (half.savepoint / "_metadata").exists(), "another one was put in its place"
 
 
+def test_a_job_that_was_stopped_with_a_savepoint_begins_anew_with_it_and_is_exact(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    plan = page_views.plan(source)
+    first = page_views.start(plan)
+    first.wait_for_records(2_000)
+    savepoint = str(page_views.home / "savepoint")
+    first.query.stop(savepoint=savepoint)
+    gate.open()
+
+    page_views.start(plan, restoreFrom=savepoint, fresh="true").finish()
+
+    page_views.check_exactly_once(source)
+
+
+def test_a_slot_that_dies_does_not_ask_again_where_the_job_began(page_views):
+    half = Half(page_views)
+    running = page_views.start(page_views.plan(half.source), restoreFrom=str(half.savepoint))
+    completed = running.wait(CheckpointCompleted)
+    running.kill(slot=0, attempt=completed.attempt)
+    half.gate.open()
+    running.finish()
+
+    assert [started.savepoint is None for started in running.attempts()] == [False, True]
+    assert last_counts(page_views) == truth(half.source)
+
+
 def test_a_checkpoint_of_a_job_that_may_go_on_is_not_claimed(page_views):
     half = Half(page_views, outcome="stopped")
     before = contents(half.job)
@@ -228,17 +256,17 @@ def test_a_job_that_begins_anew_with_a_savepoint_leaves_its_own_checkpoints_behi
     first = page_views.start(plan, checkpointInterval="1 hour")
     first.wait_for_records(2_000)
     savepoint = first.query.savepoint(str(page_views.home / "savepoint"))
-    first.query.checkpoint()
+    first.wait(CheckpointCommitted, checkpoint_id=first.query.checkpoint())
     first.query.stop()
     gate.open()
 
-    unasked = page_views.start(plan, restoreFrom=savepoint, checkpointInterval="1 hour")
-    unasked.wait(SlotsRunning)
-    unasked.query.stop()
+    before = contents(Path(page_views.location))
+    refused = page_views.start(plan, restoreFrom=savepoint)
+    assert f"of its own, so it does not start from {savepoint}" in refusal_of(refused)
+    assert (refused.attempts(), contents(Path(page_views.location))) == ([], before)
     anew = page_views.start(plan, restoreFrom=savepoint, fresh="true")
     anew.wait(SlotsRunning)
 
-    assert unasked.attempts()[0].savepoint is None
     assert (anew.attempts()[0].savepoint, anew.attempts()[0].restored_from) == (savepoint, None)
     anew.finish()
     assert last_counts(page_views) == truth(source)

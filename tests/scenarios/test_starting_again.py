@@ -1,18 +1,27 @@
 """A job that is stopped, finished, rescaled or run by two drivers at once."""
 
 import os
+import shutil
 import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.history import CheckpointCompleted, SlotsRunning
+from stillframe.coordinator.history import (
+    AlreadyFinished,
+    CheckpointCommitted,
+    CheckpointCompleted,
+    SlotsRunning,
+)
 from stillframe.errors import JobFailed
 from stillframe.graph.launch import Deployment
+from stillframe.storage.paths import HISTORY_DIRECTORIES, LEASE_DIRECTORY, LOG_DIRECTORY
 from stillframe.testing.processes import ProcessDeployment
 
 
@@ -62,6 +71,22 @@ def test_a_finished_job_started_again_ends_at_once_and_changes_nothing(page_view
 
     assert again.attempts() == []
     assert sorted(page_views.home.rglob("*")) == before
+    [told] = [str(event) for event in again.told if isinstance(event, AlreadyFinished)]
+    assert "the job has finished, with checkpoint " in told
+    assert "fresh=true (stillframe run --fresh)" in told
+    assert f"restoreFrom={page_views.location}/page-views" in told
+
+
+def test_a_finished_job_does_not_pass_over_a_snapshot_it_is_to_start_from(page_views):
+    gate = page_views.gate("second-half")
+    gate.open()
+    source = page_views.halves(gate)
+    page_views.start(page_views.plan(source)).finish()
+
+    again = page_views.start(page_views.plan(source), restoreFrom=str(page_views.home / "sp"))
+
+    with pytest.raises(JobFailed, match=r"of its own, so it does not start from .*--fresh"):
+        again.query.awaitTermination(90)
 
 
 def test_a_finished_job_started_again_sweeps_what_the_past_has_written_since(page_views):
@@ -81,6 +106,42 @@ def test_a_finished_job_started_again_sweeps_what_the_past_has_written_since(pag
     assert sorted(page_views.home.rglob("*")) == before
 
 
+def half_written_in(job):
+    """A temporary file, as a driver leaves it that is killed while it writes, in each directory."""
+    for place in (LOG_DIRECTORY, LEASE_DIRECTORY, *HISTORY_DIRECTORIES):
+        (job / place).mkdir(exist_ok=True)
+        (job / place / ".tmp-half").write_text("half of it")
+
+
+def test_what_a_killed_driver_has_half_written_is_swept_by_the_next(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    first = page_views.start(page_views.plan(source))
+    first.wait(CheckpointCompleted)
+    first.query.stop()
+    job = Path(page_views.location) / "page-views"
+    half_written_in(job)
+
+    gate.open()
+    page_views.start(page_views.plan(source)).finish()
+
+    assert list(job.rglob(".tmp-*")) == []
+    page_views.check_exactly_once(source)
+
+
+def test_what_a_driver_killed_at_the_end_of_its_job_has_half_written_is_swept(page_views):
+    gate = page_views.gate("second-half")
+    gate.open()
+    source = page_views.halves(gate)
+    page_views.start(page_views.plan(source)).finish()
+    job = Path(page_views.location) / "page-views"
+    half_written_in(job)
+
+    page_views.start(page_views.plan(source)).finish()
+
+    assert list(job.rglob(".tmp-*")) == []
+
+
 def test_a_second_driver_that_asks_nobody_ends_the_first(page_views):
     gate = page_views.gate("second-half")
     source = page_views.halves(gate)
@@ -96,6 +157,76 @@ def test_a_second_driver_that_asks_nobody_ends_the_first(page_views):
 
     page_views.check_exactly_once(source)
     assert second.attempts()[0].attempt == 2
+
+
+def move_published(files, directory):
+    """As a consumer does that takes away what it sees."""
+    directory.mkdir(exist_ok=True)
+    for file in files:
+        file.rename(directory / file.name)
+
+
+def test_published_files_that_a_consumer_moves_away_do_not_stop_the_next_start(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    first = page_views.start(page_views.plan(source), checkpointInterval="1 hour")
+    first.wait_for_records(2_000)
+    first.query.checkpoint(timeout=60)
+    first.wait(CheckpointCommitted)
+    first.query.stop()
+    assert page_views.published("clicks")
+    taken = page_views.home / "taken"
+    move_published(page_views.published("clicks"), taken)
+
+    again = page_views.start(page_views.plan(source))
+    again.wait(SlotsRunning)
+    gate.open()
+    again.finish()
+
+    assert again.query.summary.attempts == 1
+    move_published(list(taken.iterdir()), page_views.home / "clicks")
+    page_views.check_exactly_once(source)
+    assert not list(page_views.home.rglob("_stillframe/*/*")), "nothing needs a receipt any more"
+
+
+def test_a_published_file_that_is_lost_is_named_and_the_option_it_names_goes_on(page_views):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    first = page_views.start(page_views.plan(source), checkpointInterval="1 hour")
+    first.wait_for_records(2_000)
+    first.query.checkpoint(timeout=60)
+    first.wait(CheckpointCommitted)
+    first.query.stop()
+    [lost, *_] = page_views.published("clicks")
+    rows = pq.read_metadata(lost).num_rows
+    lost.unlink()
+    shutil.rmtree(page_views.home / "clicks" / "_stillframe" / "receipts")
+
+    refused = page_views.start(page_views.plan(source))
+    with pytest.raises(JobFailed) as raised:
+        refused.query.awaitTermination(90)
+    option = f"acceptMissingOutput={lost.name}:{rows}"
+    assert option in str(raised.value)
+    gate.open()
+    accepting = page_views.plan(
+        source, around_clicks=lambda sink: replace(sink, accepts_missing=option.partition("=")[2])
+    )
+    page_views.start(accepting).finish()
+
+    assert page_views.clicks_visible() == 4_000 - rows
+
+
+def test_a_job_that_runs_on_keeps_few_receipts(page_views):
+    source = ClickSource(records=10_000_000, records_per_second=4_000)
+    running = page_views.start(page_views.plan(source), checkpointInterval="100 ms")
+    running.wait(CheckpointCommitted, number=12)
+
+    kept = [len(list(each.iterdir())) for each in page_views.home.rglob("_stillframe/receipts")]
+    running.query.stop()
+
+    assert len(page_views.published("clicks")) > 8
+    assert len(kept) == 2, "of clicks and of counts"
+    assert max(kept) <= 6, "those of two or three checkpoints, of two subtasks"
 
 
 def test_a_job_restarted_with_another_parallelism_counts_on_exactly(page_views):

@@ -14,6 +14,7 @@ import pytest
 from stillframe.coordinator.history import CheckpointCommitted, CheckpointFailed, SlotsRunning
 from stillframe.coordinator.located import locate
 from stillframe.errors import StillframeError
+from stillframe.testing.sinks import GatedSink
 
 BACKENDS = ["fs", "memory", "rocksdb"]
 
@@ -279,6 +280,74 @@ def test_a_kill_while_it_is_taken_is_told_and_the_job_recovers(page_views):
     gate.open()
     running.finish()
     page_views.check_exactly_once(source)
+
+
+def test_a_savepoint_with_which_a_job_stops_is_not_there_before_all_it_holds_is_committed(
+    page_views, until
+):
+    """Who found it and started from it would never see what its sinks had not committed."""
+    gate, commit = page_views.gate("second-half"), page_views.gate("commit")
+    reached = page_views.gate("reached")
+    source = page_views.halves(gate)
+    plan = page_views.plan(
+        source, around_clicks=lambda sink: GatedSink(sink, None, commit, reached)
+    )
+    running = page_views.start(plan, checkpointInterval=None)
+    running.wait_for_records(2_000)
+    savepoint = page_views.home / "savepoint"
+    said: list[str] = []
+
+    def stop() -> None:
+        try:
+            running.query.stop(savepoint=str(savepoint))
+        except StillframeError as error:
+            said.append(str(error))
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    until(lambda: reached.is_open)
+    with pytest.raises(StillframeError, match="savepoint"):
+        locate(str(savepoint))
+
+    running.kill(slot=0)
+    stopping.join(120)
+    assert "was not taken: attempt 1 of the job has ended" in said[0]
+    assert not files_below(savepoint)
+    commit.open()
+    gate.open()
+    running.finish()
+    page_views.check_exactly_once(source)
+
+
+def test_a_drained_job_that_breaks_before_it_is_called_finished_reads_nothing_more(
+    page_views, until
+):
+    """Its windows and timers are told as if there were no more: more would come too late."""
+    gate, commit = page_views.gate("second-half"), page_views.gate("commit")
+    reached = page_views.gate("reached")
+    plan = page_views.plan(
+        page_views.halves(gate),
+        around_clicks=lambda sink: GatedSink(sink, None, commit, reached),
+    )
+    running = page_views.start(plan, checkpointInterval=None)
+    running.wait_for_records(2_000)
+    savepoint = page_views.home / "savepoint"
+
+    def drain() -> None:
+        with contextlib.suppress(StillframeError):
+            running.query.stop(savepoint=str(savepoint), drain=True)
+
+    draining = threading.Thread(target=drain)
+    draining.start()
+    until(lambda: reached.is_open)
+    gate.open()
+    running.kill(slot=0)
+    running.wait(SlotsRunning, attempt=2)
+    commit.open()
+    running.finish()
+    draining.join(120)
+
+    assert page_views.clicks_visible() == 2_000
 
 
 def test_a_job_that_has_ended_says_so(page_views):

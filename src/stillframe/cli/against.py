@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +23,7 @@ from stillframe.coordinator.starting import mismatches_with
 from stillframe.errors import BuildError, StillframeError
 from stillframe.graph.plan import Plan
 from stillframe.protocol.fit import Mismatch, in_words
+from stillframe.runtime.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
@@ -46,7 +46,7 @@ def inspect_against(arguments: argparse.Namespace) -> int:
     from stillframe.runtime.unfit_states import unfit_states
 
     allows = config.allow_non_restored_state or arguments.allow_non_restored_state
-    wrong = mismatches_with(plan, found.manifest, found.store, unfit_states, allows_gone=allows)
+    wrong = mismatches_with(plan, found, unfit_states, config, allows_gone=allows)
     if arguments.json:
         print(json.dumps(_as_json(plan, found, wrong), ensure_ascii=False, indent=1))
     elif wrong:
@@ -121,8 +121,8 @@ def _run(job_file: Path, rehearsal: _Rehearsal, arguments: argparse.Namespace) -
     from stillframe.spark.environment import keep_jvm_output, prepare_spark
     from stillframe.spark.launch import rehearse
 
-    scratch = Path(tempfile.mkdtemp(prefix="stillframe-inspect-"))
-    try:
+    # What was started before the script ends is what there is to look at.
+    with suppress(_Enough, SystemExit), scratch_directory() as scratch:
         conf = {f"{SESSION_PREFIX}restPort": "off"}
         master = arguments.master or default_master()
         prepare_spark(master, conf, scratch, is_verbose=arguments.debug)
@@ -130,7 +130,3 @@ def _run(job_file: Path, rehearsal: _Rehearsal, arguments: argparse.Namespace) -
             keep_jvm_output(scratch, pass_on=True)
         with rehearse(rehearsal.look, str(scratch / "spool")):
             run_as_main(job_file, arguments.job_arguments)
-    except (_Enough, SystemExit):
-        pass  # what was started before is what there is to look at
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

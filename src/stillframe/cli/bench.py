@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import shlex
 import signal
@@ -23,6 +22,7 @@ from stillframe.bench.report import Verdict, markdown, noise, target_table, told
 from stillframe.bench.results import Results, Run, results_from, this_machine
 from stillframe.bench.rounds import RESULTS, Rounds, now
 from stillframe.cli.lines import Lines
+from stillframe.config import nearest_of
 from stillframe.errors import BuildError
 
 _ROUNDS = 3
@@ -127,11 +127,9 @@ def asked_for(arguments: argparse.Namespace) -> list[Benchmark]:
 def _refuse_unknown(given: list[str], known: list[str], kind: str) -> None:
     for name in given:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise BuildError(
-                f"there is no {kind} {name!r}, did you mean {nearest!r}? There are:"
-                f" {', '.join(known)}"
-            )
+            nearest = nearest_of(name, known)
+            hint = "; there" if nearest is None else f", did you mean {nearest!r}? There"
+            raise BuildError(f"there is no {kind} {name!r}{hint} are: {', '.join(known)}")
 
 
 @contextmanager

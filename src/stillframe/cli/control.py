@@ -22,30 +22,16 @@ from stillframe.storage.paths import SAVEPOINT_METADATA
 from stillframe.storage.store import is_local_address, open_store
 
 TOKEN_VARIABLE = "STILLFRAME_TOKEN"
+_LAST_MS = 253_402_300_799_999
+"""The year 9999; a watermark behind it says that nothing more will come."""
 _CHECKPOINT_COLUMNS = (
-    "ID",
-    "Status",
-    "Acknowledged",
-    "Trigger Time",
-    "Latest Acknowledgement",
-    "End to End Duration",
-    "Checkpointed Data Size",
-    "Full Checkpoint Data Size",
-    "Processed (persisted) in-flight data",
-)
+    "ID", "Status", "Acks", "Triggered", "Duration", "New Data", "All Data", "In Flight",
+)  # fmt: skip
+"""Short, so that a line fits a terminal of 100 columns; --json has Flink's names."""
 _SUBTASK_COLUMNS = (
-    "Subtask",
-    "Status",
-    "Acknowledged",
-    "End to End Duration",
-    "Checkpointed Data Size",
-    "Sync Duration",
-    "Async Duration",
-    "Processed (persisted) Data",
-    "Alignment Duration",
-    "Start Delay",
-    "Unaligned",
-)
+    "Subtask", "Acknowledged", "Duration", "New Data", "Sync", "Async", "Alignment", "In Flight",
+    "Delay",
+)  # fmt: skip
 
 
 def control(arguments: argparse.Namespace) -> int:
@@ -88,22 +74,64 @@ def _status(found: FoundJob, arguments: argparse.Namespace) -> None:
         _print_json(status)
         return
     _print(fields(_status_fields(status, found)))
+    for trouble in status["trouble"]:
+        first, *more = str(trouble).splitlines()
+        _print([f"Trouble: {one_line(first)}", *(f"    {line.rstrip()}" for line in more)])
+    _print(f"    {one_line(line)}" for line in status["last-failure-details"])
 
 
 def _status_fields(status: Answer, found: FoundJob) -> Iterator[tuple[str, str]]:
     yield "Name", _text(status["name"])
     yield "ID", _text(status["jid"])
-    yield "State", _text(status["state"])
+    yield "State", _state_in_words(status)
     yield "Start Time", moment(status["start-time"])
     yield "Attempts", _text(status["attempts"])
-    yield "Restarts", _text(status["restarts"])
+    yield "Restarts", _restarts_in_words(status)
+    yield "Records", _records_in_words(status)
+    yield "Watermark", _watermark_in_words(status["watermark"])
     yield "Guarantee", _text(status["guarantee"])
     yield "Parallelism", _text(status["parallelism"])
     yield "Last Checkpoint", _checkpoint_in_words(status["last-checkpoint"])
     yield "Checkpoint Location", _text(status["checkpoint-location"])
+    yield "Slots", _slots_in_words(status["slot-pids"])
     yield "Driver", _driver_in_words(status["driver"], found)
     if status["failure"] is not None:
         yield "Failure", one_line(status["failure"])
+
+
+def _state_in_words(status: Answer) -> str:
+    """A job that does not run although it should says why."""
+    state = _text(status["state"])
+    is_waiting = state in ("RESTARTING", "INITIALIZING") and status["message"]
+    return f"{state} ({one_line(status['message'])})" if is_waiting else state
+
+
+def _restarts_in_words(status: Answer) -> str:
+    restarts = _text(status["restarts"])
+    if not status["last-failure"]:
+        return restarts
+    return f"{restarts} (last: {one_line(status['last-failure'])})"
+
+
+def _records_in_words(status: Answer) -> str:
+    if status["records-in"] is None:
+        return NOTHING
+    read = f"{status['records-in']:,} read, {round(status['records-in-per-second'] or 0):,}/s"
+    malformed = status["records-malformed"]
+    return f"{read}, {malformed:,} malformed" if malformed else read
+
+
+def _watermark_in_words(watermark_ms: object) -> str:
+    if not isinstance(watermark_ms, int):
+        return NOTHING
+    return "the end of the input" if watermark_ms > _LAST_MS else moment(watermark_ms)
+
+
+def _slots_in_words(pids: object) -> str:
+    """Each with its process, which a person may want to look at, or to kill."""
+    if not isinstance(pids, list) or not pids:
+        return NOTHING
+    return ", ".join(f"{slot} (process {pid})" for slot, pid in enumerate(pids))
 
 
 def _checkpoint_in_words(checkpoint: Mapping[str, Any] | None) -> str:
@@ -148,12 +176,16 @@ def _checkpoint_row(checkpoint: Answer) -> tuple[str, ...]:
         f"{_text(checkpoint.get('status'))}{savepoint}",
         f"{checkpoint.get('num_acknowledged_subtasks')}/{checkpoint.get('num_subtasks')}",
         moment(checkpoint.get("trigger_timestamp")),
-        moment(checkpoint.get("latest_ack_timestamp")),
         span(checkpoint.get("end_to_end_duration")),
         size(checkpoint.get("checkpointed_size")),
         size(checkpoint.get("state_size")),
-        f"{size(checkpoint.get('processed_data'))} ({size(checkpoint.get('persisted_data'))})",
+        _in_flight(checkpoint.get("processed_data"), checkpoint.get("persisted_data")),
     )
+
+
+def _in_flight(processed_bytes: object, persisted_bytes: object) -> str:
+    """What was processed between the barriers, and what was written because they overtook it."""
+    return f"{size(processed_bytes)} ({size(persisted_bytes)})"
 
 
 def _one_checkpoint(found: FoundJob, number: int, *, as_json: bool) -> None:
@@ -173,18 +205,17 @@ def _one_checkpoint(found: FoundJob, number: int, *, as_json: bool) -> None:
 
 def _subtask_row(subtask: Answer) -> tuple[str, ...]:
     checkpoint, alignment = subtask.get("checkpoint") or {}, subtask.get("alignment") or {}
+    unaligned = " unaligned" if subtask.get("unaligned_checkpoint") else ""
     return (
-        _text(subtask.get("index")),
-        _text(subtask.get("status")),
+        f"{_text(subtask.get('index'))}{unaligned}",
         moment(subtask.get("ack_timestamp")),
         span(subtask.get("end_to_end_duration")),
         size(subtask.get("checkpointed_size")),
         span(checkpoint.get("sync")),
         span(checkpoint.get("async")),
-        f"{size(alignment.get('processed'))} ({size(alignment.get('persisted'))})",
         span(alignment.get("duration")),
+        _in_flight(alignment.get("processed"), alignment.get("persisted")),
         span(subtask.get("start_delay")),
-        _yes_or_no(subtask.get("unaligned_checkpoint")),
     )
 
 
@@ -200,6 +231,21 @@ def _failures(found: FoundJob, arguments: argparse.Namespace) -> None:
         return
     columns = ("Time", "Attempt", "Kind", "Task", "Recovered From", "Cause")
     _print(table(columns, map(_failure_row, entries)))
+    _print(_details_of(entries))
+
+
+def _details_of(entries: list[Answer]) -> Iterator[str]:
+    """Of errors in the user's code: where, at which record. One that came again is told once."""
+    told: set[str] = set()
+    for entry in entries:
+        trace = entry.get("traceback")
+        if not isinstance(trace, str) or trace in told:
+            continue
+        told.add(trace)
+        of = f"{entry.get('function')}, operator {entry.get('operator') or NOTHING}"
+        yield ""
+        yield one_line(f"attempt {entry.get('attempt')}: {of}, record: {entry.get('record')}")
+        yield from (one_line(f"    {line}") for line in trace.splitlines())
 
 
 def _failure_row(entry: Answer) -> tuple[str, ...]:
@@ -385,7 +431,3 @@ def _print(lines: Iterable[str]) -> None:
 
 def _text(value: object) -> str:
     return NOTHING if value is None or value == "" else one_line(value)
-
-
-def _yes_or_no(value: object) -> str:
-    return NOTHING if value is None else "yes" if value else "no"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from typing import Literal
 from stillframe.cli.lines import in_one_sentence
 from stillframe.cli.run import default_master
 from stillframe.errors import StillframeError
+from stillframe.runtime.scratch import scratch_directory
 
 Answer = Literal["ok", "warning", "problem"]
 
@@ -39,13 +38,10 @@ class Warned(StillframeError):
 
 def doctor(arguments: argparse.Namespace) -> int:
     worst = 0
-    logs = Path(tempfile.mkdtemp(prefix="stillframe-doctor-"))
-    try:
+    with scratch_directory() as logs:
         for finding in _findings(arguments, logs):
             _tell(finding, as_json=arguments.json)
             worst |= finding.answer == "problem"
-    finally:
-        shutil.rmtree(logs, ignore_errors=True)
     if not arguments.json:
         print("there are problems: see above" if worst else "jobs can run here")
     return int(worst)
@@ -150,10 +146,18 @@ def _spark_findings(
         yield Finding("Spark", "problem", f"no session starts on {master}: {why}")
         return
     yield Finding("Spark", "ok", f"{session.version} on {session.sparkContext.master}")
-    for check, examine in health.CHECKS.items():
-        yield _of_health(check, partial(examine, session))
+    checks = {name: partial(examine, session) for name, examine in health.CHECKS.items()}
     if shared is not None:
-        yield _of_health("shared storage", lambda: health.reach_storage(session, str(shared)))
+        checks["shared storage"] = partial(health.reach_storage, session, str(shared))
+    is_python_there = True
+    for check, examine in checks.items():
+        if not is_python_there and check in health.NEED_EXECUTORS:
+            yield Finding(check, "problem", "not tried, because it needs a Python on executors")
+            continue
+        finding = _of_health(check, examine)
+        if check == health.EXECUTORS:
+            is_python_there = finding.answer != "problem"
+        yield finding
     session.stop()
 
 

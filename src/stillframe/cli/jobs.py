@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stillframe.cli.signals import Ending
+from stillframe.coordinator.history import event_log
 
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
@@ -32,6 +33,7 @@ def run_job_file(
         queries.append(query)
         follow(query)
 
+    event_log.disabled = True  # `follow` shows them
     observe_starts(note)
     with ending.listening():
         run_as_main(path, arguments)

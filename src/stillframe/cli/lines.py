@@ -10,7 +10,7 @@ import threading
 from typing import Any, TextIO
 
 from stillframe.coordinator.history import Event
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, telling_line
 
 
 class Lines:
@@ -48,8 +48,8 @@ def fields_of(event: Event) -> dict[str, Any]:
 
 
 def in_one_sentence(error: Exception) -> str:
-    """Our own errors are one; of others, the first line, which in Spark's is followed by Java."""
+    """Our own errors are one; of others, the line that tells, which in Spark's has Java around."""
     if isinstance(error, StillframeError):
         return str(error)
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first.strip()}" if first else type(error).__name__
+    said = telling_line(str(error))
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

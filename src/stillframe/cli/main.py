@@ -9,6 +9,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from stillframe import __version__
@@ -18,8 +19,8 @@ from stillframe.errors import StillframeError
 _ABOUT = """\
 Stateful stream jobs on PySpark that survive kill -9 with every record counted once.
 
-Stillframe takes Flink-style checkpoints of a running job: a consistent photograph of everything the
-job knows, made while it moves. A job that dies goes on from its last one by itself.
+Stillframe takes Flink-style checkpoints of a running job: a consistent snapshot of all its state
+and of its position in the input, while records keep flowing. A job that dies restarts from it.
 """
 _FIRST_STEPS = """\
 first steps:
@@ -193,8 +194,8 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         type=_restore,
         default="latest",
         metavar="latest|NUMBER|PATH",
-        help="the checkpoint to start from (%(default)s), or a savepoint's or another job's"
-        " checkpoint's directory for a job that has none yet",
+        help="the checkpoint to start from (%(default)s), or the directory of a savepoint or of"
+        " another job's checkpoint; a job with checkpoints of its own needs --fresh for that",
     )
     command.add_argument(
         "--claim-mode",
@@ -228,6 +229,9 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="a job option where the job file does not say, such as checkpointInterval='5 seconds',"
         " or a Spark setting by its full name; may be repeated",
+    )
+    command.add_argument(
+        "--quiet", action="store_true", help="say only what goes wrong, and show no progress"
     )
     _add_signals(command)
     return command
@@ -391,12 +395,14 @@ def _seconds(text: str) -> float:
 
 
 def _restore(text: str) -> str:
-    is_path = "/" in text
-    if text == "latest" or is_path or (text.isascii() and text.isdigit() and int(text) >= 1):
+    is_number = text.isascii() and text.isdigit()
+    # A single word may be mistyped: it is looked for now, and not when Spark has started.
+    is_place = "/" in text or Path(text).is_dir()
+    if text == "latest" or (int(text) >= 1 if is_number else is_place):
         return text
     raise argparse.ArgumentTypeError(
-        f"{text!r} is neither 'latest' nor the number of a checkpoint nor the path of a savepoint,"
-        " which has a / in it, such as ./name"
+        f"{text!r} is neither 'latest' nor the number of a checkpoint nor the directory of a"
+        " savepoint or checkpoint"
     )
 
 

@@ -8,17 +8,20 @@ import shutil
 import sys
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TextIO
 
 from stillframe.cli.lines import fields_of, kind_of
 from stillframe.clock import Clock
 from stillframe.coordinator.history import (
+    AttemptFailed,
     AttemptStarted,
     CheckpointCommitted,
     CheckpointCompleted,
+    CheckpointDamaged,
+    CheckpointFailed,
     Event,
     JobEnded,
-    SlotsRunning,
     Summary,
     format_bytes,
 )
@@ -26,8 +29,11 @@ from stillframe.coordinator.query import Query
 
 Form = Literal["terminal", "plain", "json"]
 _INTERVAL_SECONDS = 1.0
-_EXPECTED = (SlotsRunning, CheckpointCompleted, CheckpointCommitted, JobEnded)
+_PLAIN_INTERVAL_SECONDS = 10.0
+"""Where every line stays: a log of a night would be full of them."""
+_EXPECTED = (CheckpointCompleted, CheckpointCommitted, JobEnded)
 """What people see in the figures and need not be told besides."""
+_TROUBLE = (AttemptFailed, CheckpointDamaged, CheckpointFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class Figures:
     records_in: int
     records_out: int
     records_late: int
+    records_malformed: int
     records_per_second: float
     """Read since the figures before."""
     checkpoints: int
@@ -55,6 +62,8 @@ class Figures:
         ]
         if self.records_late:
             parts.insert(2, f"{_grouped(self.records_late)} too late")
+        if self.records_malformed:
+            parts.insert(1, f"{_grouped(self.records_malformed)} malformed")
         if self.restarts:
             parts.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
         if self.outcome != "running":
@@ -74,6 +83,7 @@ class Figures:
             "records_in": self.records_in,
             "records_out": self.records_out,
             "records_late": self.records_late,
+            "records_malformed": self.records_malformed,
             "records_per_second": round(self.records_per_second, 1),
             "checkpoints": self.checkpoints,
             "last_duration_ms": self.last_duration_ms,
@@ -96,6 +106,7 @@ def figures_of(
         records_in=summary.records_in,
         records_out=summary.records_out,
         records_late=summary.records_late,
+        records_malformed=summary.records_malformed,
         records_per_second=gained / elapsed_seconds if elapsed_seconds > 0 else 0.0,
         checkpoints=summary.checkpoints_completed,
         last_duration_ms=last.duration_ms if last else None,
@@ -106,15 +117,18 @@ def figures_of(
 
 
 class Progress:
-    """Shows figures once a second, and at once what goes wrong and what is done about it.
+    """Shows figures as time passes, and at once what goes wrong and what is done about it.
 
     People are told on stderr, so that the output of the job file stays its own; machines, who asked
-    for it, on stdout.
+    for it, on stdout. `is_quiet`: only what goes wrong.
     """
 
-    def __init__(self, form: Form, clock: Clock, out: TextIO | None = None) -> None:
+    def __init__(
+        self, form: Form, clock: Clock, out: TextIO | None = None, *, is_quiet: bool = False
+    ) -> None:
         self._form = form
         self._clock = clock
+        self._is_quiet = is_quiet
         self._out = out or (sys.stdout if form == "json" else sys.stderr)
         self._lock = threading.Lock()
         self._queries: list[_Followed] = []
@@ -122,12 +136,25 @@ class Progress:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stillframe-progress", daemon=True)
 
+    def waiting(self, text: str) -> None:
+        """Say what nothing can be shown before; the next line takes its place on a terminal."""
+        with self._lock:
+            self._wait(text)
+
+    def _wait(self, text: str) -> None:
+        if self._is_quiet:
+            return
+        if self._form == "terminal":
+            self._redraw(text)
+        else:
+            self._print(text, {"kind": "waiting", "text": text})
+
     def follow(self, query: Query) -> None:
         with self._lock:
             self._queries.append(_Followed(query, self._clock.monotonic_seconds()))
             is_first = len(self._queries) == 1
-        query.add_listener(self._on_event)
-        if is_first:
+        query.add_listener(partial(self._on_event, query))
+        if is_first and not self._is_quiet:
             self._thread.start()
 
     def close(self) -> None:
@@ -135,7 +162,8 @@ class Progress:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.show()
+        if not self._is_quiet:
+            self.show()
         with self._lock:
             if self._line_width:
                 self._line_width = 0
@@ -154,21 +182,27 @@ class Progress:
                 self._print(str(figures), figures.to_json())
 
     def _run(self) -> None:
-        while not self._closing.wait(_INTERVAL_SECONDS):
+        is_plain = self._form == "plain"
+        while not self._closing.wait(_PLAIN_INTERVAL_SECONDS if is_plain else _INTERVAL_SECONDS):
             self.show()
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, query: Query, event: Event) -> None:
         is_expected = isinstance(event, _EXPECTED) or (
             isinstance(event, AttemptStarted)
             and event.restored_from is None
             and event.savepoint is None
         )
+        if self._is_quiet:
+            is_expected = not isinstance(event, _TROUBLE)
         with self._lock:
-            if self._form == "json":
+            if self._form == "json" and not (self._is_quiet and is_expected):
                 self._print("", {"kind": kind_of(event), "text": str(event), **fields_of(event)})
             elif not is_expected:
                 self._redraw("")
                 self._print(str(event), {})
+            if isinstance(event, AttemptStarted) and self._form != "json":
+                slots = query.plan.slots
+                self._wait(f"{query.name}: waiting for {slots} slot{'s' if slots > 1 else ''}")
 
     def _print(self, text: str, fields: dict[str, Any]) -> None:
         line = json.dumps(fields, ensure_ascii=False) if self._form == "json" else text

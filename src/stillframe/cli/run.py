@@ -80,10 +80,12 @@ def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namesp
 
     parallelism = parse_count("parallelism", conf.get(SESSION_PREFIX + "parallelism", "1"))
     master = arguments.master or default_master(parallelism)
+    form = form_for(sys.stderr, as_json=arguments.json)
+    progress = Progress(form, SystemClock(), is_quiet=arguments.quiet)
+    progress.waiting(f"starting Spark ({master})")
     prepare_spark(master, conf, logs, is_verbose=arguments.debug)
     if not arguments.debug:
         keep_jvm_output(logs, pass_on=True)
-    progress = Progress(form_for(sys.stderr, as_json=arguments.json), SystemClock())
     ending = Ending(
         arguments.on_signal,
         arguments.signal_timeout,

@@ -81,11 +81,15 @@ def _own_words(job: ServedJob) -> JsonObject:
     query = job.query
     summary = query.summary
     failure, guarantee = query.exception(), query.guarantee()
+    failures = query.failures
     return {
         "run-id": query.runId,
         "outcome": summary.outcome,
         "message": str(query.status["message"]),
+        "trouble": query.trouble,
         "failure": None if failure is None else str(failure),
+        "last-failure": failures[-1].reason if failures else None,
+        "last-failure-details": list(failures[-1].details) if failures else [],
         "guarantee": guarantee.word,
         "guarantee-reasons": list(guarantee.reasons),
         "parallelism": query.parallelism,
@@ -94,6 +98,9 @@ def _own_words(job: ServedJob) -> JsonObject:
         "records-in": summary.records_in,
         "records-out": summary.records_out,
         "records-late": summary.records_late,
+        "records-malformed": summary.records_malformed,
+        "records-in-per-second": round(summary.records_per_second, 1),
+        "watermark": None if summary.watermark_us is None else summary.watermark_us // 1000,
         "last-checkpoint": summary.last_checkpoint,
         "checkpoint-location": query.config.checkpoint_location,
         "slot-pids": list(query.slot_pids),

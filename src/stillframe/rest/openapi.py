@@ -16,7 +16,7 @@ _REASONS = {
     404: "There is no such thing",
     409: "The job cannot do that now",
     413: "The body is too long",
-    503: "Too much is under way: ask again later",
+    429: "Too much is under way: ask again later",
 }
 
 
@@ -87,7 +87,7 @@ def _statuses(route: Route) -> set[int]:
     statuses = {400}
     if route.path_names:
         statuses |= {404, 409}
-    return statuses | ({413, 503} if route.changes else set())
+    return statuses | ({413, 429} if route.changes else set())
 
 
 def _refusals(statuses: set[int], needs_token: bool) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Operations:
         running = len(self._operations) - len(over)
         if running >= RUNNING_MAX:
             raise Refused(
-                503,
+                429,
                 f"{running} operations are under way already: ask again when one of them is done",
                 {"Retry-After": "1"},
             )

@@ -93,7 +93,14 @@ _OWN_WORDS = record(
         "run-id": described(TEXT, "Another one for every start."),
         "outcome": described(TEXT, "running, finished, stopped, cancelled or failed."),
         "message": described(TEXT, "What happened last."),
+        "trouble": described(
+            listing(TEXT), "What is in its way now: a function that hangs, cores that are busy."
+        ),
         "failure": described(OPTIONAL_TEXT, "Why the job failed."),
+        "last-failure": described(OPTIONAL_TEXT, "Why an attempt failed last."),
+        "last-failure-details": described(
+            listing(TEXT), "Of an error in your code: operator, record and traceback, line by line."
+        ),
         "guarantee": described(TEXT, "What holds for every record, whatever fails."),
         "guarantee-reasons": described(listing(TEXT), "Why it is not exactly-once."),
         "parallelism": COUNT,
@@ -102,6 +109,12 @@ _OWN_WORDS = record(
         "records-in": COUNT,
         "records-out": COUNT,
         "records-late": COUNT,
+        "records-malformed": described(COUNT, "Not what their schema declares."),
+        "records-in-per-second": described(NUMBER, "Over the last ten seconds."),
+        "watermark": described(
+            nullable({"type": "integer"}),
+            "Event time in the slowest operator, in milliseconds since 1970.",
+        ),
         "last-checkpoint": OPTIONAL_COUNT,
         "checkpoint-location": OPTIONAL_TEXT,
         "slot-pids": listing(COUNT),
@@ -160,6 +173,10 @@ _FAILURE = record(
         "taskManagerId": OPTIONAL_TEXT,
         "failureLabels": mapping(TEXT),
         "concurrentExceptions": listing(TEXT),
+        "function": described(OPTIONAL_TEXT, "The function, source or sink that raised."),
+        "operator": described(OPTIONAL_TEXT, "The uid of the operator that called it."),
+        "record": described(OPTIONAL_TEXT, "The record it was called with."),
+        "traceback": described(OPTIONAL_TEXT, "The frames of the user's own code."),
         "attempt": COUNT,
         "permanent": described(FLAG, "Whether trying again would fail the same way."),
         "given-up": FLAG,

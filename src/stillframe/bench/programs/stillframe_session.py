@@ -51,14 +51,14 @@ def open_session(parallelism, settings=None):
 
 def job_options(params, checkpoints_at):
     """Without an interval a bounded job still takes one checkpoint, its last; it is read below."""
+    interval_ms = params["checkpoint_interval_ms"]
     options = {
         "parallelism": params["parallelism"],
         "stateBackend": BACKENDS[params["backend"]],
         "incrementalCheckpoints": params["incremental"],
         "checkpointLocation": checkpoints_at,
+        "checkpointInterval": "1 day" if interval_ms is None else f"{interval_ms} ms",
     }
-    if params["checkpoint_interval_ms"] is not None:
-        options["checkpointInterval"] = f"{params['checkpoint_interval_ms']} ms"
     if params["mode"] == "unaligned":
         options["unalignedCheckpoints"] = True
     if params["mode"] == "stop-the-world":
@@ -144,6 +144,8 @@ def _ran(still, params, name, stream, counted, output_mode):
     began = time.monotonic()
     checkpoints_at = os.path.join(params["directory"], "checkpoints")
     writer = stream.writeStream.outputMode(output_mode).format("noop").queryName(name)
+    if params.get("source") == "parquet":
+        writer = writer.trigger(availableNow=True)
     watch = Watch()
     query = writer.options(**job_options(params, checkpoints_at)).start()
     query.add_listener(watch)
