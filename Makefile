@@ -23,11 +23,12 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check lint format lock clean
+.PHONY: help demo test quick soak check lint format lock clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
 	@echo 'make test     every test'
+	@echo 'make quick    the tests that need no JVM and no server, in less than three minutes'
 	@echo 'make soak     the long stories: twenty kills of the driver, two thousand simulated schedules'
 	@echo 'make check    lint, formatting, types and imports'
 	@echo 'make format   put the code into its format'
@@ -41,6 +42,12 @@ demo: $(VENV)/project
 # in this process, as a debugger wants it. A worker that dies ends the run, and is not tried again.
 test: $(VENV)/project
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+# While you work: everything but what starts a JVM, a server or whole jobs.
+quick: $(VENV)/project
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 \
+	  -m 'not spark and not cluster and not s3 and not slow' \
+	  $(addprefix --ignore=tests/,scenarios cli rest bench) $(ARGS)
 
 # What `make test` does once or five times, done many times: kills of the driver, simulated
 # schedules.

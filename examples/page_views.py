@@ -1,18 +1,24 @@
-"""Page views per app, the job of the README: `stillframe run examples/page_views.py`."""
+"""Page views per app and ten seconds, the job of the README: it runs until somebody stops it."""
 
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import window
 
 import stillframe
 
 spark = SparkSession.builder.appName("page-views").getOrCreate()
-still = stillframe.on(spark)  # the one new line
+still = stillframe.on(spark)  # the only new line
 
-clicks = still.readStream.format("clicks").option("records", 1_000_000).load()
-views = clicks.groupBy("app_id").count()
+clicks = still.readStream.format("clicks").option("recordsPerSecond", 1000).load()
+views = (
+    clicks.withWatermark("at", "1 second")
+    .groupBy(window("at", "10 seconds"), "app_id")
+    .count()
+    .select("window.start", "app_id", "count")
+)
 
 query = (
     views.writeStream.queryName("page-views")
-    .outputMode("update")
+    .outputMode("append")
     .format("parquet")
     .option("path", "views/")
     .option("checkpointLocation", "checkpoints/")
@@ -20,5 +26,3 @@ query = (
     .start()
 )
 query.awaitTermination()
-
-spark.read.parquet("views/").groupBy("app_id").max("count").orderBy("app_id").show(5)
