@@ -62,8 +62,16 @@ class Unsettled(Fenced):
     """Nobody can tell whether an entry of the job log was kept: only a new attempt can go on."""
 
 
+class Unavailable(StillframeError):
+    """Another system cannot be reached now; what was asked of it may be asked again later."""
+
+
 class DataError(StillframeError):
     """A record or a source does not fit what was declared; trying again would not help."""
+
+
+class OutputRefused(DataError):
+    """Another system does not take some rows of a completed checkpoint; they are kept aside."""
 
 
 @dataclass(frozen=True, slots=True)

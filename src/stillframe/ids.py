@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NewType
 
 CheckpointId = NewType("CheckpointId", int)
@@ -23,3 +24,35 @@ OperatorUid = NewType("OperatorUid", str)
 
 NO_CHECKPOINT = CheckpointId(0)
 """Before the first checkpoint; the coordinator counts from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who has prepared output of a sink: one of its subtasks, in one incarnation of its job.
+
+    It stays who it is when the parallelism changes and another subtask commits what it prepared.
+    """
+
+    incarnation: str
+    """Drawn at random when a job log begins: no two jobs share one, whatever their names are."""
+    uid: OperatorUid
+    subtask: SubtaskIndex | None
+    """None: all of them together, where the sink commits at the coordinator."""
+
+    def __str__(self) -> str:
+        """A name for it in another system."""
+        return f"{self.incarnation}/{self.uid}/{'all' if self.subtask is None else self.subtask}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What output is known by in another system: who prepared it, and for which checkpoint.
+
+    Never the epoch: epochs go back when an older checkpoint is restored, checkpoint ids do not.
+    """
+
+    writer: Writer
+    checkpoint_id: CheckpointId
+
+    def __str__(self) -> str:
+        return f"{self.writer}/{self.checkpoint_id}"

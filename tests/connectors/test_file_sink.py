@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.dataset as pd
 import pyarrow.parquet as pq
 import pytest
+from prepared_parts import parts
 
-from stillframe.api.sinks import SinkContext
+from stillframe.api.sinks import CommitterContext, SinkContext
 from stillframe.connectors import file_sink
 from stillframe.connectors.file_sink import FileSink, StagedName
 from stillframe.connectors.files import find_files
@@ -65,7 +66,7 @@ def stage(sink, checkpoint_id, *values, **who):
 @pytest.mark.parametrize("file_format", ["parquet", "json"])
 def test_records_are_seen_when_their_epoch_is_committed_and_not_before(file_format, tmp_path):
     sink = pickle.loads(pickle.dumps(sink_at(tmp_path / "out", file_format)))
-    writer, committer = sink.open_writer(context()), sink.open_committer()
+    writer, committer = sink.open_writer(context()), sink.open_committer(CommitterContext())
 
     writer.write(batch(1, 2))
     prepare = writer.rotate(CheckpointId(7))
@@ -73,14 +74,14 @@ def test_records_are_seen_when_their_epoch_is_committed_and_not_before(file_form
     committables = prepare()
     assert seen(tmp_path / "out") == []
 
-    committer.commit(Epoch(0), committables)
+    committer.commit(Epoch(0), parts(committables))
     assert seen(tmp_path / "out") == [1, 2]
     (committable,) = committables
     assert committable["rows"] == 2
     assert committable["bytes"] == (tmp_path / "out" / committable["target"]).stat().st_size
     assert committable["target"].startswith("part-page%2Dviews-sink%2D1%2Fa%2Eb-7-0-1-")
 
-    committer.commit(Epoch(1), writer.rotate(CheckpointId(8))())
+    committer.commit(Epoch(1), parts(writer.rotate(CheckpointId(8))()))
     writer.close()
     assert seen(tmp_path / "out") == [1, 2, 3]
     if file_format == "parquet":
@@ -99,9 +100,11 @@ def test_a_commit_may_be_repeated(tmp_path):
     sink = sink_at(tmp_path)
     committables = stage(sink, 1, 1) + stage(sink, 1, 2, subtask=1)
 
-    sink.open_committer().commit(Epoch(0), committables[:1])  # and then it crashed
-    sink.open_committer().commit(Epoch(0), committables)
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(
+        Epoch(0), parts(committables[:1])
+    )  # and then it crashed
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     assert seen(tmp_path) == [1, 2]
 
 
@@ -112,11 +115,11 @@ def receipts(path):
 def test_a_published_file_that_a_consumer_moved_away_is_not_missed_by_a_repeated_commit(tmp_path):
     sink = sink_at(tmp_path)
     committables = stage(sink, 1, 1) + stage(sink, 1, 2, subtask=1)
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     for committable in committables:
         (tmp_path / committable["target"]).rename(tmp_path / f"_taken-{committable['target']}")
 
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
 
     assert seen(tmp_path) == [], "nothing was published a second time"
 
@@ -124,20 +127,20 @@ def test_a_published_file_that_a_consumer_moved_away_is_not_missed_by_a_repeated
 def test_a_commit_that_died_before_its_receipt_writes_it_when_it_is_repeated(tmp_path):
     sink = sink_at(tmp_path)
     committables = stage(sink, 1, 1)
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     (tmp_path / file_sink.RECEIPTS / receipts(tmp_path)[0]).unlink()
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     (tmp_path / committables[0]["target"]).unlink()
 
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
 
 
 def test_a_receipt_goes_when_a_completed_checkpoint_no_longer_needs_it(tmp_path):
     sink = sink_at(tmp_path)
     first, second = stage(sink, 1, 1), stage(sink, 2, 2)
-    committer = sink.open_committer()
-    committer.commit(Epoch(0), first)
-    committer.commit(Epoch(1), second)
+    committer = sink.open_committer(CommitterContext())
+    committer.commit(Epoch(0), parts(first))
+    committer.commit(Epoch(1), parts(second))
     committer.forget(first)
     committer.forget(first)
 
@@ -153,8 +156,8 @@ def test_a_sweep_takes_receipts_of_older_attempts_that_the_checkpoint_does_not_n
         stage(sink, 3, 3, attempt=2),
         stage(sink, 3, 4, uid="another"),
     )
-    committer = sink.open_committer()
-    committer.commit(Epoch(0), [*old, *needed, *new, *other])
+    committer = sink.open_committer(CommitterContext())
+    committer.commit(Epoch(0), parts([*old, *needed, *new, *other]))
 
     committer.sweep(JOB, UID, Attempt(2), needed)
 
@@ -170,7 +173,7 @@ def test_files_that_are_gone_are_named_with_their_rows_and_the_option_that_goes_
     for lost in committables[:2]:
         (tmp_path / lost["staged"]).unlink()
     with pytest.raises(StorageError) as refused:
-        sink.open_committer().commit(Epoch(0), committables)
+        sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     said = str(refused.value)
     assert f"{committables[0]['target']} (2 rows) and 1 more" in said
     assert f"are missing from {tmp_path}" in said
@@ -179,14 +182,14 @@ def test_files_that_are_gone_are_named_with_their_rows_and_the_option_that_goes_
     assert seen(tmp_path) == [4], "the others are published"
 
     accepting = FileSink(str(tmp_path), "parquet", SCHEMA, accepts_missing=option)
-    accepting.open_committer().commit(Epoch(0), committables)
+    accepting.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
 
     assert seen(tmp_path) == [4]
-    sink.open_committer().commit(Epoch(0), committables)
-    sink.open_committer().forget(committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    sink.open_committer(CommitterContext()).forget(committables)
     another = FileSink(str(tmp_path), "parquet", SCHEMA, accepts_missing=option.replace(":2", ":3"))
     with pytest.raises(StorageError, match=r"\(2 rows\) of a completed checkpoint is missing"):
-        another.open_committer().commit(Epoch(0), committables)
+        another.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
 
 
 def test_what_was_not_rotated_is_dropped(tmp_path, monkeypatch):
@@ -219,21 +222,21 @@ def test_a_sweep_takes_older_attempts_of_the_same_job_and_operator_only(tmp_path
         stage(sink, 1, 6, uid="sink"),
     ]
     (tmp_path / "_stillframe" / "staging" / "notes.txt").touch()
-    committer = sink.open_committer()
+    committer = sink.open_committer(CommitterContext())
 
     committer.sweep(JOB, UID, Attempt(3), kept)
     committer.sweep(JOB, UID, Attempt(3), kept)
 
     assert not (tmp_path / old[0]["staged"]).exists()
     assert len(staged(tmp_path)) == 6
-    committer.commit(Epoch(0), kept)
+    committer.commit(Epoch(0), parts(kept))
     for each in others:
-        committer.commit(Epoch(0), each)
+        committer.commit(Epoch(0), parts(each))
     assert seen(tmp_path) == [2, 3, 4, 5, 6]
 
 
 def test_sweeping_where_nothing_was_written_is_fine(tmp_path):
-    sink_at(tmp_path / "absent").open_committer().sweep(JOB, UID, Attempt(9), [])
+    sink_at(tmp_path / "absent").open_committer(CommitterContext()).sweep(JOB, UID, Attempt(9), [])
 
 
 @pytest.mark.parametrize("job", ["a", "a-b", "a-1-2", "页面-浏览", "x/y z%2D", "..", "_"])
@@ -246,8 +249,8 @@ def test_names_parse_back_to_what_they_were_made_of(job):
 def test_a_job_begun_afresh_on_an_old_directory_adds_to_it(tmp_path):
     """Same job, attempt, checkpoint and subtask, because its checkpoints were thrown away."""
     sink = sink_at(tmp_path)
-    sink.open_committer().commit(Epoch(0), stage(sink, 1, 1))
-    sink.open_committer().commit(Epoch(0), stage(sink, 1, 2))
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(stage(sink, 1, 1)))
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(stage(sink, 1, 2)))
     assert seen(tmp_path) == [1, 2]
 
 
@@ -283,11 +286,11 @@ def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
         return sorted(taken + now)
 
     for attempt in range(1, 6):
-        committer = sink.open_committer()
+        committer = sink.open_committer(CommitterContext())
         committer.sweep(JOB, UID, Attempt(attempt), pending)
-        committer.commit(Epoch(0), pending)
+        committer.commit(Epoch(0), parts(pending))
         assert shown() == truth
-        committer.commit(Epoch(0), pending)
+        committer.commit(Epoch(0), parts(pending))
         assert shown() == truth
         before, pending = pending, []
         writers = [sink.open_writer(context(attempt, subtask)) for subtask in range(2)]
@@ -308,11 +311,11 @@ def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
             truth += epoch
             pending = prepared
             if random.random() < 0.2:
-                committer.commit(Epoch(0), prepared[:1])
+                committer.commit(Epoch(0), parts(prepared[:1]))
                 shown()
                 break  # died while committing
             assert set(shown()).isdisjoint(epoch)
-            committer.commit(Epoch(0), prepared)
+            committer.commit(Epoch(0), parts(prepared))
             committer.forget(before)
             before, pending = prepared, random.choice([[], prepared])
             assert shown() == truth
@@ -321,7 +324,7 @@ def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
         else:
             for writer in writers:
                 writer.close()
-    committer.commit(Epoch(0), pending)
+    committer.commit(Epoch(0), parts(pending))
     committer.sweep(JOB, UID, Attempt(99), [])
     for writer in zombies:
         writer.close()
@@ -356,7 +359,7 @@ def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
     assert synced == [path.stat().st_ino for path in [*way_there, tmp_path]]
 
     synced.clear()
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     writer.close()
     home, receipts = tmp_path / "out" / "_stillframe", tmp_path / "out" / file_sink.RECEIPTS
     # The new name before its receipt, or a loss of power could leave the receipt alone.
@@ -458,7 +461,9 @@ def test_what_the_sink_writes_the_source_reads(tmp_path):
     sink = FileSink(str(tmp_path), "json", clicks.schema)
     writer = sink.open_writer(context())
     writer.write(clicks)
-    sink.open_committer().commit(Epoch(0), writer.rotate(CheckpointId(1))())
+    sink.open_committer(CommitterContext()).commit(
+        Epoch(0), parts(writer.rotate(CheckpointId(1))())
+    )
     writer.close()
 
     source = JsonLinesSource(str(tmp_path), clicks.schema)

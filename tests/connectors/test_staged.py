@@ -6,8 +6,9 @@ import pickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from prepared_parts import parts
 
-from stillframe.api.sinks import SinkContext
+from stillframe.api.sinks import CommitterContext, SinkContext
 from stillframe.connectors import staged
 from stillframe.connectors.staged import StagedSink
 from stillframe.errors import StorageError
@@ -24,7 +25,7 @@ class Collected:
         self.epochs = []
         self.failing = False
 
-    def __call__(self, epoch, files):
+    def __call__(self, epoch, mark, files):
         if self.failing:
             raise RuntimeError("the handler failed")
         assert all(os.path.isabs(file) for file in files)
@@ -56,10 +57,10 @@ def files_in(tmp_path):
 
 
 def test_an_epoch_is_handed_over_whole_and_its_files_then_removed(sink, collected, tmp_path):
-    committer = sink.open_committer()
+    committer = sink.open_committer(CommitterContext())
 
-    committer.commit(Epoch(0), stage(sink, 1, 2) + stage(sink, 3, subtask=1))
-    committer.commit(Epoch(1), [])
+    committer.commit(Epoch(0), parts(stage(sink, 1, 2) + stage(sink, 3, subtask=1)))
+    committer.commit(Epoch(1), parts([]))
 
     assert collected.epochs == [(0, [1, 2, 3]), (1, [])]
     assert files_in(tmp_path) == []
@@ -67,8 +68,8 @@ def test_an_epoch_is_handed_over_whole_and_its_files_then_removed(sink, collecte
 
 def test_a_repeated_commit_of_a_handled_epoch_calls_nobody(sink, collected):
     committables = stage(sink, 1)
-    sink.open_committer().commit(Epoch(0), committables)
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     assert collected.epochs == [(0, [1])]
 
 
@@ -87,8 +88,8 @@ def test_a_crash_while_removing_the_files_does_not_hand_the_epoch_over_again(
     with monkeypatch.context() as patch:
         patch.setattr(staged.os, "unlink", crashing)
         with pytest.raises(KeyboardInterrupt):
-            sink.open_committer().commit(Epoch(0), committables)
-    sink.open_committer().commit(Epoch(0), committables)
+            sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
 
     assert collected.epochs == [(0, [0, 1, 2])]
     assert files_in(tmp_path) == []
@@ -98,7 +99,7 @@ def test_a_lost_file_is_named(sink, collected, tmp_path):
     committables = [one for n in range(3) for one in stage(sink, n, subtask=n)]
     os.unlink(tmp_path / committables[1]["staged"])
     with pytest.raises(StorageError, match="epoch 4 was staged in 3 files, of which"):
-        sink.open_committer().commit(Epoch(4), committables)
+        sink.open_committer(CommitterContext()).commit(Epoch(4), parts(committables))
     assert collected.epochs == []
 
 
@@ -106,16 +107,16 @@ def test_a_handler_that_fails_gets_the_epoch_again(sink, collected):
     committables = stage(sink, 1)
     collected.failing = True
     with pytest.raises(RuntimeError, match="the handler failed"):
-        sink.open_committer().commit(Epoch(0), committables)
+        sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     collected.failing = False
-    sink.open_committer().commit(Epoch(0), committables)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     assert collected.epochs == [(0, [1])]
 
 
 def test_older_attempts_are_swept_but_not_what_is_still_to_be_handed_over(sink, tmp_path):
     stage(sink, 1)
     kept = stage(sink, 2)
-    sink.open_committer().sweep("job", UID, Attempt(2), kept)
+    sink.open_committer(CommitterContext()).sweep("job", UID, Attempt(2), kept)
     assert [file.name for file in files_in(tmp_path)] == [os.path.basename(kept[0]["staged"])]
 
 
@@ -124,7 +125,7 @@ def test_the_handler_stays_on_the_driver(sink):
     assert travelled.handler is None
     assert travelled == sink
     with pytest.raises(AssertionError, match="stayed on the driver"):
-        travelled.open_committer()
+        travelled.open_committer(CommitterContext())
 
 
 def test_what_was_staged_under_another_uid_is_handed_over_from_its_own_directory(
@@ -134,8 +135,8 @@ def test_what_was_staged_under_another_uid_is_handed_over_from_its_own_directory
     now = StagedSink(str(tmp_path / "write-2"), collected, SCHEMA)
     committables = stage(before, 1, 2) + stage(before, 3, subtask=1)
 
-    now.open_committer().commit(Epoch(4), committables)
-    now.open_committer().commit(Epoch(4), committables)
+    now.open_committer(CommitterContext()).commit(Epoch(4), parts(committables))
+    now.open_committer(CommitterContext()).commit(Epoch(4), parts(committables))
 
     assert collected.epochs == [(4, [1, 2, 3])]
     assert files_in(tmp_path / "write-1") == []
@@ -145,7 +146,7 @@ def test_committables_that_do_not_tell_their_directory_are_in_the_sinks_own(coll
     sink = StagedSink(str(tmp_path / "write-1"), collected, SCHEMA)
     older = [{k: v for k, v in each.items() if k != "directory"} for each in stage(sink, 5)]
 
-    sink.open_committer().commit(Epoch(0), older)
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(older))
 
     assert collected.epochs == [(0, [5])]
 
@@ -158,7 +159,7 @@ def test_what_an_older_attempt_staged_under_another_uid_is_swept_and_nothing_of_
     stage(before, 2)
     now = StagedSink(str(tmp_path / "write-2"), collected, SCHEMA)
 
-    now.open_committer().sweep("job", OperatorUid("other"), Attempt(9), [])
+    now.open_committer(CommitterContext()).sweep("job", OperatorUid("other"), Attempt(9), [])
     assert len(files_in(tmp_path / "write-1")) == 2
-    now.open_committer().sweep("job", UID, Attempt(9), kept)
+    now.open_committer(CommitterContext()).sweep("job", UID, Attempt(9), kept)
     assert len(files_in(tmp_path / "write-1")) == 1

@@ -5,12 +5,14 @@ import threading
 
 import pytest
 
-from stillframe.api.sinks import Committer, Sink
+from stillframe.api.sinks import Committer, Sink, committables_of
 from stillframe.connectors.generate import ClickSource
+from stillframe.coordinator import sinks as sinks_module
 from stillframe.coordinator.sinks import CommitFailed, CommitThread, DriverSinks, EpochCommitted
-from stillframe.errors import StorageError, UserCodeError
+from stillframe.errors import StorageError, Unavailable, UserCodeError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.ids import Mark, Writer
 from stillframe.protocol.manifests import Manifest, OperatorSnapshot, PendingCommit
 
 CLICKS = ClickSource(records=10)
@@ -31,17 +33,17 @@ class HereSink(Sink, Committer):
     def open_writer(self, context):
         raise AssertionError("writers are opened in slots")
 
-    def open_committer(self):
+    def open_committer(self, context):
         return self
 
     def describe(self):
         return "here"
 
-    def commit(self, epoch, committables):
+    def commit(self, epoch, prepared):
         assert self.go_on.wait(LIMIT_SECONDS)
         if self.raises is not None:
             raise self.raises
-        self.asked.append((epoch, [each["f"] for each in committables]))
+        self.asked.append((epoch, [each["f"] for each in committables_of(prepared)]))
 
     def sweep(self, job, uid, older_than, keep):
         self.asked.append(("sweep", job, uid, older_than, [each["f"] for each in keep]))
@@ -106,13 +108,61 @@ def test_what_was_staged_under_a_former_uid_is_swept_unless_another_sink_has_it_
     assert second.asked == [("sweep", "views", "w1", 3, [])]
 
 
+def test_a_sink_that_cannot_be_closed_keeps_no_other_from_it_and_is_told(caplog):
+    broken, other = HereSink(), HereSink()
+    broken.close = lambda: (_ for _ in ()).throw(RuntimeError("not today"))
+
+    driver_sinks(broken, other).close()
+
+    assert other.asked == ["closed"]
+    assert "sink here could not be closed: not today" in caplog.text
+
+
+def test_what_is_committed_here_has_one_mark_for_all_subtasks_under_the_uid_that_prepared_it():
+    sink = HereSink()
+    given = []
+    sink.commit = lambda epoch, parts: given.extend(part.mark for part in parts)
+    sinks = driver_sinks(sink)
+    sinks.go_on_after({"w0": "former"}, "i1")
+    former = PendingCommit(8, {"f": "a"}, Writer("i1", "former", 1))
+
+    sinks.commit("w0", manifest(OperatorSnapshot("w0", 1, commits=(former,))))
+    sinks.commit("w0", manifest(OperatorSnapshot("w0", 0)))
+
+    assert given == [Mark(Writer("i1", "former", None), 9), Mark(Writer("i1", "w0", None), 9)]
+
+
+def test_a_system_that_is_away_is_tried_again_and_told_meanwhile(committing, monkeypatch):
+    monkeypatch.setattr(sinks_module, "retry_after_seconds", lambda failures: 0.01)
+    sink = HereSink(raises=Unavailable("nobody answers"))
+    thread, events = committing(sink)
+
+    thread.submit(manifest(prepared("w0", 0, (9, "a"))))
+    while (under_way := thread.under_way()) is None or under_way.awaits is None:
+        threading.Event().wait(0.01)
+    assert "nobody answers; tried" in under_way.awaits
+    sink.raises = None
+
+    assert events.get(timeout=LIMIT_SECONDS) == EpochCommitted(4)
+    assert sink.asked == [(4, ["a"])]
+
+
+def test_a_system_that_stays_away_longer_than_a_checkpoint_may_take_ends_the_attempt(committing):
+    sink = HereSink(raises=Unavailable("nobody answers"))
+    thread, events = committing(sink, patience_seconds=0.0)
+
+    thread.submit(manifest(prepared("w0", 0, (9, "a"))))
+
+    assert events.get(timeout=LIMIT_SECONDS) == CommitFailed("nobody answers", "other")
+
+
 @pytest.fixture
 def committing():
     made = []
 
-    def make(*sinks):
+    def make(*sinks, **patience):
         events = queue.Queue()
-        thread = CommitThread(driver_sinks(*sinks), events.put)
+        thread = CommitThread(driver_sinks(*sinks), events.put, **patience)
         made.append(thread)
         return thread, events
 

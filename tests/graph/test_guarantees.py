@@ -42,8 +42,8 @@ class OwnSink(Sink):
     def open_writer(self, context):
         return DiscardSink().open_writer(context)
 
-    def open_committer(self):
-        return DiscardSink().open_committer()
+    def open_committer(self, context):
+        return DiscardSink().open_committer(context)
 
     def describe(self):
         return "own"

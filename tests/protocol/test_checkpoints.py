@@ -1,5 +1,6 @@
 """The life of checkpoints, told as what happens and what the coordinator must do."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -558,3 +559,54 @@ class _Schedule:
             return
         nothing_to_do = self.settings.interval_seconds is None and self.undrained
         assert self.checkpoints.wake_at_seconds() is not None or nothing_to_do, "it stalls"
+
+
+# --- What was restored
+
+
+def restored(settings=EVERY_SECOND, committing="ab"):
+    checkpoints = Checkpoints(settings, "ab", committing, first_id=5, restored=4)
+    assert checkpoints.on_running(0.0) == []
+    return checkpoints
+
+
+def test_what_was_restored_is_committed_everywhere_before_the_first_checkpoint_begins():
+    checkpoints = restored()
+
+    assert checkpoints.on_time(1.0) == []
+    assert checkpoints.on_committed(4, "a", 1.5) == []
+    assert checkpoints.on_committed(4, "b", 2.0) == [NoteCommitted(4), Trigger(5)]
+
+
+def test_with_room_for_more_in_flight_a_checkpoint_is_taken_but_not_stored_before_that():
+    checkpoints = restored(replace(EVERY_SECOND, max_concurrent=2))
+    assert checkpoints.on_time(1.0) == [Trigger(5)]
+
+    assert acknowledge(checkpoints, 5) == []
+    checkpoints.on_committed(4, "a", 2.0)
+    noted, *more = checkpoints.on_committed(4, "b", 2.0)
+    assert noted == NoteCommitted(4)
+    assert [type(each) for each in more] == [Trigger, StoreCheckpoint]
+
+
+def test_a_sink_may_have_committed_what_was_restored_before_the_last_slot_runs():
+    checkpoints = Checkpoints(EVERY_SECOND, "ab", "ab", first_id=5, restored=4)
+    assert checkpoints.on_committed(4, "a", 0.0) == []
+    assert checkpoints.on_committed(4, "b", 0.0) == [NoteCommitted(4)]
+    assert checkpoints.wake_at_seconds() is None
+
+    assert checkpoints.on_running(0.0) == []
+    assert checkpoints.on_time(1.0) == [Trigger(5)]
+
+
+def test_what_was_restored_and_is_not_committed_in_time_breaks_the_attempt():
+    checkpoints = restored()
+    assert checkpoints.wake_at_seconds() == 10.0
+
+    (broken,) = checkpoints.on_time(10.0)
+    assert isinstance(broken, BreakAttempt)
+    assert "have not committed checkpoint 4" in broken.reason
+
+
+def test_where_no_slot_commits_nothing_is_waited_for():
+    assert restored(committing="").on_time(1.0) == [Trigger(5)]

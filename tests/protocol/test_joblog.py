@@ -184,7 +184,7 @@ def test_a_record_of_a_newer_format_is_refused_with_both_versions() -> None:
     document = json.loads(encode_record(with_checkpoints()))
     document["format_version"] = 3
 
-    with pytest.raises(StorageError, match=r"version 3, but .* up to 1"):
+    with pytest.raises(StorageError, match=r"version 3, but .* up to 2"):
         decode_record(json.dumps(document).encode())
 
 

@@ -12,18 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stillframe.api.sinks import SinkContext
 from stillframe.api.sources import SourceContext
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Edge, PlannedOperator, Rebalance, SubtaskRef
+from stillframe.ids import Attempt, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import LocalChannel, OutputChannel
 from stillframe.runtime.elements import Barrier, Element
 from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
-from stillframe.runtime.operators import Reading, StatefulOperator, Writing
+from stillframe.runtime.operators import Reading, StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.task import TaskEvents, answer_or_error
+from stillframe.runtime.writing import Writing
 from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
 from stillframe.storage.local import LocalStore
 from stillframe.testing.clock import ManualClock
@@ -70,7 +73,8 @@ class Recorded(TaskEvents):
             self.said.append(("unwanted", tuple(file.path for file in files)))
 
     def commit_wanted(self, subtask, sink, epoch, commit):
-        self.said.append(("commit", epoch, commit.committables))
+        committables = tuple(each.committable for each in commit.prepared)
+        self.said.append(("commit", epoch, committables))
         self.commits.append((sink, commit.checkpoint_id))
 
     def committed(self, subtask, checkpoint_id):
@@ -314,7 +318,8 @@ class Inner(Stepped):
         operators = [head or self.summing]
         plan = [planned(None, chained=(1,) if sink else (), edges=(0,))]
         if sink is not None:
-            operators.append(Writing("write", 0, sink, sink, restored))
+            context = SinkContext("job", Attempt(1), OperatorUid("write"), SubtaskIndex(0))
+            operators.append(Writing(context, sink, sink, restored))
             plan.append(planned(Write(sink)))
         chain = Chain(plan, operators, {0: edge_to([self.out], loops=loops)})
         about = (SubtaskRef(0, 0), "sum", chain, self.clock, self.events)

@@ -57,7 +57,7 @@ class Collected(Sink, SinkWriter, Committer):
     def open_writer(self, context):
         return self
 
-    def open_committer(self):
+    def open_committer(self, context):
         return self
 
     def describe(self):
@@ -69,7 +69,7 @@ class Collected(Sink, SinkWriter, Committer):
     def rotate(self, checkpoint_id):
         return lambda: []
 
-    def commit(self, epoch, committables):
+    def commit(self, epoch, prepared):
         raise AssertionError("there are no checkpoints")
 
     def sweep(self, job, uid, older_than, keep):

@@ -9,12 +9,14 @@ import pytest
 
 from stillframe.api.sinks import Committer, Sink, SinkWriter
 from stillframe.errors import StorageError
+from stillframe.ids import Writer
 from stillframe.protocol.inline import INLINE_BYTES_MAX
 from stillframe.protocol.manifests import FileHandle, PendingCommit
 from stillframe.runtime.operators import RunningOperator
 
 SCHEMA = pa.schema([("id", pa.int64())])
 OLDER_FILE = FileHandle("shared/1/sum-0-sums-7.arrow", 100, 1)
+WRITER = Writer("", "write", 0)
 NEWER_FILE = FileHandle("shared/1/sum-0-sums-8.arrow", 40, 2)
 
 
@@ -32,7 +34,7 @@ class ListSink(Sink, SinkWriter):
     def open_writer(self, context):
         return self
 
-    def open_committer(self):
+    def open_committer(self, context):
         return NoCommitter()
 
     def describe(self):
@@ -56,7 +58,7 @@ class ListSink(Sink, SinkWriter):
 
 
 class NoCommitter(Committer):
-    def commit(self, epoch, committables):
+    def commit(self, epoch, prepared):
         raise AssertionError("the slot commits")
 
     def sweep(self, job, uid, older_than, keep):
@@ -127,7 +129,7 @@ def test_more_state_than_an_acknowledgement_can_hold_declines_this_checkpoint_on
     inner.summing.files = (FileHandle(NEWER_FILE.path, 5, 2, b"small"),)
     inner.barriers(9)
     inner.events.write(inner.subtask, 9)
-    assert acknowledged_commits(inner.events) == [PendingCommit(8, {"ids": [1, 2]})]
+    assert acknowledged_commits(inner.events) == [PendingCommit(8, {"ids": [1, 2]}, WRITER)]
 
 
 # --- sinks -----------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ def test_a_sink_commits_when_its_checkpoint_is_complete_and_reports_it_when_done
     inner.inputs[0].send(batch(1, 2))
     inner.barriers(1)
     inner.events.write(inner.subtask, 1)
-    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1, 2]})]
+    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1, 2]}, WRITER)]
 
     inner.subtask.on_complete(1, 0)
     assert inner.events.take() == [("commit", 0, ({"ids": [1, 2]},))]
@@ -184,8 +186,8 @@ def test_an_aborted_checkpoints_records_are_in_the_next_one(new_inner):
     inner.events.write(inner.subtask, 2)
 
     assert acknowledged_commits(inner.events) == [
-        PendingCommit(1, {"ids": [1]}),
-        PendingCommit(2, {"ids": [2]}),
+        PendingCommit(1, {"ids": [1]}, WRITER),
+        PendingCommit(2, {"ids": [2]}, WRITER),
     ]
     inner.subtask.on_complete(2, 0)
     assert inner.events.take() == [("commit", 0, ({"ids": [1]}, {"ids": [2]}))]
@@ -210,7 +212,7 @@ def test_what_is_said_at_a_barrier_belongs_to_the_epoch_it_ends(new_inner):
     inner.inputs[0].send(batch(1))
     inner.barriers(1)
     inner.events.write(inner.subtask, 1)
-    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1]})]
+    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1]}, WRITER)]
     assert inner.sent() == [[1], inner.barrier(1)]
 
 
@@ -226,7 +228,7 @@ def test_of_epochs_that_bring_everything_an_aborted_one_is_left_out(new_inner):
     inner.barriers(2)
     inner.events.write(inner.subtask, 2)
 
-    assert acknowledged_commits(inner.events) == [PendingCommit(2, {"ids": [1, 2]})]
+    assert acknowledged_commits(inner.events) == [PendingCommit(2, {"ids": [1, 2]}, WRITER)]
 
 
 def test_an_epoch_still_being_prepared_is_waited_for_by_the_checkpoint_after_an_aborted_one(
@@ -246,8 +248,8 @@ def test_an_epoch_still_being_prepared_is_waited_for_by_the_checkpoint_after_an_
     inner.events.write(inner.subtask, 1)
 
     assert acknowledged_commits(inner.events) == [
-        PendingCommit(1, {"ids": [1]}),
-        PendingCommit(2, {"ids": [2]}),
+        PendingCommit(1, {"ids": [1]}, WRITER),
+        PendingCommit(2, {"ids": [2]}, WRITER),
     ]
 
 
@@ -261,7 +263,7 @@ def test_records_of_a_checkpoint_declined_for_its_state_are_in_the_next_one(new_
     inner.barriers(2)
     inner.events.write(inner.subtask, 2)
 
-    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1]})]
+    assert acknowledged_commits(inner.events) == [PendingCommit(1, {"ids": [1]}, WRITER)]
 
 
 def test_a_sink_that_cannot_prepare_ends_the_attempt(new_inner):
@@ -274,7 +276,7 @@ def test_a_sink_that_cannot_prepare_ends_the_attempt(new_inner):
 
 
 def test_a_restored_sink_commits_what_its_checkpoint_held(new_inner):
-    inner = new_inner(sink=ListSink(), restored=[PendingCommit(4, {"ids": [9]})])
+    inner = new_inner(sink=ListSink(), restored=[PendingCommit(4, {"ids": [9]}, WRITER)])
 
     inner.subtask.on_complete(4, 3)
 
@@ -295,4 +297,4 @@ def test_what_commits_at_the_coordinator_is_forgotten_here_when_the_checkpoint_i
     inner.inputs[0].send(batch(2))
     inner.barriers(2)
     inner.events.write(inner.subtask, 2)
-    assert acknowledged_commits(inner.events) == [PendingCommit(2, {"ids": [2]})]
+    assert acknowledged_commits(inner.events) == [PendingCommit(2, {"ids": [2]}, WRITER)]

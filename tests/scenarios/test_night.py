@@ -24,7 +24,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    CommitterContext,
+    Prepared,
+    Sink,
+    SinkContext,
+    SinkWriter,
+)
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.graph.expressions import Call, Column
@@ -84,8 +92,8 @@ class AwaySink(Sink):
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return self.sink.open_writer(context)
 
-    def open_committer(self) -> Committer:
-        return _AwayCommitter(self.sink.open_committer(), self.store)
+    def open_committer(self, context: CommitterContext) -> Committer:
+        return _AwayCommitter(self.sink.open_committer(context), self.store)
 
     def describe(self) -> str:
         return self.sink.describe()
@@ -96,9 +104,9 @@ class _AwayCommitter(Committer):
         self._committer = committer
         self._store = store
 
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         self._store.ask()
-        self._committer.commit(epoch, committables)
+        self._committer.commit(epoch, prepared)
 
     def forget(self, committables: Sequence[Committable]) -> None:
         self._committer.forget(committables)

@@ -21,7 +21,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from stillframe import KeyedFunction, KeyProcessor, KeyStates, StreamFunction
-from stillframe.api.sinks import Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import Committer, CommitterContext, Sink, SinkContext, SinkWriter
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.staged import StagedSink
 from stillframe.graph.expressions import Column, Named, RowFunction
@@ -249,8 +249,8 @@ class TroubledSink(Sink):
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return _TroubledWriter(self, self.sink.open_writer(context))
 
-    def open_committer(self) -> Committer:
-        return _TroubledCommitter(self, self.sink.open_committer())
+    def open_committer(self, context: CommitterContext) -> Committer:
+        return _TroubledCommitter(self, self.sink.open_committer(context))
 
     def describe(self) -> str:
         return self.sink.describe()
@@ -287,9 +287,9 @@ class _TroubledCommitter(Committer):
         self._troubled = troubled
         self._committer = committer
 
-    def commit(self, epoch: Any, committables: Any) -> None:
+    def commit(self, epoch: Any, prepared: Any) -> None:
         self._troubled.meet("commits", [AT])
-        self._committer.commit(epoch, committables)
+        self._committer.commit(epoch, prepared)
 
     def sweep(self, *what: Any) -> None:
         self._committer.sweep(*what)

@@ -4,23 +4,50 @@ A sink is a frozen description that travels to the executors inside the plan. It
 the slots. What a writer has prepared is described by *committables*: small JSON objects that
 travel in the acknowledgement, are kept in the checkpoint's metadata, and are all that is needed to
 make the prepared records visible, from any machine, also after everything else has died.
+
+Who writes to another system, such as a database or a message log, need not do this by hand:
+`TransactionalSink` stages the epoch and has one transaction of that system write it with a mark.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid, SubtaskIndex, Writer
 from stillframe.json_values import JsonObject
 
 Committable = JsonObject
 
 SinkGuarantee = Literal["exactly-once", "at-least-once", "at-most-once", "nothing is kept"]
+
+
+class Staging(Protocol):
+    """Files of a job's sinks beside its checkpoints, wherever these are. Called by any thread.
+
+    A name is `<directory>/<file>`; each sink has a directory of its own.
+    """
+
+    def directory(self, uid: OperatorUid) -> str: ...
+
+    def write(self, name: str, chunks: Iterable[pa.Buffer]) -> JsonObject:
+        """Make a new file; when it returns the file is durable. Answers what `read` needs."""
+
+    def read(self, written: JsonObject) -> pa.Buffer:
+        """The whole file, if it is as it was written; otherwise `SnapshotDamaged`."""
+
+    def note(self, name: str) -> None:
+        """Make an empty file; that there is one already is fine."""
+
+    def delete(self, name: str) -> None:
+        """That it is gone already is fine."""
+
+    def names(self, directory: str) -> Set[str]:
+        """All that is there, each as `<directory>/<file>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +58,35 @@ class SinkContext:
     attempt: Attempt
     uid: OperatorUid
     subtask: SubtaskIndex
+    incarnation: str = ""
+    staging: Staging | None = None
+    """None where the job keeps no checkpoints."""
+
+    @property
+    def writer(self) -> Writer:
+        return Writer(self.incarnation, self.uid, self.subtask)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterContext:
+    """For whom a committer commits."""
+
+    job: str = ""
+    staging: Staging | None = None
+    """None where the job keeps no checkpoints, so that there is nothing to commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one writer has prepared for one checkpoint, and the mark it is known by."""
+
+    mark: Mark
+    committables: tuple[Committable, ...]
+
+
+def committables_of(prepared: Iterable[Prepared]) -> list[Committable]:
+    """All of them, in their order, whoever prepared them."""
+    return [each for part in prepared for each in part.committables]
 
 
 class SinkWriter(ABC):
@@ -38,7 +94,11 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take these records into the current epoch. Nobody outside may see them yet."""
+        """Take these records into the current epoch. Nobody outside may see them yet.
+
+        What the other system could refuse is checked here (size, types, keys): after the
+        checkpoint is complete there is no way back.
+        """
 
     @abstractmethod
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
@@ -58,12 +118,19 @@ class Committer(ABC):
     """Makes prepared records visible. Every call may be repeated, from anywhere, after a crash."""
 
     @abstractmethod
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         """Make these visible; those that already are, are left alone.
 
-        Called only when the checkpoint that holds them is complete. Where the sink commits in
-        the slots, `committables` are those of one subtask; where it commits at the coordinator,
-        those of all subtasks, once per epoch, in the order of epochs.
+        Called only when the checkpoint that holds them is complete, on a background thread. Where
+        the sink commits in the slots, it gets what one subtask holds: its own work, and after a
+        change of the parallelism that of former subtasks, each part with the mark of the one who
+        prepared it. Of one writer, parts come in the order of their checkpoints, and no later one
+        is committed anywhere before an earlier one. Where the sink commits at the coordinator, it
+        gets one part with the work of all subtasks, once per epoch, in the order of epochs.
+
+        `Unavailable` is tried again in place for a while; anything else ends the attempt. The
+        classic mistake is to look at the epoch, which may come again with other records, instead
+        of the mark.
         """
 
     def forget(self, committables: Sequence[Committable]) -> None:  # noqa: B027 - most note nothing
@@ -122,9 +189,54 @@ class Sink(ABC):
         """A writer for one subtask. Called on an executor, per attempt."""
 
     @abstractmethod
-    def open_committer(self) -> Committer:
+    def open_committer(self, context: CommitterContext) -> Committer:
         """A committer. Called on the driver, and on executors unless `commits_at_coordinator`."""
 
     @abstractmethod
     def describe(self) -> str:
         """A few words for `explain()`: the kind and where it writes to."""
+
+
+# --- Sinks whose target has transactions -----------------------------------------------------
+
+
+class Target(ABC):
+    """The other system, as one committer of a `TransactionalSink` reaches it.
+
+    Opened in a slot, or on the driver where the sink commits at the coordinator; used by one thread
+    at a time, not always the same. Raise `Unavailable` (or a `ConnectionError`, a `TimeoutError`)
+    where a later try may succeed: then everything from `begin` on is tried again.
+    """
+
+    @abstractmethod
+    def begin(self, writer: Writer) -> CheckpointId | None:
+        """Shut out whoever else commits for this writer, *then* look for its newest mark.
+
+        None: there is none. Called before each part. The order is what makes the sink exact: a
+        slot that was given up may be committing the same part at this moment. After `begin` its
+        transaction is either done, so that its mark is seen here, or can never be done. A lock on
+        the mark's row does it, or a producer's id that fences older ones. The classic mistake is
+        to read the mark first.
+        """
+
+    @abstractmethod
+    def write(
+        self,
+        mark: Mark,
+        rows: Iterator[pa.RecordBatch],
+        refuse: Callable[[pa.RecordBatch, str], None],
+    ) -> None:
+        """One transaction: these rows and this mark, or neither.
+
+        Called at most once after a `begin` for the same writer, whose older mark it replaces. When
+        it returns, rows and mark are durable. Rows that the other system will never take are given
+        to `refuse` with the reason, *before* the transaction is committed, and left out of it:
+        they are kept aside and told. The classic mistake is to write the mark in a transaction of
+        its own.
+        """
+
+    def abandon(self) -> None:  # noqa: B027 - most hold nothing between the two
+        """Nothing is written after this `begin`, or the write has failed. Must not raise."""
+
+    def close(self) -> None:  # noqa: B027 - many hold nothing
+        """Give everything back. Called once."""

@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    CommitterContext,
+    Prepared,
+    Sink,
+    SinkContext,
+    SinkWriter,
+)
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 
 
@@ -22,7 +30,7 @@ class DiscardSink(Sink):
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return _DiscardingWriter()
 
-    def open_committer(self) -> Committer:
+    def open_committer(self, context: CommitterContext) -> Committer:
         return _NothingToCommit()
 
     def describe(self) -> str:
@@ -41,7 +49,7 @@ class _DiscardingWriter(SinkWriter):
 
 
 class _NothingToCommit(Committer):
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         """There never is anything."""
 
     def sweep(

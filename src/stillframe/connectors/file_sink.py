@@ -30,7 +30,16 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    CommitterContext,
+    Prepared,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    committables_of,
+)
 from stillframe.connectors.files import local_path
 from stillframe.errors import BuildError, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
@@ -78,7 +87,7 @@ class FileSink(Sink):
             root, self.format, self.schema, context, publishes=True, zone=self.zone
         )
 
-    def open_committer(self) -> Committer:
+    def open_committer(self, context: CommitterContext) -> Committer:
         return FileCommitter(local_path(self.path), frozenset(self.accepts_missing.split(",")))
 
     def describe(self) -> str:
@@ -157,7 +166,8 @@ class FileCommitter(Committer):
         self._root = root
         self._accepts_missing = accepts_missing
 
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
+        committables = committables_of(prepared)
         if not committables:
             return
         missing = [each for each in committables if not self._publish(each)]

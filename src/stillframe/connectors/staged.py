@@ -24,18 +24,22 @@ import pyarrow as pa
 from stillframe.api.sinks import (
     Committable,
     Committer,
+    CommitterContext,
+    Prepared,
     Sink,
     SinkContext,
     SinkGuarantee,
     SinkWriter,
+    committables_of,
 )
 from stillframe.connectors.file_sink import StagingWriter, sweep_staging, sync_directories
 from stillframe.connectors.files import local_path
 from stillframe.errors import StorageError
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid
 
-Handler = Callable[[Epoch, list[str]], None]
-"""Gets an epoch's number and its Parquet files, by absolute path; on the driver, in order."""
+Handler = Callable[[Epoch, Mark, list[str]], None]
+"""Gets an epoch's number, the mark it is known by in other systems, and its Parquet files, by
+absolute path; on the driver, in order."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class StagedSink(Sink):
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return _EpochWriter(local_path(self.directory), self.schema, context)
 
-    def open_committer(self) -> Committer:
+    def open_committer(self, context: CommitterContext) -> Committer:
         assert self.handler is not None, "the handler stayed on the driver: commit there"
         return _HandingCommitter(local_path(self.directory), self.handler)
 
@@ -89,11 +93,12 @@ class _HandingCommitter(Committer):
         self._root = root
         self._handler = handler
 
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
+        committables = committables_of(prepared)
         files = [os.path.join(self._root_of(each), str(each["staged"])) for each in committables]
         present = [file for file in files if os.path.exists(file)]
         if present == files:
-            self._handler(epoch, files)
+            self._handler(epoch, prepared[0].mark, files)
         elif present != files[: len(present)]:
             lost = next(file for file in files if file not in present)
             raise StorageError(

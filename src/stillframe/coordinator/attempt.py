@@ -286,6 +286,10 @@ class RunningAttempt:
         if joined is not None:
             self._note_oom_kills(joined.data_address[0], progress.oom_kills)
         self._history.over(f"slot {slot} silent")
+        if progress.awaits is None:
+            self._history.over(f"slot {slot} awaits")
+        else:
+            self._history.begin(f"slot {slot} awaits", history.Waiting(progress.awaits))
         if progress.hanging is None:
             self._hanging.pop(slot, None)
             self._history.over(f"slot {slot} hanging")

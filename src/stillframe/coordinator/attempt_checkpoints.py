@@ -101,7 +101,7 @@ class AttemptCheckpoints:
         self._enumerators = enumerators
         self._on_outcome = on_outcome
         self._attempt = parts.ledger.attempt
-        self._protocol = _protocol(parts, what_does)
+        self._protocol = _protocol(parts, what_does, restored)
         self._news = CheckpointNews(parts)
         self._savepoints = Savepoints(parts.open_store)
         self._rest = Rest()
@@ -376,7 +376,9 @@ class AttemptCheckpoints:
 
 
 def _protocol(
-    parts: JobParts, what_does: Callable[[SubtaskRef, CheckpointId], str]
+    parts: JobParts,
+    what_does: Callable[[SubtaskRef, CheckpointId], str],
+    restored: Manifest | None,
 ) -> Checkpoints[SubtaskRef, Acknowledged]:
     config, tasks = parts.config, parts.plan.tasks
 
@@ -403,6 +405,8 @@ def _protocol(
         parts.ledger.first_free_id,
         sources if config.available_now else (),
         in_words,
+        # A savepoint is no checkpoint of the job, so there is nothing of it to commit.
+        restored.checkpoint_id if restored and restored.checkpoint_id != NO_CHECKPOINT else None,
     )
 
 

@@ -64,6 +64,7 @@ from stillframe.protocol.lease import Alive, TakeOver
 from stillframe.protocol.messages import FailureCause, blame_of, cause_of
 from stillframe.protocol.restarts import GiveUp, SameFailure, restart_strategy
 from stillframe.storage.paths import job_directory
+from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import open_store
 
 
@@ -108,7 +109,7 @@ class Job(threading.Thread):
             self._lease = DriverLease(store, config.lease_timeout_seconds)
         self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
         self._recorder = Recorder(HistoryThread(store) if store is not None else None)
-        self._sinks = DriverSinks(plan)
+        self._sinks = DriverSinks(plan, StagedFiles(store) if store is not None else None)
         self._parts = JobParts(
             plan,
             config,

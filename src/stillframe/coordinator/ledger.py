@@ -8,7 +8,8 @@ with the last of them (`protocol/retention`). Used by the job's thread alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from stillframe.clock import Clock
 from stillframe.coordinator.job_log import WAY_PAST_DAMAGE, JobLog
@@ -46,8 +47,10 @@ class Ledger:
         retained_max: int,
         clock: Clock,
         written_by: str | None = None,
+        draw_incarnation: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """`written_by` names this driver in the log; None: by its host and process."""
+        self._draw_incarnation = draw_incarnation
         self._job = job
         self._retained_max = retained_max
         self._record: JobRecord | None = None
@@ -71,6 +74,12 @@ class Ledger:
     def attempt(self) -> Attempt:
         assert self._record is not None, "no attempt has begun"
         return self._record.attempt
+
+    @property
+    def incarnation(self) -> str:
+        """By which the job is known in other systems."""
+        assert self._record is not None, "no attempt has begun"
+        return self._record.incarnation
 
     @property
     def next_epoch(self) -> Epoch:
@@ -129,7 +138,12 @@ class Ledger:
         restored_from = restored.checkpoint_id if restored is not None else None
         self._append(
             attempt_started(
-                self._record, restored_from, self._highest_id, is_anew=is_anew, claim=claim
+                self._record,
+                restored_from,
+                self._highest_id,
+                is_anew=is_anew,
+                claim=claim,
+                incarnation=self._draw_incarnation(),
             )
         )
         self.sweep_log()

@@ -62,7 +62,7 @@ def run_attempt(
     `savepoint` is where the restored files are, if the job starts from one.
     """
     attempt = parts.ledger.attempt
-    commits = CommitThread(parts.sinks, stage.mailbox.put)
+    commits = CommitThread(parts.sinks, stage.mailbox.put, parts.config.checkpoint_timeout_seconds)
     server = ControlServer(
         stage.driver.bind_host or stage.driver.host,
         stage.secret,
@@ -77,6 +77,7 @@ def run_attempt(
     launch = SlotLaunch(
         plan=parts.plan,
         attempt=attempt,
+        incarnation=parts.ledger.incarnation,
         coordinator=Address(stage.driver.host, server.port),
         secret=stage.secret,
         store_address=parts.ledger.store_address,
@@ -158,6 +159,8 @@ class _Waits:
 
     def _commit_awaited(self, now_seconds: float) -> str | None:
         under_way = self._commits.under_way()
+        if under_way is not None and under_way.awaits is not None:
+            return under_way.awaits
         if under_way is None or now_seconds - under_way.began_at_seconds < _TELL_SECONDS:
             return None
         why = self._deployment.shortage()

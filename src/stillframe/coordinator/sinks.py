@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stillframe.api.sinks import Committable, Committer
+from stillframe.api.sinks import Committable, Committer, CommitterContext, Prepared, Staging
 from stillframe.coordinator.ports import CommitsPort
-from stillframe.errors import Blame
+from stillframe.errors import Blame, Unavailable
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import Plan
-from stillframe.ids import Attempt, Epoch, OperatorUid
+from stillframe.ids import Attempt, Epoch, Mark, OperatorUid, Writer
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import FailureCause, blame_of, cause_of
+from stillframe.protocol.outside import retry_after_seconds
 from stillframe.stacks import Places, frames_of, told_by_frames
 from stillframe.user_code import calling
+
+log = logging.getLogger("stillframe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,14 @@ class CommitUnderWay:
     sink: str
     epoch: Epoch
     began_at_seconds: float
+    awaits: str | None = None
+    """What the sink waits for before it tries again, in a sentence."""
 
 
 class DriverSinks:
     """One committer per sink, on the driver."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, staging: Staging | None = None) -> None:
         self._job = plan.job
         sinks = {
             planned.uid: planned.operator.sink
@@ -59,8 +66,9 @@ class DriverSinks:
             if isinstance(planned.operator, Write)
         }
         self._names = {uid: f"sink {sink.describe()}" for uid, sink in sinks.items()}
+        context = CommitterContext(plan.job, staging)
         self._committers: Mapping[OperatorUid, Committer] = {
-            uid: sink.open_committer() for uid, sink in sinks.items()
+            uid: sink.open_committer(context) for uid, sink in sinks.items()
         }
         self.committing_here: Sequence[OperatorUid] = [
             uid for uid, sink in sinks.items() if sink.commits_at_coordinator
@@ -68,14 +76,16 @@ class DriverSinks:
         self.committing_thread: threading.Thread | None = None
         """On which the running attempt calls the sinks that commit here."""
         self._former: Mapping[OperatorUid, OperatorUid] = {}
+        self._incarnation = ""
 
     @property
     def uids(self) -> Collection[OperatorUid]:
         return self._committers.keys()
 
-    def go_on_after(self, former: Mapping[OperatorUid, OperatorUid]) -> None:
+    def go_on_after(self, former: Mapping[OperatorUid, OperatorUid], incarnation: str = "") -> None:
         """By uids: those under which sinks have prepared what they commit in this attempt."""
         self._former = former
+        self._incarnation = incarnation
 
     def name_of(self, uid: OperatorUid) -> str:
         return self._names[uid]
@@ -83,7 +93,16 @@ class DriverSinks:
     def commit(self, uid: OperatorUid, manifest: Manifest) -> None:
         """Make the epoch of this checkpoint visible, once more if need be."""
         with calling(self._names[uid], f"epoch {manifest.epoch}", operator=uid):
-            self._committers[uid].commit(manifest.epoch, _pending(uid, manifest))
+            self._committers[uid].commit(manifest.epoch, [self._prepared(uid, manifest)])
+
+    def _prepared(self, uid: OperatorUid, manifest: Manifest) -> Prepared:
+        """All of it at once; it stays the work of the sink that prepared it, by its uid then."""
+        pending = [each for part in manifest.snapshots_of(uid) for each in part.commits]
+        writers = (each.writer for each in pending if each.writer is not None)
+        known_as = next((writer.uid for writer in writers), uid)
+        writer = Writer(self._incarnation, known_as, None)
+        committables = tuple(each.committable for each in pending)
+        return Prepared(Mark(writer, manifest.checkpoint_id), committables)
 
     def sweep(self, older_than: Attempt, manifest: Manifest | None) -> None:
         """Remove what older attempts left behind; what `manifest` still has to commit stays."""
@@ -96,8 +115,12 @@ class DriverSinks:
                     committer.sweep(self._job, former, older_than, pending)
 
     def close(self) -> None:
-        for committer in self._committers.values():
-            committer.close()
+        """What one of them raises must not keep the job from ending: it is only told."""
+        for uid, committer in self._committers.items():
+            try:
+                committer.close()
+            except Exception as error:
+                log.warning("%s could not be closed: %s", self._names[uid], error)
 
 
 def _pending(uid: OperatorUid, manifest: Manifest | None) -> list[Committable]:
@@ -116,12 +139,19 @@ class CommitThread(CommitsPort):
     `on_event` is called on its thread. `finish` waits for what was submitted.
     """
 
-    def __init__(self, sinks: DriverSinks, on_event: Callable[[CommitEvent], None]) -> None:
+    def __init__(
+        self,
+        sinks: DriverSinks,
+        on_event: Callable[[CommitEvent], None],
+        patience_seconds: float = 600.0,
+    ) -> None:
+        """`patience_seconds`: how long a system that cannot be reached is tried again."""
         self._sinks = sinks
+        self._patience_seconds = patience_seconds
         self._on_event = on_event
         self._work: queue.Queue[Manifest | None] = queue.Queue(1)
         self._under_way: CommitUnderWay | None = None
-        self._is_finishing = False
+        self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stillframe-epochs", daemon=True)
         self._thread.start()
 
@@ -132,8 +162,8 @@ class CommitThread(CommitsPort):
     def finish(self, seconds_max: float | None = None) -> bool:
         """Wait for the commit under way, however long the user's function takes, and end; False if
         it takes longer than this. May be called again then."""
-        if not self._is_finishing:
-            self._is_finishing = True
+        if not self._finishing.is_set():
+            self._finishing.set()
             self._work.put(None)
         self._thread.join(seconds_max)
         return not self._thread.is_alive()
@@ -150,13 +180,25 @@ class CommitThread(CommitsPort):
         while (manifest := self._work.get()) is not None:
             try:
                 for uid in self._sinks.committing_here:
-                    began_at = time.monotonic()
-                    name = self._sinks.name_of(uid)
-                    self._under_way = CommitUnderWay(name, manifest.epoch, began_at)
-                    self._sinks.commit(uid, manifest)
+                    self._commit(uid, manifest)
             except BaseException as error:  # whatever it is, this thread goes on
                 self._on_event(CommitFailed(str(error), cause_of(error), blame_of(error)))
             else:
                 self._on_event(EpochCommitted(manifest.epoch))
             finally:
                 self._under_way = None
+
+    def _commit(self, uid: OperatorUid, manifest: Manifest) -> None:
+        began_at = time.monotonic()
+        name, epoch = self._sinks.name_of(uid), manifest.epoch
+        for failures in itertools.count(1):
+            self._under_way = CommitUnderWay(name, epoch, time.monotonic())
+            try:
+                return self._sinks.commit(uid, manifest)
+            except Unavailable as error:
+                if time.monotonic() - began_at > self._patience_seconds:
+                    raise
+                awaits = f"{error}; tried {failures} times to commit epoch {epoch}"
+                self._under_way = CommitUnderWay(name, epoch, began_at, awaits)
+                if self._finishing.wait(retry_after_seconds(failures)):
+                    raise

@@ -132,7 +132,7 @@ class Starter:
         self._note_begun(before, own, found)
         self._fresh = False  # it was asked for now, not for every restart
         self._has_begun = True
-        self._sinks.go_on_after(former)
+        self._sinks.go_on_after(former, self._ledger.incarnation)
         if own is not None:
             assert manifest is not None
             own = manifest

@@ -35,6 +35,8 @@ class SlotLaunch:
     savepoint_address: str | None = None
     """Of the savepoint this attempt starts from, if it starts from one."""
     savepoint_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    incarnation: str = ""
+    """By which the job's sinks are known in other systems."""
 
 
 class RunningSlots(ABC):

@@ -48,7 +48,10 @@ Rules of this file
    is its own epoch, never two.
 5. There is one last checkpoint at a time, and nothing is triggered after it.
 6. There is one savepoint at a time. It counts as in flight while subtasks are missing in it.
-7. A savepoint with which the job ends is stored when its last checkpoint is committed everywhere,
+7. What the restored checkpoint leaves to be committed is committed everywhere before anything newer
+   is: another subtask may hold it now than the one that prepared it, and of one writer's output the
+   later must not be seen before the earlier. So it is in flight from the start.
+8. A savepoint with which the job ends is stored when its last checkpoint is committed everywhere,
    and what follows that is the end: nobody can find it while the job may still commit something.
 """
 
@@ -241,8 +244,10 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         first_id: CheckpointId,
         stops_after: Iterable[Subtask] = (),
         in_words: Callable[[Subtask, CheckpointId | None], str] = lambda subtask, _: str(subtask),
+        restored: CheckpointId | None = None,
     ) -> None:
         """`stops_after`: the job stops when these, all its sources, have read what was there.
+        `restored`: the job's own checkpoint that the attempt began with.
         `in_words` names a subtask, and says how far it is with a pending checkpoint, if given."""
         self._settings = settings
         self._subtasks = frozenset(subtasks)
@@ -252,6 +257,11 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         # Both in the order of their ids: checkpoints begin, and complete, in ascending order.
         self._pending: dict[CheckpointId, _Pending[Subtask, Snapshot]] = {}
         self._uncommitted: dict[CheckpointId, _Uncommitted[Subtask]] = {}
+        self._restored = restored
+        if restored is not None and self._committing:
+            self._uncommitted[restored] = _Uncommitted(
+                restored, False, math.inf, set(self._committing), False
+            )
         self._storing: CheckpointId | None = None
         self._requested = False
         self._savepoint_wanted: Then | None = None
@@ -291,7 +301,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         moments += [
             completed.deadline_seconds
             for completed in self._uncommitted.values()
-            if completed.waiting_for
+            if completed.waiting_for and self._is_running
         ]
         if self._due_at_seconds is not None and self._may_trigger():
             moments.append(max(self._due_at_seconds, self._pause_over_at_seconds))
@@ -300,6 +310,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
     def on_running(self, now_seconds: float) -> list[Instruction[Subtask, Snapshot]]:
         """Every subtask has its state and can be asked for a snapshot from now on."""
         self._is_running = True
+        for restored in self._uncommitted.values():
+            restored.deadline_seconds = now_seconds + self._settings.timeout_seconds
         self._pause_over_at_seconds = now_seconds
         interval = self._settings.interval_seconds
         if not self._undrained or self._is_caught_up:
@@ -528,7 +540,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
 
     def _store_next(self) -> list[Instruction[Subtask, Snapshot]]:
         """The oldest that everybody has acknowledged, if nothing stands in its way."""
-        is_committing = any(each.waits_for_coordinator for each in self._uncommitted.values())
+        is_committing = self._restored in self._uncommitted or any(
+            each.waits_for_coordinator for each in self._uncommitted.values()
+        )
         if self._storing is not None:
             return []
         for pending in self._pending.values():

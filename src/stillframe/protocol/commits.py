@@ -8,14 +8,16 @@ Rules of this file
    every epoch brings everything anew it commits its own alone.
 3. What was committed may be asked for again until a checkpoint is complete that does not hold it:
    then it is settled. A snapshot that was taken before the commit was done holds it too.
+4. What was prepared stays the work of the writer who prepared it, also where another subtask holds
+   it because the parallelism has changed: in another system it is known by that writer's mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stillframe.ids import NO_CHECKPOINT, CheckpointId
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, Writer
 from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import PendingCommit
 
@@ -25,7 +27,8 @@ class Commit:
     """Make these visible now; call `on_committed` when it is done."""
 
     checkpoint_id: CheckpointId
-    committables: tuple[JsonObject, ...]
+    prepared: tuple[PendingCommit, ...]
+    """In the order of their checkpoints."""
     settled: tuple[JsonObject, ...] = ()
     """Committed before, and never asked for again: the sink need not remember these."""
 
@@ -33,8 +36,16 @@ class Commit:
 class PendingCommits:
     """What one sink subtask has prepared and not yet committed, oldest first."""
 
-    def __init__(self, restored: Iterable[PendingCommit] = (), *, is_whole: bool = False) -> None:
-        self._pending: list[PendingCommit] = list(restored)
+    def __init__(
+        self,
+        restored: Iterable[PendingCommit] = (),
+        *,
+        is_whole: bool = False,
+        writer: Writer | None = None,
+    ) -> None:
+        self._writer = writer
+        held = [replace(each, writer=each.writer or writer) for each in restored]
+        self._pending: list[PendingCommit] = sorted(held, key=lambda each: each.checkpoint_id)
         self._is_whole = is_whole
         self._newest_held = NO_CHECKPOINT
         """The newest checkpoint whose snapshot has been told what to hold."""
@@ -50,15 +61,14 @@ class PendingCommits:
         takes nothing that was prepared for a later checkpoint.
         """
         self._newest_held = max(self._newest_held, checkpoint_id)
-        self._pending += [PendingCommit(checkpoint_id, made) for made in committables]
+        self._pending += [PendingCommit(checkpoint_id, made, self._writer) for made in committables]
         return self._up_to(checkpoint_id)
 
     def on_complete(self, checkpoint_id: CheckpointId) -> Commit:
         """The checkpoint is complete: all it holds may be seen. Twice answers the rest, if any."""
-        ready = self._up_to(checkpoint_id)
         settled = tuple(made for held_by, made in self._remembered if held_by < checkpoint_id)
         self._settle(checkpoint_id)
-        return Commit(checkpoint_id, tuple(pending.committable for pending in ready), settled)
+        return Commit(checkpoint_id, self._up_to(checkpoint_id), settled)
 
     def on_committed(self, checkpoint_id: CheckpointId) -> None:
         """The commit was carried out; nothing up to this checkpoint has to be kept."""
@@ -72,9 +82,11 @@ class PendingCommits:
         self._remembered = [kept for kept in self._remembered if kept[0] >= completed]
 
     def _up_to(self, checkpoint_id: CheckpointId) -> tuple[PendingCommit, ...]:
-        return tuple(
+        held = (
             kept
             for kept in self._pending
             if kept.checkpoint_id == checkpoint_id
             or (kept.checkpoint_id < checkpoint_id and not self._is_whole)
         )
+        # Preparing may finish out of order.
+        return tuple(sorted(held, key=lambda kept: kept.checkpoint_id))

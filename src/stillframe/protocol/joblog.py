@@ -15,7 +15,10 @@ Rules of this file
    and rewind when an older checkpoint is restored, but never to before the job last began anew:
    what was committed under their numbers stays.
 4. A job that was cancelled and has no checkpoint left is not started again unasked.
-5. If the log is damaged, a person may have the job begin anew all the same: above every number that
+5. The incarnation is drawn when the log begins and is in every entry: what a sink notes in another
+   system carries it, so that another job of the same name, or one whose log was lost, is not taken
+   for this one.
+6. If the log is damaged, a person may have the job begin anew all the same: above every number that
    any file shows, because what was committed under these numbers stays.
 """
 
@@ -34,7 +37,7 @@ from stillframe.protocol.documents import (
     encode_document,
 )
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 Event = Literal["attempt-started", "checkpoint-completed", "epoch-committed", "ended"]
 FinalOutcome = Literal["finished", "cancelled", "failed"]
@@ -112,6 +115,8 @@ class JobRecord:
     """That of the first checkpoint since the job last began anew."""
     claim: Claim | None = None
     """What the job began with and has to delete once it has a checkpoint of its own."""
+    incarnation: str = ""
+    """Empty before the first attempt, and in logs of older versions."""
     written_at_ms: int = 0
     written_by: str = ""
     """The driver, for people and for telling two drivers apart; filled in when it is written."""
@@ -162,17 +167,24 @@ def attempt_started(
     *,
     is_anew: bool = False,
     claim: Claim | None = None,
+    incarnation: str = "",
 ) -> JobRecord:
     """A new attempt begins, from a retained checkpoint or (None) from the beginning.
 
     Checkpoints newer than the one restored leave the record: they are not part of this attempt's
     past. `last_checkpoint_id` is the highest id the caller ever triggered or saw on disk. `is_anew`
     says that the job leaves behind all it was, `claim` that it begins with a snapshot it owns.
+    `incarnation` is what the log is to have if it has none yet.
     """
     if record is None:
         assert restored_from is None, "a job without a log has no checkpoint"
         return JobRecord(
-            1, "attempt-started", Attempt(1), last_checkpoint_id=last_checkpoint_id, claim=claim
+            1,
+            "attempt-started",
+            Attempt(1),
+            last_checkpoint_id=last_checkpoint_id,
+            claim=claim,
+            incarnation=incarnation,
         )
     assert restored_from is None or not is_anew, "who begins anew restores nothing of the job's own"
     kept = _up_to(record, restored_from)
@@ -191,6 +203,7 @@ def attempt_started(
         restored_from=restored_from,
         first_epoch=first_epoch,
         claim=claim if restored_from is None else record.claim,
+        incarnation=record.incarnation or incarnation,
     )
 
 
@@ -311,6 +324,7 @@ def encode_record(record: JobRecord) -> bytes:
         "restored_from": record.restored_from,
         "written_at_ms": record.written_at_ms,
         "written_by": record.written_by,
+        "incarnation": record.incarnation,
         # Not said of most.
         **({"first_epoch": record.first_epoch} if record.first_epoch else {}),
         **({"claim": record.claim.to_json()} if record.claim is not None else {}),
@@ -343,6 +357,7 @@ def _record(fields: JsonFields) -> JobRecord:
         restored_from=None if restored_from is None else CheckpointId(restored_from),
         first_epoch=Epoch(fields.integer_if_any("first_epoch") or 0),
         claim=fields.part_if_any("claim", Claim.from_json),
+        incarnation=fields.text_if_any("incarnation") or "",
         written_at_ms=fields.integer("written_at_ms"),
         written_by=fields.text("written_by"),
     )

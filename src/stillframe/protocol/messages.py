@@ -276,6 +276,8 @@ class Progress:
     """Those that could not be read as their schema declares them."""
     oom_kills: int | None = None
     """How many processes its machine has killed for want of memory; None: nothing is known."""
+    awaits: str | None = None
+    """What a sink of the slot waits for before it commits again, in a sentence."""
 
 
 FailureCause = Literal["permanent", "damaged snapshot", "lost slot", "other"]
@@ -387,6 +389,7 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 "watermark_us": watermark_us,
                 "doing": [each.to_json() for each in doing],
                 "oom_kills": message.oom_kills,
+                "awaits": message.awaits,
                 **hangs,
                 "records_malformed": records_malformed,
             }
@@ -516,6 +519,7 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
         f.parts("doing", SubtaskDoing.from_json),
         f.integer("records_malformed"),
         f.integer_or_none("oom_kills"),
+        f.text_or_none("awaits"),
     ),
     "Failed": lambda f: Failed(
         f.text("reason"),

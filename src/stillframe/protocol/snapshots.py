@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex, Writer
 from stillframe.json_values import JsonObject
 from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.states import DiskState, FileHandle, KeyedState
@@ -21,14 +21,36 @@ class PendingCommit:
 
     checkpoint_id: CheckpointId
     committable: JsonObject
+    writer: Writer | None = None
+    """Who prepared it, whoever holds it now; None, in older metadata: who holds it."""
 
     def to_json(self) -> JsonObject:
-        return {"checkpoint_id": self.checkpoint_id, "committable": self.committable}
+        return {
+            "checkpoint_id": self.checkpoint_id,
+            "committable": self.committable,
+            **({} if self.writer is None else {"writer": _writer_to_json(self.writer)}),
+        }
 
     @classmethod
     def from_json(cls, value: JsonObject) -> PendingCommit:
         fields = JsonFields(value)
-        return cls(CheckpointId(fields.integer("checkpoint_id")), fields.object("committable"))
+        checkpoint_id = CheckpointId(fields.integer("checkpoint_id"))
+        writer = fields.part_if_any("writer", _writer_from_json)
+        return cls(checkpoint_id, fields.object("committable"), writer)
+
+
+def _writer_to_json(writer: Writer) -> JsonObject:
+    return {"incarnation": writer.incarnation, "uid": writer.uid, "subtask": writer.subtask}
+
+
+def _writer_from_json(value: JsonObject) -> Writer:
+    fields = JsonFields(value)
+    subtask = fields.integer_or_none("subtask")
+    return Writer(
+        fields.text("incarnation"),
+        OperatorUid(fields.text("uid")),
+        None if subtask is None else SubtaskIndex(subtask),
+    )
 
 
 @dataclass(frozen=True, slots=True)

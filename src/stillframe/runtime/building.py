@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from stillframe.api.aggregates import AggregateCall
-from stillframe.api.sinks import SinkContext
+from stillframe.api.sinks import SinkContext, Staging
 from stillframe.api.sources import BlockingReader, Source, SourceContext, SourceReader, Split
 from stillframe.clock import Clock
 from stillframe.config import CheckpointMode, StateSettings
@@ -61,7 +61,6 @@ from stillframe.runtime.operators import (
     Projecting,
     Reading,
     RunningOperator,
-    Writing,
 )
 from stillframe.runtime.reading import (
     SplitAfterSplitReader,
@@ -75,6 +74,7 @@ from stillframe.runtime.task import TaskEvents
 from stillframe.runtime.transforming import Transforming
 from stillframe.runtime.watermarking import Watermarking
 from stillframe.runtime.windowing import Windowing, window_tables
+from stillframe.runtime.writing import Writing
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.disk import Disk
 from stillframe.state.disk_pages import PagedAggregates
@@ -109,6 +109,9 @@ class Surroundings:
     settings: StateSettings = StateSettings()  # noqa: RUF009 - frozen
     room: DiskRoom | None = None
     """Where databases work; None: all state is on the heap."""
+    incarnation: str = ""
+    staging: Staging | None = None
+    """Where sinks may keep what they have prepared; None: nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +233,17 @@ def build_operator(site: Site) -> RunningOperator:
         case LoopHead() | Late():
             return Passing()
         case Write(sink):
-            context = SinkContext(around.plan.job, around.attempt, planned.uid, index)
+            context = SinkContext(
+                around.plan.job,
+                around.attempt,
+                planned.uid,
+                index,
+                around.incarnation,
+                around.staging,
+            )
             with calling(f"sink {sink.describe()}", operator=planned.uid):
                 writer = sink.open_writer(context)
-            return Writing(planned.uid, index, sink, writer, state.commits)
+            return Writing(context, sink, writer, state.commits)
         case Union() | CloseLoop():
             raise AssertionError(f"{planned.operator} is an edge, not an operator")
 

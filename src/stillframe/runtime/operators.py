@@ -8,28 +8,23 @@ everything but the writing itself is done by the loop thread alone.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkWriter
 from stillframe.api.sources import EndOfData, NothingYet, Polled, SourceReader, Split
 from stillframe.errors import UserCodeError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject
-from stillframe.protocol.commits import Commit, PendingCommits
 from stillframe.protocol.manifests import (
     FileHandle,
     GroupsReached,
     OperatorSnapshot,
-    PendingCommit,
 )
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.expressions import filter_batch, project
@@ -40,7 +35,7 @@ from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, Reached
 from stillframe.storage.paths import number_of_file
 from stillframe.storage.store import Store
-from stillframe.user_code import calling, fail, lazily, shown
+from stillframe.user_code import fail, lazily, shown
 
 Background = Callable[[], Any]
 
@@ -412,99 +407,3 @@ class Reading(StatefulOperator):
 
     def close(self) -> None:
         self._reader.close()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SinkWork:
-    """One call of a sink in the background."""
-
-    what: str
-    """What it is about, in words."""
-
-
-class Writing(StatefulOperator):
-    """A sink: it writes during the epoch, prepares at the barrier, commits at completion."""
-
-    def __init__(
-        self,
-        uid: OperatorUid,
-        subtask: SubtaskIndex,
-        sink: Sink,
-        writer: SinkWriter,
-        restored: Sequence[PendingCommit],
-    ) -> None:
-        self.uid = uid
-        self.name = f"sink {sink.describe()}"
-        self.commits_here = not sink.commits_at_coordinator
-        self.records_written = 0
-        self._subtask = subtask
-        self._writer = writer
-        self._pending = PendingCommits(restored, is_whole=sink.is_whole)
-        self._committer: Committer | None = sink.open_committer() if self.commits_here else None
-        self._at_work: dict[int, SinkWork] = {}
-
-    @property
-    def at_work(self) -> dict[int, SinkWork]:
-        """The threads that prepare or commit now, by their ids."""
-        return dict(self._at_work)
-
-    @contextmanager
-    def _calling(self, what: str) -> Iterator[None]:
-        """In the background, where a watch looks for calls that do not return."""
-        thread = threading.get_ident()
-        self._at_work[thread] = SinkWork(what)
-        try:
-            with calling(self.name, what, operator=self.uid):
-                yield
-        finally:
-            del self._at_work[thread]
-
-    @property
-    def committer(self) -> Committer:
-        assert self._committer is not None, "this sink commits at the coordinator"
-        return self._committer
-
-    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        self.records_written += batch.num_rows
-        try:
-            self._writer.write(batch)
-        except (Exception, SystemExit) as error:
-            fail(self.name, error, *in_batch(batch), operator=self.uid)
-        return ()
-
-    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
-        what = f"what it has for checkpoint {checkpoint_id}"
-        with calling(self.name, what, operator=self.uid):
-            prepare = self._writer.rotate(checkpoint_id)
-
-        def prepared() -> Sequence[Committable]:
-            with self._calling(what):
-                return prepare()
-
-        return prepared
-
-    def commit(self, epoch: Epoch, commit: Commit) -> None:
-        """Make visible what was prepared, and forget what is settled. Called in the background."""
-        with self._calling(f"epoch {epoch}"):
-            if commit.committables:
-                self.committer.commit(epoch, commit.committables)
-            if commit.settled:
-                self.committer.forget(commit.settled)
-
-    def described(
-        self, checkpoint_id: CheckpointId, written: Sequence[Committable]
-    ) -> OperatorSnapshot:
-        commits = self._pending.on_prepared(checkpoint_id, written)
-        return OperatorSnapshot(self.uid, self._subtask, commits=commits)
-
-    def on_complete(self, checkpoint_id: CheckpointId) -> Commit:
-        """What to commit here, now that this checkpoint is complete."""
-        return self._pending.on_complete(checkpoint_id)
-
-    def on_committed(self, checkpoint_id: CheckpointId) -> None:
-        self._pending.on_committed(checkpoint_id)
-
-    def close(self) -> None:
-        self._writer.close()
-        if self._committer is not None:
-            self._committer.close()

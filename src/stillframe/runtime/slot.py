@@ -69,7 +69,7 @@ from stillframe.runtime.disk import DiskRoom, has_database
 from stillframe.runtime.interpreter import quick_threads, spared_collections
 from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
-from stillframe.runtime.operators import Background, Writing
+from stillframe.runtime.operators import Background
 from stillframe.runtime.task import (
     SnapshotStarted,
     Subtask,
@@ -81,7 +81,9 @@ from stillframe.runtime.task import (
 )
 from stillframe.runtime.uploads import CancellableStore, Upload, Uploads
 from stillframe.runtime.watching import LoopWatch, SinkWatch, StackLine
+from stillframe.runtime.writing import Writing
 from stillframe.storage.savepoint import StoreWithSavepoint
+from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import Store, open_store
 from stillframe.wire import Address, ConnectionLost
 
@@ -129,6 +131,12 @@ def _opened(launch: SlotLaunch) -> Store | None:
     return StoreWithSavepoint(own, savepoint)
 
 
+def _staging(launch: SlotLaunch) -> StagedFiles | None:
+    if launch.store_address is None:
+        return None
+    return StagedFiles(open_store(launch.store_address, launch.store_settings))
+
+
 class _Slot(TaskEvents):
     def __init__(
         self,
@@ -146,6 +154,7 @@ class _Slot(TaskEvents):
         self._mailbox: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
         self._lost: str | None = None
+        self._is_lost = threading.Event()
         self._ended = False
         self._start: StartSlot | None = None
         self._taken: dict[FileHandle, FileHandle] = {}
@@ -227,6 +236,8 @@ class _Slot(TaskEvents):
                 ahead_seconds_max=self._launch.ahead_seconds_max,
                 settings=self._launch.state,
                 room=self._room,
+                incarnation=self._launch.incarnation,
+                staging=_staging(self._launch),
             )
         )
         peers = {
@@ -270,6 +281,7 @@ class _Slot(TaskEvents):
     def close(self) -> None:
         """Give everything back; no thread of ours outlives this, because workers are reused."""
         self._lost = self._lost or "the slot has ended"
+        self._is_lost.set()
         with contextlib.ExitStack() as closing:  # in reverse, and all of it whatever one raises
             closing.callback(self._stacks.close)
             closing.callback(self._control.close)
@@ -330,6 +342,7 @@ class _Slot(TaskEvents):
     def _lose(self, reason: str) -> None:
         """The attempt is over. What hangs then would outlive it, and its driver, for ever."""
         self._lost = reason
+        self._is_lost.set()
         self._awake.set()
         if not self._gone.wait(_LEAVE_SECONDS_MAX):
             log.error("slot %d does not end, so its process is ended", self._slot)
@@ -403,10 +416,9 @@ class _Slot(TaskEvents):
         self, subtask: SubtaskRef, sink: Writing, epoch: Epoch, commit: Commit
     ) -> None:
         def commit_now() -> None:
-            if self._lost:
-                return
             try:
-                sink.commit(epoch, commit)
+                if self._lost or not sink.commit_patiently(epoch, commit, self._is_lost.wait):
+                    return
             except Exception as error:  # whatever the outside said; the loop raises it
                 self._mail(partial(_raise, error))
                 return
@@ -429,7 +441,13 @@ class _Slot(TaskEvents):
         hanging = self._watch.look(is_ending=self._is_ending) or self._sink_watch.look(
             self._subtasks.values()
         )
-        return replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
+        awaits = (sink.awaits for subtask in self._subtasks.values() for sink in subtask.sinks)
+        return replace(
+            self._progress(),
+            hanging=hanging,
+            oom_kills=oom_kills(),
+            awaits=next(filter(None, awaits), None),
+        )
 
     def _progress(self) -> Progress:
         subtasks = list(self._subtasks.values())

@@ -53,7 +53,8 @@ from stillframe.protocol.messages import (
 )
 from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
-from stillframe.runtime.operators import Background, Writing, files_written
+from stillframe.runtime.operators import Background, files_written
+from stillframe.runtime.writing import Writing
 from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
 from stillframe.storage.store import Store
 

@@ -30,8 +30,8 @@ from stillframe.clock import Clock
 from stillframe.json_values import JsonObject
 from stillframe.protocol.messages import Hanging
 from stillframe.runtime.chain import Chain
-from stillframe.runtime.operators import SinkWork
 from stillframe.runtime.task import Subtask, Turn
+from stillframe.runtime.writing import SinkWork
 from stillframe.stacks import (
     Places,
     arguments_of,

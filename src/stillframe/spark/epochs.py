@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from stillframe.errors import DataError, StillframeError
-from stillframe.ids import Epoch
+from stillframe.ids import Epoch, Mark
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark.checks import refuse_without_spark
 from stillframe.spark.types import empty_frame, from_arrow_schema
@@ -24,17 +25,24 @@ class FrameOfEpoch:
 
     spark: SparkSession
     schema: StructType
-    function: Callable[[DataFrame, int], None]
+    function: Callable[..., None]
 
-    def __call__(self, epoch: Epoch, files: list[str]) -> None:
+    def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         try:
-            self.function(self._frame(files), epoch)
+            also = {"mark": mark} if self._takes_mark() else {}
+            self.function(self._frame(files), epoch, **also)
         except StillframeError:
             raise
         except (Exception, SystemExit) as error:
             refuse_without_spark(self.spark)  # then it is not the function that is wrong
             code = f"function {name_of(self.function)} given to foreachBatch"
             fail(code, error, f"epoch {epoch}, which is kept and handed to it again")
+
+    def _takes_mark(self) -> bool:
+        try:
+            return "mark" in inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # a callable that does not tell
+            return False
 
     def _frame(self, files: list[str]) -> DataFrame:
         if not files:
@@ -67,7 +75,7 @@ class MemoryTable:
         # Now, so that a name that Spark refuses is refused at once.
         empty_frame(spark, schema).createOrReplaceTempView(name)
 
-    def __call__(self, epoch: Epoch, files: list[str]) -> None:
+    def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         if self._last is not None and epoch <= self._last:
             return  # a commit that is repeated
         tables = [pq.read_table(file, schema=self._schema) for file in files]
@@ -97,7 +105,7 @@ class Console:
     rows_max: int
     truncates: bool
 
-    def __call__(self, epoch: Epoch, files: list[str]) -> None:
+    def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         head = self._head(files)
         if head.num_rows == 0:
             return

@@ -115,7 +115,9 @@ class StreamWriter:
         """Call `func(df, epoch)` on the driver with the rows of each completed epoch.
 
         Epochs come in order and without gaps. After a crash the last one may come a second time,
-        with the same number: to be exact, ignore a number that was seen before.
+        with the same number: to be exact, ignore what was seen before. A function that has a
+        parameter `mark` is given one: a name for these rows that no other epoch ever has, while
+        numbers come again with other rows when an older checkpoint is restored.
         """
         if not callable(func):
             raise BuildError(f"foreachBatch takes a function of (df, epoch), not {func!r}")

@@ -14,6 +14,7 @@
     lease/<driver>-<n>                                 the n-th renewal of a driver's lease
     driver.json                                        where the job's driver answers over HTTP
     staged/<uid>/…                                     epochs staged for a function on the driver
+    prepared/<uid>/…                                   epochs staged for a system with transactions
 
 A manifest names the paths of its files, so checkpoints that hold their state files in their own
 directory, as the oldest do, are read like any other; only nobody shares those files.
@@ -40,6 +41,7 @@ HISTORY_DIRECTORIES = ("history/checkpoints", "history/attempts", "history/failu
 """Beside the checkpoints and not with them: what is told here outlives them."""
 SHARED_DIRECTORY = "shared"
 STAGED_DIRECTORY = "staged"
+PREPARED_DIRECTORY = "prepared"
 SAVEPOINT_METADATA = "_metadata"
 """Of a savepoint, whose directory has no other checkpoint in it."""
 SAVEPOINT_DIRECTORY = "savepoint"

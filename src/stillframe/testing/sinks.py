@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    CommitterContext,
+    Prepared,
+    Sink,
+    SinkContext,
+    SinkWriter,
+)
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.testing.sources import Gate
@@ -30,8 +38,8 @@ class GatedSink(Sink):
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return _GatedWriter(self, self.sink.open_writer(context))
 
-    def open_committer(self) -> Committer:
-        return _GatedCommitter(self, self.sink.open_committer())
+    def open_committer(self, context: CommitterContext) -> Committer:
+        return _GatedCommitter(self, self.sink.open_committer(context))
 
     def describe(self) -> str:
         return self.sink.describe()
@@ -77,9 +85,9 @@ class _GatedCommitter(Committer):
         self._gated = gated
         self._committer = committer
 
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         self._gated.pass_through(self._gated.commit, "committing")
-        self._committer.commit(epoch, committables)
+        self._committer.commit(epoch, prepared)
 
     def forget(self, committables: Sequence[Committable]) -> None:
         self._committer.forget(committables)

@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stillframe.api.sinks import Committable, Committer, Sink, SinkContext, SinkWriter
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    CommitterContext,
+    Prepared,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    committables_of,
+)
 from stillframe.api.sources import (
     Discovered,
     EndOfData,
@@ -211,7 +220,7 @@ class TransactionalSink(Sink):
     def open_writer(self, context: SinkContext) -> SinkWriter:
         return _TransactionalWriter(self.outside, context)
 
-    def open_committer(self) -> Committer:
+    def open_committer(self, context: CommitterContext) -> Committer:
         return _TransactionalCommitter(self.outside)
 
     def describe(self) -> str:
@@ -249,8 +258,8 @@ class _TransactionalCommitter(Committer):
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
 
-    def commit(self, epoch: Epoch, committables: Sequence[Committable]) -> None:
-        for committable in committables:
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
+        for committable in committables_of(prepared):
             self._outside.commit(str(committable["transaction"]))
 
     def forget(self, committables: Sequence[Committable]) -> None:

@@ -49,7 +49,7 @@ from stillframe.runtime.building import Surroundings
 from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
 from stillframe.runtime.disk import DiskRoom
 from stillframe.runtime.elements import Barrier, Element, Watermark
-from stillframe.runtime.operators import Background, Writing
+from stillframe.runtime.operators import Background
 from stillframe.runtime.task import (
     SnapshotStarted,
     Subtask,
@@ -58,6 +58,7 @@ from stillframe.runtime.task import (
     commit_restored,
     obey,
 )
+from stillframe.runtime.writing import Writing, parts_of
 from stillframe.state.disk import DiskMemory
 from stillframe.storage.store import Store
 from stillframe.testing.simulation.checkers import Violation
@@ -477,7 +478,7 @@ class SimulatedSlot(TaskEvents):
             return
         subtask, sink, epoch, commit = self._commits.popleft()
         try:
-            sink.committer.commit(epoch, commit.committables)
+            sink.committer.commit(epoch, parts_of(commit.prepared))
             sink.committer.forget(commit.settled)
         except StillframeError as error:
             self._fail(error)

@@ -15,11 +15,12 @@ from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.elements import EndOfRecords
 from stillframe.runtime.inner_task import InnerSubtask
 from stillframe.runtime.keyed_functions import FunctionOperator
-from stillframe.runtime.operators import Reading, Writing
+from stillframe.runtime.operators import Reading
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.source_task import Reserved, SourceSubtask
 from stillframe.runtime.task import Subtask
 from stillframe.runtime.watermarking import Watermarking
+from stillframe.runtime.writing import Writing
 from stillframe.testing.simulation.mutants.mutant import Breaking, Mutant, nothing
 
 # --- alignment ---

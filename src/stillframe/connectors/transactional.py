@@ -1,0 +1,364 @@
+"""Sinks for systems with transactions: the epoch is staged, then written with a mark, once.
+
+What is decided is in `protocol/outside.py`; what a class for another system has to do is in
+`api.sinks.Target`. Here is all the rest: staging, looking, receipts, rows that are refused.
+
+Rules of this file
+------------------
+1. A file's name begins with the attempt that wrote it, so that a sweep knows whose it is.
+2. A committable names all its files. The receipt is written when the transaction is done, then the
+   staged files are deleted; never in another order.
+3. Rows that the other system refuses are kept before its transaction is done: a crash in between
+   keeps them twice, and never not at all. No sweep deletes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stillframe.api.sinks import (
+    Committable,
+    Committer,
+    CommitterContext,
+    Prepared,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    Staging,
+    Target,
+)
+from stillframe.errors import DataError, OutputRefused, StorageError, Unavailable
+from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid
+from stillframe.json_values import JsonObject
+from stillframe.protocol.outside import Part, decide
+
+log = logging.getLogger("stillframe")
+
+_PART_BYTES = 16 << 20
+_PARTS_UNDER_WAY_MAX = 2
+_REFUSED_BECAUSE = "_refused_because"
+
+OnRefused = Literal["fail", "go on"]
+
+
+class TransactionalSink(Sink):
+    """A sink whose target takes rows and a mark in one transaction. Exactly-once.
+
+    Implement `open_target` and `describe`, and `check_batch` for what the target may refuse. Each
+    epoch is staged beside the checkpoint, so no transaction is open while records flow.
+    """
+
+    on_refused: OnRefused = "fail"
+    """What the job does when rows are refused after their checkpoint is complete."""
+    accepts_missing: str = ""
+    """Prepared output that is gone and that the job goes on without: `receipt:rows`, by commas."""
+
+    @abstractmethod
+    def open_target(self) -> Target:
+        """A connection to the other system. Called where the sink commits, by the thread that
+        commits; once more after an error."""
+
+    def check_batch(self, batch: pa.RecordBatch) -> None:
+        """Raise `DataError` for rows that the target will not take.
+
+        Called on the loop thread for each batch, so on whole columns: types, sizes, keys. What is
+        not found here is refused when the checkpoint is complete, and kept aside.
+        """
+
+    def open_writer(self, context: SinkContext) -> SinkWriter:
+        return StagingWriter(_required(context.staging, self), context, self.check_batch)
+
+    def open_committer(self, context: CommitterContext) -> Committer:
+        return TransactionalCommitter(self, context)
+
+
+def _required(staging: Staging | None, sink: Sink) -> Staging:
+    if staging is None:
+        raise DataError(
+            f"the sink {sink.describe()} stages its rows with the checkpoints, and there are none:"
+            " set checkpointLocation and checkpointInterval"
+        )
+    return staging
+
+
+# --- Staging ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Epoch:
+    number: int
+    gathered: list[pa.RecordBatch] = field(default_factory=list)
+    gathered_bytes: int = 0
+    rows: int = 0
+    parts: list[Future[JsonObject]] = field(default_factory=list)
+
+
+class StagingWriter(SinkWriter):
+    """Stages an epoch as Arrow files; large ones in parts, while records flow."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        context: SinkContext,
+        check_batch: Callable[[pa.RecordBatch], None] = lambda batch: None,
+    ) -> None:
+        self._staging = staging
+        self._directory = staging.directory(context.uid)
+        self._prefix = f"{context.attempt}-{context.subtask}-{secrets.token_hex(4)}"
+        self._check_batch = check_batch
+        self._pool = ThreadPoolExecutor(1, "stillframe-staging")
+        self._epoch = _Epoch(0)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        self._check_batch(batch)
+        epoch = self._epoch
+        epoch.gathered.append(batch)
+        epoch.gathered_bytes += batch.nbytes
+        epoch.rows += batch.num_rows
+        if epoch.gathered_bytes >= _PART_BYTES:
+            if len(epoch.parts) >= _PARTS_UNDER_WAY_MAX:
+                epoch.parts[-_PARTS_UNDER_WAY_MAX].result()  # storage is behind: records wait
+            self._write_part(epoch)
+
+    def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
+        ended, self._epoch = self._epoch, _Epoch(self._epoch.number + 1)
+        if ended.gathered:
+            self._write_part(ended)
+        return lambda: self._prepared(ended)
+
+    def _prepared(self, ended: _Epoch) -> Sequence[Committable]:
+        if not ended.parts:
+            return []
+        written = [part.result() for part in ended.parts]
+        return [
+            {
+                "directory": self._directory,
+                "parts": written,
+                "receipt": f"{self._directory}/{self._prefix}-{ended.number}.done",
+                "rows": ended.rows,
+                "bytes": sum(cast(int, each["length_bytes"]) for each in written),
+            }
+        ]
+
+    def _write_part(self, epoch: _Epoch) -> None:
+        batches, epoch.gathered, epoch.gathered_bytes = epoch.gathered, [], 0
+        name = f"{self._directory}/{self._prefix}-{epoch.number}-{len(epoch.parts)}.arrow"
+        epoch.parts.append(self._pool.submit(self._staged, name, batches))
+
+    def _staged(self, name: str, batches: list[pa.RecordBatch]) -> JsonObject:
+        return self._staging.write(name, [_encoded(batches)])
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _encoded(batches: list[pa.RecordBatch]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue()
+
+
+# --- Committing ------------------------------------------------------------------------------
+
+
+class TransactionalCommitter(Committer):
+    """Writes what is staged, with its mark, unless it has been written."""
+
+    def __init__(self, sink: TransactionalSink, context: CommitterContext) -> None:
+        self._sink = sink
+        self._given_staging = context.staging
+        self._target: Target | None = None
+        self._settled: list[str] = []
+        """Where the coordinator commits: receipts that the next commit makes superfluous."""
+
+    @property
+    def _staging(self) -> Staging:
+        return _required(self._given_staging, self._sink)
+
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
+        for part in prepared:
+            if part.committables:
+                self._commit_part(epoch, part)
+
+    def _commit_part(self, epoch: Epoch, part: Prepared) -> None:
+        receipts = [str(each["receipt"]) for each in part.committables]
+        names = self._names(part)
+        refused = self._brought_about(part, receipts[0] in names, self._are_staged(part, names))
+        refused |= {name for name in names if name.startswith(_refused_prefix(part))}
+        if receipts[0] not in names:
+            self._staging.note(receipts[0])
+        for name in _part_names(part.committables):
+            self._staging.delete(name)
+        if self._sink.commits_at_coordinator:
+            self._delete(self._settled)
+            self._settled = [receipts[0]]
+        if refused and receipts[0] not in names:
+            self._tell(epoch, sorted(refused))
+
+    def _brought_about(self, part: Prepared, has_receipt: bool, is_staged: bool) -> Set[str]:
+        """See to it that the part is committed; answers where rows of it are kept now."""
+        mark, target = part.mark, None
+        try:
+            newest = None
+            if not has_receipt:
+                target = self._opened()
+                newest = target.begin(mark.writer)
+            decision = decide(
+                mark.checkpoint_id, newest, has_receipt=has_receipt, is_staged=is_staged
+            )
+            if target is not None and decision is Part.TO_WRITE:
+                refused = _Refusals(self._staging, part)
+                target.write(mark, self._rows(part), refused.keep)
+                return refused.names
+            if target is not None:
+                target.abandon()
+        except BaseException as error:
+            self._give_up(target)
+            if isinstance(error, ConnectionError | TimeoutError):
+                said = f"{self._sink.describe()} cannot be reached ({error})"
+                raise Unavailable(said) from error
+            raise
+        if decision is Part.LOST and not self._is_accepted(part):
+            raise StorageError(self._lost_in_words(part))
+        return set()
+
+    def _opened(self) -> Target:
+        if self._target is None:
+            self._target = self._sink.open_target()
+        return self._target
+
+    def _give_up(self, target: Target | None) -> None:
+        """The next try begins with a connection of its own."""
+        self._target = None
+        if target is not None:
+            target.abandon()
+            target.close()
+
+    def _names(self, part: Prepared) -> Set[str]:
+        directories = {str(each["directory"]) for each in part.committables}
+        return {name for each in directories for name in self._staging.names(each)}
+
+    def _are_staged(self, part: Prepared, names: Set[str]) -> bool:
+        return names >= set(_part_names(part.committables))
+
+    def _rows(self, part: Prepared) -> Iterator[pa.RecordBatch]:
+        for committable in part.committables:
+            for written in cast(Sequence[JsonObject], committable["parts"]):
+                with pa.ipc.open_stream(self._staging.read(written)) as stream:
+                    yield from stream
+
+    def _tell(self, epoch: Epoch, kept: Sequence[str]) -> None:
+        rows = sum(_rows_in_name(name) for name in kept)
+        said = (
+            f"{self._sink.describe()} refused {rows} rows of epoch {epoch}, which are kept in"
+            f" prepared/{kept[0]}{f' and {len(kept) - 1} more files' if len(kept) > 1 else ''} with"
+            f" the reason in column {_REFUSED_BECAUSE}; the other rows are committed"
+        )
+        if self._sink.on_refused == "fail":
+            raise OutputRefused(f"{said}: look at them, then start the job again, it goes on")
+        log.error("%s", said)
+
+    def _is_accepted(self, part: Prepared) -> bool:
+        """Whether somebody has said, by name and number of rows, that the job goes on without."""
+        accepted = all(
+            _named(each) in self._sink.accepts_missing.split(",") for each in part.committables
+        )
+        if accepted:
+            log.warning("the job goes on without %s: acceptMissingOutput names it", part.mark)
+        return accepted
+
+    def _lost_in_words(self, part: Prepared) -> str:
+        rows = sum(cast(int, each["rows"]) for each in part.committables)
+        option = ",".join(_named(each) for each in part.committables)
+        return (
+            f"{rows} rows that {self._sink.describe()} was to get with checkpoint"
+            f" {part.mark.checkpoint_id} are gone: no mark says that they were written, and the"
+            f" staged files are missing: restore the files, or go on without these rows: option"
+            f" acceptMissingOutput={option}"
+        )
+
+    def forget(self, committables: Sequence[Committable]) -> None:
+        self._delete([str(each["receipt"]) for each in committables])
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._staging.delete(name)
+
+    def sweep(
+        self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
+    ) -> None:
+        if self._given_staging is None:
+            return
+        kept = {str(each["receipt"]) for each in keep} | set(_part_names(keep))
+        for name in self._staging.names(self._staging.directory(uid)) - kept:
+            of_attempt = re.search(r"/(\d+)-[^/]+$", name)
+            if of_attempt is not None and int(of_attempt[1]) < older_than:
+                self._staging.delete(name)
+
+    def close(self) -> None:
+        if self._target is not None:
+            self._target.close()
+
+
+def _part_names(committables: Sequence[Committable]) -> list[str]:
+    return [
+        str(written["name"])
+        for each in committables
+        for written in cast(Sequence[JsonObject], each["parts"])
+    ]
+
+
+def _named(committable: Committable) -> str:
+    return f"{committable['receipt']}:{committable['rows']}"
+
+
+# --- Refused rows ----------------------------------------------------------------------------
+
+
+def _refused_prefix(part: Prepared) -> str:
+    """By the mark, so that a repeated commit finds what the first one kept."""
+    directory = str(part.committables[0]["directory"])
+    return f"{directory}/refused-{_in_name(part.mark)}-"
+
+
+def _in_name(mark: Mark) -> str:
+    subtask = "all" if mark.writer.subtask is None else mark.writer.subtask
+    return f"{subtask}-{mark.checkpoint_id}"
+
+
+def _rows_in_name(name: str) -> int:
+    found = re.search(r"-(\d+)rows-[0-9a-f]+\.parquet$", name)
+    return int(found[1]) if found else 0
+
+
+class _Refusals:
+    """Rows of one part that the other system does not take, kept as Parquet files."""
+
+    def __init__(self, staging: Staging, part: Prepared) -> None:
+        self._staging = staging
+        self._prefix = _refused_prefix(part)
+        self.names: set[str] = set()
+
+    def keep(self, rows: pa.RecordBatch, reason: str) -> None:
+        because = pa.array([reason] * rows.num_rows, pa.string())
+        table = pa.table(rows).append_column(_REFUSED_BECAUSE, because)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        name = f"{self._prefix}{rows.num_rows}rows-{secrets.token_hex(4)}.parquet"
+        self._staging.write(name, [sink.getvalue()])
+        self.names.add(name)

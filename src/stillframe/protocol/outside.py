@@ -1,0 +1,59 @@
+"""Exactly-once in another system: what a committer does about one prepared part.
+
+Theory of operation
+-------------------
+An epoch is staged with the checkpoint, as files of the job's own. When the checkpoint is complete,
+one transaction of the other system writes the rows together with a mark: who prepared them, and for
+which checkpoint. Nothing is open there between barriers, so no timeout of it can lose anything. A
+commit that is repeated, by anybody, finds the mark.
+
+The other system may forget its marks: they expire, or somebody empties a table. So a receipt is
+noted beside the staged files when the transaction is done, and kept until no checkpoint holds the
+part any more. The receipt is the memory, the mark is what makes the moment between the transaction
+and the receipt safe.
+
+Rules of this file
+------------------
+1. A mark is looked for only after every older committer of the same writer is shut out: one that
+   was overtaken may be in the middle of the same transaction.
+2. A writer's parts are committed in the order of their checkpoints, so a mark of a later checkpoint
+   speaks for all before it. Checkpoint ids are never used twice; epochs are, and say nothing here.
+3. A mark of another incarnation is another job's. It is never looked at: a writer carries its own.
+4. What is neither noted nor staged is lost, and is told: nobody guesses that it was committed.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from stillframe.ids import CheckpointId
+
+
+class Part(Enum):
+    """What becomes of a prepared part."""
+
+    DONE = "it was committed before"
+    TO_WRITE = "it is written now"
+    LOST = "it was never committed, as far as anybody knows, and is gone"
+
+
+def decide(
+    prepared_for: CheckpointId,
+    newest_mark: CheckpointId | None,
+    *,
+    has_receipt: bool,
+    is_staged: bool,
+) -> Part:
+    """What to do, by what was found after the other committers were shut out."""
+    if has_receipt or (newest_mark is not None and newest_mark >= prepared_for):
+        return Part.DONE
+    return Part.TO_WRITE if is_staged else Part.LOST
+
+
+RETRY_SECONDS_FIRST = 0.2
+RETRY_SECONDS_MAX = 10.0
+
+
+def retry_after_seconds(failures: int) -> float:
+    """How long to wait for a system that could not be reached this many times in a row."""
+    return min(RETRY_SECONDS_FIRST * 2.0 ** (failures - 1), RETRY_SECONDS_MAX)
