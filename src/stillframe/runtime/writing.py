@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from stillframe.api.sinks import (
     SinkContext,
     SinkWriter,
 )
-from stillframe.errors import Unavailable
+from stillframe.errors import Unavailable, UserCodeError
 from stillframe.ids import CheckpointId, Epoch, Mark
 from stillframe.protocol.commits import Commit, PendingCommits
 from stillframe.protocol.manifests import OperatorSnapshot, PendingCommit
@@ -28,6 +29,8 @@ from stillframe.runtime.operators import Background, StatefulOperator
 from stillframe.runtime.row_functions import in_batch
 from stillframe.storage.store import Store
 from stillframe.user_code import calling, fail
+
+_COMMITTABLES_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,9 +101,27 @@ class Writing(StatefulOperator):
 
         def prepared() -> Sequence[Committable]:
             with self._calling(what):
-                return prepare()
+                committables = prepare()
+            self._check(committables)
+            return committables
 
         return prepared
+
+    def _check(self, committables: Sequence[Committable]) -> None:
+        """They are kept in the metadata of the checkpoint, which everybody reads."""
+        try:
+            length_bytes = sum(len(json.dumps(each, allow_nan=False)) for each in committables)
+        except (TypeError, ValueError) as error:
+            raise UserCodeError(
+                f"{self.name} has prepared a committable that is not JSON ({error}): make it of"
+                " text, finite numbers, booleans, lists and objects"
+            ) from error
+        if length_bytes > _COMMITTABLES_BYTES_MAX:
+            raise UserCodeError(
+                f"{self.name} has prepared committables of {length_bytes:,} bytes for one epoch,"
+                f" more than {_COMMITTABLES_BYTES_MAX:,}: keep rows in files, such as those of"
+                " SinkContext.staging, and only the names of these in committables"
+            )
 
     def commit(self, epoch: Epoch, commit: Commit) -> None:
         """Make visible what was prepared, and forget what is settled. Called in the background."""
