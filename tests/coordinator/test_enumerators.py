@@ -108,6 +108,7 @@ class Ports(SlotsPort, CommitsPort, DiscoveriesPort):
     def __init__(self):
         self.sent = []
         self.asked = []
+        self.told = []
 
     def send(self, slot, order):
         self.sent.append((slot, order))
@@ -120,6 +121,9 @@ class Ports(SlotsPort, CommitsPort, DiscoveriesPort):
 
     def ask(self, uid):
         self.asked.append(uid)
+
+    def tell_complete(self, uid, completed):
+        self.told.append((uid, completed.checkpoint_id))
 
 
 # --- what an attempt makes of what is found ---

@@ -22,8 +22,9 @@ from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import LocalChannel, OutputChannel
 from stillframe.runtime.elements import Barrier, Element
 from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
-from stillframe.runtime.operators import Reading, StatefulOperator
+from stillframe.runtime.operators import StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
+from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.task import TaskEvents, answer_or_error
 from stillframe.runtime.writing import Writing

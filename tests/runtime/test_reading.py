@@ -7,8 +7,8 @@ import pytest
 
 from stillframe.api.sources import BlockingReader, EndOfData, NothingYet, Split
 from stillframe.errors import DataError
-from stillframe.runtime.operators import Reading
 from stillframe.runtime.reading import SplitAfterSplitReader, ThreadedReader
+from stillframe.runtime.source_operator import Reading
 
 SCHEMA = pa.schema([("id", pa.int64())])
 LIMIT_SECONDS = 20

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from stillframe.api.checkpoints import HearsOfCheckpoints
 from stillframe.api.timers import Timers
 
 
-class StatefulFunction:
+class StatefulFunction(HearsOfCheckpoints):
     """What a `KeyedFunction` and a `TwoInputFunction` have in common.
 
     One object is made on an executor for each subtask, at every start; all its methods are called

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
+from stillframe.api.checkpoints import HearsOfCheckpoints
 from stillframe.api.timers import TimerClock
 
 TtlRefresh = Literal["write", "read and write"]
@@ -228,7 +229,7 @@ class KeyStates(ABC):
         """How far event time has come, None while nobody knows; `datetime.max` at its end."""
 
 
-class KeyProcessor(ABC):
+class KeyProcessor(HearsOfCheckpoints, ABC):
     """What `stream.groupBy(...).process(...)` calls with the rows of one key after the other.
 
     One object is made on an executor for each subtask, at every start; all its methods are called
@@ -238,7 +239,7 @@ class KeyProcessor(ABC):
     a key in the object itself: after a failure, or with another parallelism, it is not there.
     """
 
-    def open(self, states: KeyStates) -> None:  # noqa: B027 - there may be nothing to keep
+    def open(self, states: KeyStates) -> None:
         """Declare the states and keep them. Called once, before all other methods.
 
         No key is at hand here, so states cannot be read yet.
@@ -264,5 +265,5 @@ class KeyProcessor(ABC):
             f"{type(self).__name__} registers timers but has no on_timer: write it"
         )
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
+    def close(self) -> None:
         """Give everything back. Called once, also after a failure."""

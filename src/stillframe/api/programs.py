@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from stillframe.api.checkpoints import HearsOfCheckpoints
 from stillframe.api.timers import TimerClock
 
 
@@ -156,7 +157,7 @@ class States(Protocol):
         """Those of the key at hand, ascending."""
 
 
-class KeyedProgram(ABC):
+class KeyedProgram(HearsOfCheckpoints, ABC):
     """What a `Transform` calls. One object for each subtask and start, called by one thread."""
 
     sees_batches: ClassVar[bool] = False

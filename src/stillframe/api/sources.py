@@ -7,6 +7,9 @@ operator state: they are in every checkpoint, and a restored job reads on from t
 Where splits come and go while the job runs (files of a followed directory, partitions that are
 added), the source has an enumerator on the driver, which is asked for new splits again and again;
 the coordinator hands each of them to one reader.
+
+When a checkpoint is complete, its readers and its enumerator are told (`on_checkpoint_complete`),
+so that a queue can be acknowledged, offsets committed, files let go.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import ClassVar, TypeAlias
 import pyarrow as pa
 
 from stillframe.clock import Clock
-from stillframe.ids import SubtaskIndex
+from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.json_values import JsonObject
 
 
@@ -27,8 +30,11 @@ from stillframe.json_values import JsonObject
 class Split:
     """One independently readable part of a source and how far it has been read.
 
-    `position` is whatever the source needs to read on from there (JSON, so that people can read
-    it in a checkpoint's metadata).
+    `position` is whatever the source needs to read on from there: a dict of JSON values with texts
+    as keys, so that people can read it in a checkpoint's metadata. It must read back from JSON as
+    it was, so no tuples and no numbers as keys, and take a megabyte at most. The classic mistakes
+    are to change a dict that was handed out, instead of making a new one, and to collect in it all
+    that was ever read: it is in every checkpoint.
     """
 
     id: str
@@ -52,6 +58,9 @@ class EndOfData:
 
 Polled: TypeAlias = pa.RecordBatch | NothingYet | EndOfData
 
+ReadItem: TypeAlias = tuple[Split, pa.RecordBatch | None] | None
+"""What `BlockingReader.read` yields."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
@@ -69,7 +78,11 @@ class SourceContext:
 
 
 class SourceReader(ABC):
-    """Reads some splits inside a slot's loop. Called by the loop thread only."""
+    """Reads some splits inside a slot's loop.
+
+    One object for each subtask and attempt. All methods are called on an executor, by the loop
+    thread only, which also runs everything behind the source: none of them may block.
+    """
 
     @abstractmethod
     def poll(self) -> Polled:
@@ -130,13 +143,53 @@ class SourceReader(ABC):
             " enumerator needs"
         )
 
+    def no_more_splits(self, *, until_now: bool) -> None:  # noqa: B027 - most need not know
+        """No split comes after those that were given; called once, after the last `add_splits`.
+
+        Only for sources with an enumerator. `until_now`: the job stops when it has read what is
+        there (`trigger(availableNow=True)`), so splits that never end have to end where they end
+        now. Their positions are kept, and the next start reads on from there.
+        """
+
+    def on_checkpoint_complete(  # noqa: B027 - most have nobody to tell
+        self, checkpoint_id: CheckpointId, splits: Sequence[Split]
+    ) -> None:
+        """This checkpoint is complete; `splits` are those of this reader, as they are in it.
+
+        From now on the job never asks for a record before these positions, so a queue may be told
+        to forget it. The exception is a person who restores an older checkpoint or savepoint by
+        hand: keep what such a restore needs.
+
+        Called between two calls of `poll`, with ascending ids; never for a checkpoint that was
+        aborted, nor for a savepoint. After a restart it is first called for the checkpoint that was
+        restored, with the splits that this reader now has, since the call before the failure may
+        have been lost. That it is called for every checkpoint is not promised: a crash may come
+        in between, and the next call says all that the missing one would have said.
+
+        The classic mistake is to acknowledge what was *read* by now, instead of what `splits` says.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Give everything back. Called once, also after a failure."""
 
 
 class BlockingReader(ABC):
-    """Reads some splits in a thread of its own, for readers that may have to wait for bytes."""
+    """Reads some splits in a thread of its own, for readers that may have to wait for bytes.
+
+    One object for each subtask and attempt (of a source with an enumerator for each split, unless
+    it `takes_splits`), on an executor. Each method says which of two threads calls it: the loop
+    thread, which must not wait, or the reader's own, which may.
+    """
+
+    takes_splits: ClassVar[bool] = False
+    """Whether one reader reads all splits of its subtask and takes more while it runs, as one
+    Kafka consumer reads several partitions.
+
+    It is opened once. Where the source has an enumerator, it is opened without splits and gets all
+    of them by `add_splits`. Splits need not have an end, and stay in every checkpoint after it.
+    `read` has to come back every second or so, by yielding None if nothing has come; one that does
+    not for the job's `stuckTimeout` is taken for one that hangs, and the attempt is ended."""
 
     reads_in_turn: ClassVar[bool] = False
     """Whether `read` gives the splits one after the other, in the order in which `open` got them.
@@ -145,24 +198,61 @@ class BlockingReader(ABC):
     def has_ended(self, split: Split) -> bool:
         """Whether a split at this position has no more records, as far as the position tells.
 
-        Called by the loop thread while `read` is iterated by another. Event time does not wait
-        for such a split; without this, it does until the last of the splits has ended.
+        Called by the loop thread while `read` is iterated by another, for a split that was given or
+        yielded. Event time does not wait for such a split; without this, it does until the last of
+        the splits has ended. The classic mistake is a split that turns out to have ended without a
+        last record: yield it once more, with None, or nobody asks.
         """
         return False
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        """Read these too.
+
+        Only if it `takes_splits`, and the source has an enumerator. Called by the loop thread,
+        while `read` is iterated by another or before it is, never twice for one split. It must not
+        block: put them where `read` looks, such as a `queue.SimpleQueue`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} says that it takes splits but has no add_splits: write it"
+        )
+
+    def no_more_splits(self, *, until_now: bool) -> None:  # noqa: B027 - most need not know
+        """As of a `SourceReader`; only if it `takes_splits`, also where there is no enumerator.
+
+        Called by the loop thread as `add_splits` is. From now on `read` may end, and has to when
+        all splits have ended; the reader need not end it if `has_ended` tells that of each.
+        """
+
+    def on_checkpoint_complete(  # noqa: B027 - most have nobody to tell
+        self, checkpoint_id: CheckpointId, splits: Sequence[Split]
+    ) -> None:
+        """As of a `SourceReader`, but called by the reader's own thread: it may block.
+
+        Between two items of `read`, also while the job has no room for the last one, and after the
+        end of `read` or `interrupt` until `close`. If several checkpoints have completed meanwhile,
+        only the newest is told. The classic mistake is a `read` that waits for long without
+        yielding None: it is told nothing meanwhile.
+        """
 
     def records_malformed(self) -> int:
         """As of a `SourceReader`. Called while `read` is iterated by another thread."""
         return 0
 
     @abstractmethod
-    def read(self) -> Iterator[tuple[Split, pa.RecordBatch]]:
+    def read(self) -> Iterator[ReadItem]:
         """Batch after batch, each with its split positioned *after* that batch.
 
-        Iterated by one background thread that stays a few batches ahead; the runtime keeps the
-        position of what was really emitted. The end of the iterator is the end of the data.
+        A split with None, or with an empty batch, has moved without records. None alone says that
+        nothing has come: the runtime has its turn and goes on. A batch of some thousands of rows
+        is a good one; each takes one handover between threads.
 
-        Where the source has an enumerator, each split is read by a reader of its own, one after
-        the other: such a split must have an end, or those behind it are never read.
+        Iterated once, by the reader's own thread, which stays a few batches ahead; the runtime
+        keeps the position of what was really emitted. The end of the iterator is the end of the
+        data; a reader that `takes_splits` may end only after `no_more_splits`.
+
+        Where the source has an enumerator and the reader does not take splits, each split is read
+        by a reader of its own, one after the other: such a split must have an end, or those behind
+        it are never read.
         """
 
     def interrupt(self) -> None:  # noqa: B027 - whoever never waits for long needs none
@@ -170,7 +260,8 @@ class BlockingReader(ABC):
 
         Called by the loop thread, perhaps while another iterates `read`, and before `close`. The
         classic mistake is to wait for bytes without a limit: a reader that does not end in a few
-        seconds is left behind with all it holds, its connection too, until its process ends.
+        seconds is left behind with all it holds, its connection too, until its process ends. The
+        log says which one and where it waits.
         """
 
     @abstractmethod
@@ -209,6 +300,20 @@ class SplitEnumerator(ABC):
         the attempt, and splits come twice; or kept beyond it, and splits are never read.
         """
 
+    def on_checkpoint_complete(  # noqa: B027 - most have nobody to tell
+        self, checkpoint_id: CheckpointId, state: JsonObject | None, splits: Sequence[Split]
+    ) -> None:
+        """This checkpoint is complete: what it says has been read will not be read again.
+
+        `state` is the enumerator's own in it, None if nothing had been asked yet; `splits` are all
+        that the readers had then, in all subtasks. What `state` has found and is not among them was
+        read to its end and may be let go, if the readers leave out what has ended.
+
+        Called by the thread that calls `discover`, so it may block; otherwise as
+        `SourceReader.on_checkpoint_complete`: not promised, ascending, after a restart first for
+        the restored checkpoint, and only the newest if several have completed meanwhile.
+        """
+
     def close(self) -> None:  # noqa: B027 - few hold anything
         """Give everything back. Called once, by the thread that called `discover`."""
 
@@ -240,7 +345,8 @@ class Source(ABC):
     def open_enumerator(self, state: JsonObject | None) -> SplitEnumerator:
         """An enumerator that goes on after what it had found with this state; None: from nothing.
 
-        Called on the driver, per attempt, and only where `discovery_interval_seconds` is not None.
+        Called on the driver, per attempt, when it is first asked or told something, and only where
+        `discovery_interval_seconds` is not None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has a discovery interval but no open_enumerator"
@@ -253,9 +359,17 @@ class Source(ABC):
         """A reader of these splits, from their positions on. Called on an executor, per attempt.
 
         `splits` may be empty: the reader then ends at once. Where the source has an enumerator
-        they always are, and the reader gets all its splits by `add_splits`; a blocking reader is
-        opened once more for each of them.
+        they always are, and the reader gets all its splits by `add_splits`; a blocking reader that
+        does not take splits is opened once more for each of them.
         """
+
+    def goes_back(self, position: JsonObject, later: JsonObject) -> bool:
+        """Whether `later`, of the same split, lies before `position`; the source may not know.
+
+        Called on an executor at each barrier, with two positions in the order in which the reader
+        had them. If so, the job ends with a sentence instead of reading records twice.
+        """
+        return False
 
     @abstractmethod
     def describe(self) -> str:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from stillframe.api.checkpoints import HearsOfCheckpoints
+
 
 class RowsState(Protocol):
     """Rows of a subtask, in their order; they belong to no key."""
@@ -95,7 +97,7 @@ class SubtaskStates(ABC):
         """How many subtasks there are."""
 
 
-class StreamFunction(ABC):
+class StreamFunction(HearsOfCheckpoints, ABC):
     """What `stream.process(...)` calls with the batches of the stream.
 
     One object is made on an executor for each subtask, at every start; all its methods are called
@@ -107,7 +109,7 @@ class StreamFunction(ABC):
     time may find them late.
     """
 
-    def open(self, states: SubtaskStates) -> None:  # noqa: B027 - there may be nothing to keep
+    def open(self, states: SubtaskStates) -> None:
         """Declare the states and keep them. Called once, before all other methods."""
 
     @abstractmethod
@@ -121,5 +123,5 @@ class StreamFunction(ABC):
         """
         return ()
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
+    def close(self) -> None:
         """Give everything back. Called once, also after a failure."""

@@ -299,7 +299,7 @@ class RunningAttempt:
     def _on_hanging(self, slot: SlotIndex, hanging: Hanging) -> None:
         self._hanging[slot] = hanging
         self._history.begin(f"slot {slot} hanging", history.Hanging(slot, hanging))
-        if 0 < self._stuck_timeout_seconds <= hanging.seconds:
+        if 0 < self._stuck_timeout_seconds <= hanging.seconds and not hanging.may_wait:
             self._break_hanging(slot, hanging, f"slot {slot} was ended (stuckTimeout)")
 
     def _on_dumped(self, dumped: StacksDumped) -> None:
@@ -333,7 +333,7 @@ class RunningAttempt:
         """How far a subtask is with a checkpoint, as far as it is known here."""
         slot = SlotIndex(int(ref.subtask))
         hanging = self._hanging.get(slot)
-        if hanging is not None:
+        if hanging is not None and not hanging.may_wait:
             return str(hanging)
         if slot in self._silent():
             return "its slot has sent nothing for a while"

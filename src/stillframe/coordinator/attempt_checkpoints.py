@@ -278,6 +278,7 @@ class AttemptCheckpoints:
             self._on_store_failed(checkpoint_id, error)
             return
         self._news.on_completed(manifest, completed, triggered_at_seconds)
+        self._enumerators.on_completed(manifest)
         self._forget(checkpoint_id)
         # One that completes holds what older ones would have held: it answers them all.
         self._requests = [each for each in self._requests if each[0] > checkpoint_id]

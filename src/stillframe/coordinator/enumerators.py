@@ -3,25 +3,32 @@
 Theory of operation
 -------------------
 `protocol/enumeration` decides; `Enumerators` carries it out for all sources of one attempt, on the
-job's thread; `DiscoveryThreads` asks, one thread for each enumerator, because an answer may take
-long. An answer comes back as mail, is handed out to the slots at once, and only then is the next
-question due, so no more than one answer of each source ever waits.
+job's thread; `DiscoveryThreads` asks and tells, one thread for each enumerator, because an answer
+may take long. An answer comes back as mail, is handed out to the slots at once, and only then is
+the next question due, so no more than one answer of each source ever waits.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
-from stillframe.api.sources import Discovered, Source
+from stillframe.api.sources import Discovered, Source, Split, SplitEnumerator
 from stillframe.coordinator.ports import DiscoveriesPort, SlotsPort
-from stillframe.errors import Blame, StillframeError
+from stillframe.errors import Blame, StillframeError, UserCodeError
 from stillframe.graph.logical import Read
 from stillframe.graph.plan import Plan
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
-from stillframe.json_values import JsonObject
+from stillframe.ids import (
+    NO_CHECKPOINT,
+    Attempt,
+    CheckpointId,
+    OperatorUid,
+    SlotIndex,
+    SubtaskIndex,
+)
+from stillframe.json_values import JsonObject, json_flaw
 from stillframe.protocol.enumeration import (
     Ask,
     Assign,
@@ -31,8 +38,12 @@ from stillframe.protocol.enumeration import (
 )
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import AssignSplits, FailureCause, blame_of, cause_of
+from stillframe.protocol.positions import split_flaw
 from stillframe.protocol.restore import StartingState, SubtaskState
 from stillframe.user_code import calling
+
+_STATE_BYTES_MAX = 16 << 20
+"""Of one enumerator, as JSON: it is in a message and in every checkpoint's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,12 @@ class Enumerators:
         """What the enumerators had found when this checkpoint was triggered."""
         return self._triggered[checkpoint_id]
 
+    def on_completed(self, manifest: Manifest) -> None:
+        """The checkpoint that this describes is complete."""
+        if self._discoveries is not None:
+            for uid in self._enumerations:
+                self._discoveries.tell_complete(uid, manifest)
+
     def forget(self, decided: CheckpointId) -> None:
         """This checkpoint is stored or aborted."""
         self._triggered.pop(decided, None)
@@ -174,12 +191,15 @@ class DiscoveryThreads(DiscoveriesPort):
         on_event: Callable[[DiscoveryEvent], None],
     ) -> None:
         self._asking = {
-            uid: _Asking(uid, source, restored_enumerator(restored, uid), attempt, on_event)
+            uid: _Asking(uid, source, restored, attempt, on_event)
             for uid, source in enumerated_sources(plan).items()
         }
 
     def ask(self, uid: OperatorUid) -> None:
-        self._asking[uid].questions.put_nowait(True)
+        self._asking[uid].ask()
+
+    def tell_complete(self, uid: OperatorUid, completed: Manifest) -> None:
+        self._asking[uid].tell_complete(completed)
 
     def close(self) -> None:
         for asking in self._asking.values():
@@ -187,54 +207,107 @@ class DiscoveryThreads(DiscoveriesPort):
 
 
 class _Asking(threading.Thread):
-    """Asks one enumerator, as often as it is told to."""
+    """Asks one enumerator, as often as it is told to, and tells it what is complete."""
 
     def __init__(
         self,
         uid: OperatorUid,
         source: Source,
-        restored: EnumeratorState,
+        restored: Manifest | None,
         attempt: Attempt,
         on_event: Callable[[DiscoveryEvent], None],
     ) -> None:
         super().__init__(name=f"stillframe-discovery-{uid}", daemon=True)
-        # One question and the end.
-        self.questions: queue.Queue[bool] = queue.Queue(2)
         self._uid = uid
         self._source = source
-        self._restored = restored
+        self._restored = restored_enumerator(restored, uid)
         self._attempt = attempt
         self._on_event = on_event
+        self._news = threading.Condition()
+        self._is_asked = False
+        self._completed: Manifest | None = None
+        """The newest that the enumerator has not been told of."""
+        # A savepoint is no checkpoint of this job, and nobody is told of it.
+        if restored is not None and restored.checkpoint_id != NO_CHECKPOINT:
+            self._completed = restored if uid in restored.enumerators else None
         self._is_closed = False
         self.start()
+
+    def ask(self) -> None:
+        with self._news:
+            self._is_asked = True
+            self._news.notify()
+
+    def tell_complete(self, completed: Manifest) -> None:
+        with self._news:
+            self._completed = completed
+            self._news.notify()
+
+    def close(self) -> None:
+        with self._news:
+            self._is_closed = True
+            self._news.notify()
 
     def run(self) -> None:
         try:
             with calling(f"the enumerator of source {self._source.describe()}"):
-                self._answer_questions()
+                self._serve()
         except StillframeError as error:
             if not self._is_closed:
                 self._on_event(_failure(self._attempt, error))
 
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self.questions.put_nowait(False)
-
-    def _answer_questions(self) -> None:
-        if not self.questions.get():
-            return
-        # Not before it is first asked, and here, because opening may take as long as asking.
-        enumerator = self._source.open_enumerator(self._restored.state)
+    def _serve(self) -> None:
+        enumerator: SplitEnumerator | None = None
         try:
-            while True:
-                discovered = enumerator.discover()
-                if not self._is_closed:
-                    self._on_event(SplitsDiscovered(self._attempt, self._uid, discovered))
-                if not self.questions.get():
-                    return
+            while (wanted := self._next()) is not None:
+                # Not before it is needed, and here, because opening may take as long as asking.
+                enumerator = enumerator or self._source.open_enumerator(self._restored.state)
+                completed, is_asked = wanted
+                if completed is not None:
+                    enumerator.on_checkpoint_complete(
+                        completed.checkpoint_id,
+                        restored_enumerator(completed, self._uid).state,
+                        _splits_in(completed, self._uid),
+                    )
+                if is_asked:
+                    discovered = enumerator.discover()
+                    self._refuse_bad(discovered)
+                    if not self._is_closed:
+                        self._on_event(SplitsDiscovered(self._attempt, self._uid, discovered))
         finally:
-            enumerator.close()
+            if enumerator is not None:
+                enumerator.close()
+
+    def _refuse_bad(self, discovered: Discovered) -> None:
+        name = f"source {self._source.describe()}"
+        refuse_bad_splits(name, discovered.splits)
+        flaw = json_flaw(discovered.state, _STATE_BYTES_MAX)
+        if flaw is not None:
+            raise UserCodeError(f"{name}: the state of its enumerator {flaw}")
+
+    def _next(self) -> tuple[Manifest | None, bool] | None:
+        """What is to be told, and whether to ask; None: it is over.
+
+        What came with the end is still told: a job that has finished lets its last files go.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._is_asked or self._completed or self._is_closed)
+            wanted = self._completed, self._is_asked and not self._is_closed
+            self._completed, self._is_asked = None, False
+            return wanted if any(wanted) else None
+
+
+def refuse_bad_splits(name: str, splits: Iterable[Split]) -> None:
+    """Raise what is wrong with splits that the source of this name has given."""
+    for split in splits:
+        flaw = split_flaw(split.id, split.position)
+        if flaw is not None:
+            raise UserCodeError(f"{name}: {flaw}")
+
+
+def _splits_in(manifest: Manifest, uid: OperatorUid) -> list[Split]:
+    items = (item for part in manifest.snapshots if part.uid == uid for item in part.items)
+    return [Split(str(item["id"]), cast(JsonObject, item["position"])) for item in items]
 
 
 def _failure(attempt: Attempt, error: Exception) -> DiscoveryFailed:

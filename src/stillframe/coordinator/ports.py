@@ -33,3 +33,7 @@ class DiscoveriesPort(ABC):
     @abstractmethod
     def ask(self, uid: OperatorUid) -> None:
         """Ask this source's enumerator for splits in the background; the answer comes as mail."""
+
+    @abstractmethod
+    def tell_complete(self, uid: OperatorUid, completed: Manifest) -> None:
+        """Tell it in the background that this checkpoint is complete; of several, the newest."""

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stillframe.api.sources import Source, Split
 from stillframe.config import JobConfig
 from stillframe.coordinator.claims import claim_on, settle_claim
-from stillframe.coordinator.enumerators import enumerated_sources
+from stillframe.coordinator.enumerators import enumerated_sources, refuse_bad_splits
 from stillframe.coordinator.history import AlreadyFinished, AttemptStarted, CheckpointDamaged
 from stillframe.coordinator.job_parts import JobParts, UnfitStates
 from stillframe.coordinator.located import LocatedSnapshot, locate, own_checkpoint
@@ -44,6 +45,7 @@ from stillframe.protocol.savepoints import (
 from stillframe.storage.paths import checkpoint_directory
 from stillframe.storage.savepoint import StoreWithSavepoint, path_in_savepoint
 from stillframe.storage.store import Store
+from stillframe.user_code import calling
 
 log = logging.getLogger("stillframe")
 
@@ -360,13 +362,19 @@ class Starter:
         return {
             planned.uid: [
                 {"id": split.id, "position": split.position}
-                for split in sorted(
-                    planned.operator.source.splits(task.parallelism), key=lambda split: split.id
-                )
+                for split in _splits_of(planned.operator.source, task.parallelism)
             ]
             for task, planned in self._plan.operators()
             if isinstance(planned.operator, Read) and planned.uid not in known
         }
+
+
+def _splits_of(source: Source, parallelism: int) -> list[Split]:
+    name = f"source {source.describe()}"
+    with calling(name):
+        splits = source.splits(parallelism)
+    refuse_bad_splits(name, splits)
+    return sorted(splits, key=lambda split: split.id)
 
 
 def _is_over(record: JobRecord) -> bool:

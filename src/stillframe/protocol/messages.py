@@ -192,10 +192,15 @@ class Hanging:
     """The uid of the operator that has called it."""
     called_with: str | None = None
     """Its arguments, in words: the key, the record."""
+    may_wait: bool = False
+    """Whether it may only be waiting for records, so that nothing is ended for it."""
 
     def __str__(self) -> str:
-        what = f"{self.code} ({self.line})" if self.code else "a step of the job"
-        return f"{what} has not returned for {self.seconds:.0f} s"
+        what = self.code or "a step of the job"
+        if self.line is not None:
+            what += f" ({self.line})"
+        does = "has given nothing" if self.may_wait else "has not returned"
+        return f"{what} {does} for {self.seconds:.0f} s"
 
     @property
     def blame(self) -> Blame | None:
@@ -216,6 +221,7 @@ class Hanging:
             "subtask": self.subtask,
             "operator": self.operator,
             "called_with": self.called_with,
+            "may_wait": self.may_wait,
         }
 
     @classmethod
@@ -230,6 +236,7 @@ class Hanging:
             _subtask_or_none(fields),
             fields.text_or_none("operator"),
             fields.text_or_none("called_with"),
+            fields.flag("may_wait"),
         )
 
 

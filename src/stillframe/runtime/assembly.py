@@ -22,13 +22,10 @@ from stillframe.runtime.channels import (
     ReplayingInput,
 )
 from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
-from stillframe.runtime.operators import (
-    Background,
-    Reading,
-    RunningOperator,
-)
+from stillframe.runtime.operators import Background, RunningOperator
 from stillframe.runtime.outputs import Combiner, EdgeOutput
 from stillframe.runtime.restoring import restored_batches
+from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.source_task import SourceSubtask
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, Subtask

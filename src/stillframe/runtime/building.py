@@ -59,7 +59,6 @@ from stillframe.runtime.operators import (
     Mapping,
     Passing,
     Projecting,
-    Reading,
     RunningOperator,
 )
 from stillframe.runtime.reading import (
@@ -69,6 +68,7 @@ from stillframe.runtime.reading import (
     times_of_splits,
 )
 from stillframe.runtime.restoring import read_copy, read_file, read_share
+from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.stream_processing import RestoredRows, StreamProcessing
 from stillframe.runtime.task import TaskEvents
 from stillframe.runtime.transforming import Transforming
@@ -183,17 +183,18 @@ def build_operator(site: Site) -> RunningOperator:
     around, planned, index, state = site.around, site.planned, site.index, site.state
     match planned.operator:
         case Read():
-            name = planned.operator.source.describe()
+            source = planned.operator.source
+            name = source.describe()
             with calling(f"source {name}", operator=planned.uid):
                 reader = _reader(site, planned.operator)
-            awaits_splits = planned.operator.source.discovery_interval_seconds is not None
             return Reading(
                 planned.uid,
                 index,
                 reader,
                 name=name,
-                awaits_splits=awaits_splits,
+                awaits_splits=source.discovery_interval_seconds is not None,
                 was_ended=state.ended,
+                goes_back=source.goes_back,
             )
         case Project(columns):
             return Projecting(columns, planned.schema)
@@ -264,19 +265,24 @@ def _reader(site: Site, read: Read) -> SourceReader:
     if read.source.discovery_interval_seconds is not None:
         return _reader_of_more(around.wake, read.source, splits, context)
     reader = read.source.open(splits, context)
-    if isinstance(reader, BlockingReader):
-        return ThreadedReader(splits, reader, around.wake)
-    return reader
+    if not isinstance(reader, BlockingReader):
+        return reader
+    threaded = ThreadedReader(splits, reader, around.wake, read.source.describe())
+    if reader.takes_splits:
+        threaded.no_more_splits(until_now=False)
+    return threaded
 
 
 def _reader_of_more(
     wake: Callable[[], None], source: Source, splits: Sequence[Split], context: SourceContext
 ) -> SourceReader:
     """A reader that splits can be added to; those of the snapshot are the first."""
-    reader = source.open((), context)
-    if isinstance(reader, BlockingReader):
+    reader, name = source.open((), context), source.describe()
+    if isinstance(reader, BlockingReader) and reader.takes_splits:
+        reader = ThreadedReader((), reader, wake, name)
+    elif isinstance(reader, BlockingReader):
         reader.close()
-        reader = SplitAfterSplitReader(partial(_open_split, source, context), wake)
+        reader = SplitAfterSplitReader(partial(_open_split, source, context), wake, name)
     reader.add_splits(splits)
     return reader
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import pyarrow as pa
 
@@ -21,9 +21,10 @@ from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.connecting import TwoInputOperator
 from stillframe.runtime.elements import Barrier, Idle, Lap, Marker, Watermark
 from stillframe.runtime.firing import FiringOperator
-from stillframe.runtime.operators import RunningOperator, StatefulOperator
+from stillframe.runtime.operators import Background, RunningOperator, StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.watermarking import Watermarking
+from stillframe.storage.store import Store
 from stillframe.user_code import add_to_blame
 
 OutputLog = dict[tuple[str, SubtaskIndex], list[pa.RecordBatch]]
@@ -172,6 +173,24 @@ class Chain:
         for position, operator in enumerate(self._operators):
             self._pass_on(position, operator.on_barrier())
 
+    def snapshot(
+        self, checkpoint_id: CheckpointId, savepoint: Store | None
+    ) -> tuple[Background, ...]:
+        """The synchronous part of every operator that has something to remember."""
+        writes = []
+        for position, operator in enumerate(self._operators):
+            if isinstance(operator, StatefulOperator):
+                with self._blaming(position):
+                    writes.append(operator.snapshot(checkpoint_id, savepoint))
+        return tuple(writes)
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """This checkpoint is complete; at the start of an attempt, the one it was restored from."""
+        for position, operator in enumerate(self._operators):
+            if isinstance(operator, StatefulOperator):
+                with self._blaming(position):
+                    operator.completed(checkpoint_id)
+
     def become_idle(self) -> None:
         """Nothing comes for a while; what is behind the outputs does not wait for it."""
         self.broadcast(Idle())
@@ -211,6 +230,14 @@ class Chain:
         with ExitStack() as closing:
             for operator in self._operators:
                 closing.callback(operator.close)
+
+    @contextmanager
+    def _blaming(self, position: int) -> Iterator[None]:
+        try:
+            yield
+        except UserCodeError as error:
+            add_to_blame(error, operator=self._uids[position])
+            raise
 
     def _process_at(self, position: int, batch: pa.RecordBatch) -> None:
         try:

@@ -137,6 +137,12 @@ class _Program(KeyedProgram):
             fail(self._about.name, error, at_timer(fired, place))
         yield from output.rest()
 
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        self._processor.on_snapshot(checkpoint_id)
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._processor.on_checkpoint_complete(checkpoint_id)
+
     def close(self) -> None:
         self._processor.close()
 

@@ -167,6 +167,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         self._timers.restore(batch)
 
     def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
+        self._answer_of(lambda: self._function.on_snapshot(checkpoint_id))
         rows = self._rows()
         writes = []
         if self._timers is not None:
@@ -188,6 +189,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         self._files.completed(checkpoint_id)
+        self._answer_of(lambda: self._function.on_checkpoint_complete(checkpoint_id))
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
         self._files.aborted(checkpoint_id)

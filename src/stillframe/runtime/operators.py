@@ -15,18 +15,15 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from stillframe.api.sources import EndOfData, NothingYet, Polled, SourceReader, Split
 from stillframe.errors import UserCodeError
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
-from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import (
     FileHandle,
     GroupsReached,
     OperatorSnapshot,
 )
-from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.expressions import filter_batch, project
 from stillframe.runtime.row_functions import in_batch
 from stillframe.runtime.state_files import FrozenState, StateFiles
@@ -35,12 +32,9 @@ from stillframe.state.partials import is_partial
 from stillframe.state.reached import BEGINNING_US, Reached
 from stillframe.storage.paths import number_of_file
 from stillframe.storage.store import Store
-from stillframe.user_code import fail, lazily, shown
+from stillframe.user_code import fail, lazily
 
 Background = Callable[[], Any]
-
-_SPLITS_SECONDS = 1.0
-"""Between two looks at a reader that waits for splits; their coming wakes the loop anyway."""
 
 
 class RunningOperator(ABC):
@@ -300,110 +294,3 @@ class Aggregating(KeyedOperator):
 
     def on_barrier(self) -> Iterable[pa.RecordBatch]:
         return (self._table.results(),) if self._emits_all else ()
-
-
-class Reading(StatefulOperator):
-    """A source: it is polled by its task, and its splits are its state.
-
-    Where the source has an enumerator it does not end before it was told that no split will come.
-    """
-
-    def __init__(
-        self,
-        uid: OperatorUid,
-        subtask: SubtaskIndex,
-        reader: SourceReader,
-        *,
-        name: str = "",
-        awaits_splits: bool = False,
-        was_ended: bool = False,
-    ) -> None:
-        self.uid = uid
-        self._name = f"source {name}"
-        self._subtask = subtask
-        self.times_of: Callable[[str], JsonObject] = lambda split: {}
-        """How far event time has come for a split, by the operators that look at it."""
-        self._reader = reader
-        self._awaits_splits = awaits_splits
-        self._has_read_all = False
-        self.was_ended = was_ended
-        """Whether it was told to end, whatever there is left to read."""
-        # Of ended ones too, which the reader may have dropped: an order may come twice.
-        self._known = {split.id for split in reader.splits()}
-
-    def poll(self) -> Polled:
-        try:
-            polled = self._reader.poll()
-        except (Exception, SystemExit) as error:
-            fail(self._name, error, self._positions_in_words(), operator=self.uid)
-        self._has_read_all = isinstance(polled, EndOfData)
-        if self._awaits_splits and self._has_read_all:
-            return NothingYet(_SPLITS_SECONDS)
-        return polled
-
-    def _positions_in_words(self) -> str:
-        splits = [f"split {split.id!r} at {split.position}" for split in self._reader.splits()]
-        return shown(f"behind {', '.join(splits) or 'no split'}")
-
-    def polled_in_words(self) -> str:
-        """Where the batch that was polled last is from."""
-        of = self._reader.polled_split()
-        if of is None:
-            return shown(f"of a batch that ends at {self._positions_in_words()}")
-        ends = [split.position for split in self._reader.splits() if split.id == of]
-        return shown(f"of split {of!r}{f' in a batch that ends at {ends[0]}' if ends else ''}")
-
-    @property
-    def has_nothing_to_read(self) -> bool:
-        """Whether it awaits splits and has read all it has."""
-        return self._awaits_splits and self._has_read_all
-
-    def open_splits(self, polled: bool, listened_seconds: float) -> OpenSplits | None:
-        """What is read from now, if the reader tells; `polled`: the last poll answered a batch."""
-        ids = self._reader.open_splits()
-        if ids is None:
-            return None
-        return OpenSplits(
-            ids,
-            self._reader.polled_split() if polled else None,
-            None if self._reader.reads_in_turn else listened_seconds,
-        )
-
-    def polled_split(self) -> str | None:
-        return self._reader.polled_split()
-
-    @property
-    def records_malformed(self) -> int:
-        return self._reader.records_malformed()
-
-    def on_splits(self, splits: Sequence[Split], is_last: bool) -> None:
-        """More splits to read, and whether they are the last; those it knows are passed over."""
-        added = [split for split in splits if split.id not in self._known]
-        self._known.update(split.id for split in added)
-        if added:
-            self._reader.add_splits(added)
-        if is_last:
-            self._awaits_splits = False
-
-    def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        return (batch,)
-
-    def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
-        part = OperatorSnapshot(
-            self.uid,
-            self._subtask,
-            items=tuple(map(self._item, self._reader.splits())),
-            ended=self.was_ended,
-        )
-        return lambda: part
-
-    def _item(self, split: Split) -> JsonObject:
-        times = self.times_of(split.id)
-        timed: JsonObject = {"times": times} if times else {}
-        return {"id": split.id, "position": split.position, **timed}
-
-    def described(self, checkpoint_id: CheckpointId, written: OperatorSnapshot) -> OperatorSnapshot:
-        return written
-
-    def close(self) -> None:
-        self._reader.close()

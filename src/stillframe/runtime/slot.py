@@ -75,12 +75,12 @@ from stillframe.runtime.task import (
     Subtask,
     TaskEvents,
     Turn,
-    commit_restored,
+    complete_restored,
     obey,
     take_turn,
 )
 from stillframe.runtime.uploads import CancellableStore, Upload, Uploads
-from stillframe.runtime.watching import LoopWatch, SinkWatch, StackLine
+from stillframe.runtime.watching import LoopWatch, ReaderWatch, SinkWatch, StackLine
 from stillframe.runtime.writing import Writing
 from stillframe.storage.savepoint import StoreWithSavepoint
 from stillframe.storage.staging import StagedFiles
@@ -163,6 +163,7 @@ class _Slot(TaskEvents):
         self._turn = Turn()
         self._watch = LoopWatch(self._turn, clock, launch.stuck_timeout_seconds)
         self._sink_watch = SinkWatch(clock, launch.stuck_timeout_seconds)
+        self._reader_watch = ReaderWatch(clock, launch.stuck_timeout_seconds)
         self._is_ending = False
         """Whether the coordinator has said so, which the loop may not have heard."""
         self._gone = threading.Event()
@@ -248,7 +249,9 @@ class _Slot(TaskEvents):
         self._taken.clear()
         self._network.connect(peers, _CONNECT_SECONDS_MAX)
         self._control.send(Running())
-        commit_restored(self._subtasks.values(), self._start)
+        # Before all orders, and where the watch looks: it may call the user's functions.
+        restored = partial(complete_restored, self._subtasks.values(), self._start, self._turn)
+        self._mailbox.appendleft(restored)
         with spared_collections():
             self._loop()
 
@@ -364,7 +367,7 @@ class _Slot(TaskEvents):
             case _:
                 if isinstance(order, AbortCheckpoint):
                     self._uploads.cancel(order.checkpoint_id)
-                obey(self._subtasks.values(), order)
+                obey(self._subtasks.values(), order, self._turn)
 
     # --- what subtasks say ---
 
@@ -438,8 +441,10 @@ class _Slot(TaskEvents):
     def _beat(self) -> Report:
         """What the control thread reports twice a second."""
         self._stacks.put_off()
-        hanging = self._watch.look(is_ending=self._is_ending) or self._sink_watch.look(
-            self._subtasks.values()
+        hanging = (
+            self._watch.look(is_ending=self._is_ending)
+            or self._sink_watch.look(self._subtasks.values())
+            or self._reader_watch.look(self._subtasks.values())
         )
         awaits = (sink.awaits for subtask in self._subtasks.values() for sink in subtask.sinks)
         return replace(

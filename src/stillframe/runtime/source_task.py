@@ -30,8 +30,8 @@ from stillframe.protocol.messages import AssignSplits
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.elements import Barrier, EndOfRecords
-from stillframe.runtime.operators import Reading
-from stillframe.runtime.reading import splits_of
+from stillframe.runtime.reading import ReaderAtWork, splits_of
+from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
 from stillframe.texts import refuse_bad_text
 
@@ -170,6 +170,10 @@ class SourceSubtask(Subtask):
     def records_malformed(self) -> int:
         return self._source.records_malformed
 
+    @property
+    def reader_at_work(self) -> ReaderAtWork | None:
+        return self._source.reader_at_work
+
     def _process(self, read: ReadBatch) -> None:
         splits = read.splits
         if splits is not None:
@@ -276,7 +280,7 @@ class SourceSubtask(Subtask):
 
     def on_splits(self, order: AssignSplits) -> None:
         if (order.uid, order.subtask) == (self._source.uid, self.ref.subtask):
-            self._source.on_splits(splits_of(order.splits), order.is_last)
+            self._source.on_splits(splits_of(order.splits), order.is_last, order.stops)
             self._stops_at_end = order.stops
 
     def on_end_wanted(self) -> None:

@@ -91,6 +91,7 @@ class StreamProcessing(StatefulOperator):
     # --- snapshots
 
     def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
+        self._answer_of(lambda: self._function.on_snapshot(checkpoint_id))
         kept = [
             (
                 how,
@@ -110,6 +111,7 @@ class StreamProcessing(StatefulOperator):
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         self._files.completed(checkpoint_id)
+        self._answer_of(lambda: self._function.on_checkpoint_complete(checkpoint_id))
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
         self._files.aborted(checkpoint_id)

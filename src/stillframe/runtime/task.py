@@ -54,6 +54,7 @@ from stillframe.protocol.messages import (
 from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
 from stillframe.runtime.operators import Background, files_written
+from stillframe.runtime.reading import ReaderAtWork
 from stillframe.runtime.writing import Writing
 from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
 from stillframe.storage.store import Store
@@ -260,6 +261,11 @@ class Subtask(ABC):
         """How many records of a source could not be read here as their schema declares them."""
         return 0
 
+    @property
+    def reader_at_work(self) -> ReaderAtWork | None:
+        """What a source's reader is doing in a thread of its own, if there is one."""
+        return None
+
     def times_us(self) -> dict[OperatorUid, int | None]:
         """How far event time has come in each operator here; None: it knows of none."""
         return self._chain.times_us()
@@ -400,8 +406,6 @@ class Subtask(ABC):
         if checkpoint_id <= self._last_completed:
             return
         self._last_completed = checkpoint_id
-        for operator in self._stateful:
-            operator.completed(checkpoint_id)
         committing = [sink for sink in self._sinks if sink.commits_here]
         if committing:
             self._uncommitted[checkpoint_id] = len(committing)
@@ -410,6 +414,7 @@ class Subtask(ABC):
                 self._events.commit_wanted(self.ref, sink, epoch, sink.on_complete(checkpoint_id))
             else:
                 sink.on_committed(checkpoint_id)
+        self._chain.completed(checkpoint_id)  # what the user's code raises keeps no sink waiting
 
     def on_committed(self, sink: Writing, checkpoint_id: CheckpointId) -> None:
         """The background commit is done."""
@@ -445,7 +450,7 @@ class Subtask(ABC):
         savepoint = self._events.open_savepoint(barrier.savepoint) if barrier.savepoint else None
         began = self._clock.monotonic_seconds()
         self._chain.end_epoch()
-        writes = tuple(op.snapshot(checkpoint_id, savepoint) for op in self._stateful)
+        writes = self._chain.snapshot(checkpoint_id, savepoint)
         sent: OutputLog = {}
         if barrier.is_overtaking:
             sent = self._chain.overtake(barrier)
@@ -593,8 +598,9 @@ def take_turn(subtasks: Sequence[Subtask], turn: Turn | None = None) -> bool:
 SubtaskOrder = TriggerCheckpoint | CompleteCheckpoint | AbortCheckpoint | AssignSplits | EndSources
 
 
-def obey(subtasks: Iterable[Subtask], order: SubtaskOrder) -> None:
+def obey(subtasks: Iterable[Subtask], order: SubtaskOrder, turn: Turn | None = None) -> None:
     """Carry out what the coordinator says in all subtasks it concerns."""
+    turn = turn or Turn()
     match order:
         case TriggerCheckpoint(checkpoint_id, triggered_at_ms, timeout_ms, savepoint, holds):
             barrier = Barrier(checkpoint_id, triggered_at_ms, timeout_ms, savepoint, holds)
@@ -605,7 +611,9 @@ def obey(subtasks: Iterable[Subtask], order: SubtaskOrder) -> None:
                 subtask.on_end_wanted()
         case CompleteCheckpoint(checkpoint_id, epoch):
             for subtask in subtasks:
+                turn.subtask = subtask  # the user's functions are told
                 subtask.on_complete(checkpoint_id, epoch)
+            turn.subtask = None
         case AbortCheckpoint(checkpoint_id):
             for subtask in subtasks:
                 subtask.on_abort(checkpoint_id)
@@ -614,8 +622,12 @@ def obey(subtasks: Iterable[Subtask], order: SubtaskOrder) -> None:
                 subtask.on_splits(order)
 
 
-def commit_restored(subtasks: Iterable[Subtask], start: StartSlot) -> None:
-    """What the restored checkpoint had prepared may be uncommitted: it is announced once more."""
+def complete_restored(
+    subtasks: Iterable[Subtask], start: StartSlot, turn: Turn | None = None
+) -> None:
+    """What the restored checkpoint had prepared may be uncommitted, and sources and functions may
+    not have been told of it: it is announced once more."""
     if start.restored_checkpoint is not None:
         assert start.restored_epoch is not None
-        obey(subtasks, CompleteCheckpoint(start.restored_checkpoint, start.restored_epoch))
+        order = CompleteCheckpoint(start.restored_checkpoint, start.restored_epoch)
+        obey(subtasks, order, turn)

@@ -397,6 +397,7 @@ class Transforming(FiringOperator):
 
     def snapshot(self, checkpoint_id: CheckpointId, savepoint: Store | None = None) -> Background:
         now_ms = self._states.look_at_clock()
+        self._answer_of(lambda: self._program.on_snapshot(checkpoint_id))
         carried: dict[str, Freeze] = {
             name: partial(_Carried, batches, self) for name, batches in self._states.carried.items()
         }
@@ -412,6 +413,7 @@ class Transforming(FiringOperator):
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         self._kept.completed(checkpoint_id)
+        self._answer_of(lambda: self._program.on_checkpoint_complete(checkpoint_id))
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
         self._kept.aborted(checkpoint_id)

@@ -12,7 +12,9 @@ Where C code holds the interpreter's lock no thread of it can look at anything, 
 `faulthandler` writes all stacks, from a thread that needs no lock, straight into a connection to
 the coordinator, unless the control thread puts it off in time.
 
-Sinks prepare and commit on other threads, which are looked at in the same way while they do.
+Sinks prepare and commit on other threads, which are looked at in the same way while they do. So do
+blocking readers, but one that gives nothing may only have nothing to give: it is told, and no
+attempt is ended for it, unless its contract says that it returns soon.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from stillframe.clock import Clock
 from stillframe.json_values import JsonObject
 from stillframe.protocol.messages import Hanging
 from stillframe.runtime.chain import Chain
+from stillframe.runtime.reading import ReaderAtWork
 from stillframe.runtime.task import Subtask, Turn
 from stillframe.runtime.writing import SinkWork
 from stillframe.stacks import (
@@ -111,6 +114,35 @@ class SinkWatch:
                         told = standing.told(self._places, subtask, sink.uid)
                         about = told.called_with or work.what
                         hanging = hanging or replace(told, called_with=about)
+        return hanging
+
+
+class ReaderWatch:
+    """Looks at blocking readers of sources, each of which has a thread of its own."""
+
+    def __init__(self, clock: Clock, stuck_timeout_seconds: float) -> None:
+        self._clock = clock
+        self._notice_seconds = notice_seconds(stuck_timeout_seconds)
+        self._places = Places.here()
+        self._standing: dict[ReaderAtWork, _Standing] = {}
+
+    def look(self, subtasks: Iterable[Subtask]) -> Hanging | None:
+        """What a reader does not return from. To be asked again and again."""
+        now, before, self._standing = self._clock.monotonic_seconds(), self._standing, {}
+        hanging: Hanging | None = None
+        for subtask in subtasks:
+            at_work = subtask.reader_at_work
+            if at_work is None:
+                continue
+            standing = before.get(at_work) or _Standing(at_work.thread, now)
+            self._standing[at_work] = standing
+            standing.look(now, self._places)
+            if standing.seconds >= self._notice_seconds:
+                told = standing.told(self._places, subtask, subtask.head_uid)
+                # The one that must return first: the driver ends the attempt for it.
+                if hanging is None or hanging.may_wait:
+                    may_wait = not at_work.must_return
+                    hanging = replace(told, code=at_work.name, may_wait=may_wait)
         return hanging
 
 

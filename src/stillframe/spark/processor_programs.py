@@ -73,6 +73,18 @@ class _Program(KeyedProgram):
         self._states = states
         self._processor.init(ProcessorHandle(states))
 
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        self._tell("on_snapshot", checkpoint_id)
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._tell("on_checkpoint_complete", checkpoint_id)
+
+    def _tell(self, method: str, checkpoint_id: int) -> None:
+        """Of what PySpark's class has not, and the user's may have."""
+        told = getattr(self._processor, method, None)
+        if told is not None:
+            told(checkpoint_id)
+
     def close(self) -> None:
         self._processor.close()
 

@@ -347,6 +347,9 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
 
         self._world.soon(lambda: self._do(discover), 0.5)
 
+    def tell_complete(self, uid: OperatorUid, completed: Manifest) -> None:
+        """The simulated source has nothing to let go."""
+
     def submit(self, manifest: Manifest) -> None:
         self._to_commit.append(manifest)
         if len(self._to_commit) == 1:

@@ -55,7 +55,7 @@ from stillframe.runtime.task import (
     Subtask,
     TaskEvents,
     answer_or_error,
-    commit_restored,
+    complete_restored,
     obey,
 )
 from stillframe.runtime.writing import Writing, parts_of
@@ -346,7 +346,7 @@ class SimulatedSlot(TaskEvents):
                 self._world.at_end(subtask.close)  # a database cannot be closed without its files
         self._driver.on_started(self.attempt, self._subtasks.values())
         self._report(Running())
-        commit_restored(self._subtasks.values(), order)
+        complete_restored(self._subtasks.values(), order)
 
     # --- the loop ---
 

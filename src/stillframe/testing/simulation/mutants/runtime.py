@@ -15,8 +15,8 @@ from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.elements import EndOfRecords
 from stillframe.runtime.inner_task import InnerSubtask
 from stillframe.runtime.keyed_functions import FunctionOperator
-from stillframe.runtime.operators import Reading
 from stillframe.runtime.outputs import EdgeOutput
+from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.source_task import Reserved, SourceSubtask
 from stillframe.runtime.task import Subtask
 from stillframe.runtime.watermarking import Watermarking
@@ -127,9 +127,9 @@ def _move_though_held(original: Any) -> Any:
 
 
 def _know_no_split(original: Any) -> Any:
-    def on_splits(self: Any, splits: Any, is_last: bool) -> None:
+    def on_splits(self: Any, splits: Any, is_last: bool, stops: bool = False) -> None:
         self._known.clear()
-        original(self, splits, is_last)
+        original(self, splits, is_last, stops)
 
     return on_splits
 
