@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 
     from stillframe.api.functions import KeyedFunction, TwoInputFunction
     from stillframe.api.processors import KeyProcessor, KeyStates
+    from stillframe.api.sources import (
+        BlockingReader,
+        Discovered,
+        EndOfData,
+        NothingYet,
+        Source,
+        SourceContext,
+        SourceReader,
+        Split,
+        SplitEnumerator,
+    )
     from stillframe.api.stream_functions import StreamFunction, SubtaskStates
     from stillframe.api.timers import Timers
     from stillframe.coordinator.query import Query
@@ -36,16 +47,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockingReader",
     "BuildError",
     "DataError",
+    "Discovered",
+    "EndOfData",
     "Fenced",
     "JobFailed",
     "KeyProcessor",
     "KeyStates",
     "KeyedFunction",
+    "NothingYet",
     "Query",
     "Savepoint",
     "SnapshotDamaged",
+    "Source",
+    "SourceContext",
+    "SourceReader",
+    "Split",
+    "SplitEnumerator",
     "StartRefused",
     "StillframeError",
     "StorageError",
@@ -59,6 +79,18 @@ __all__ = [
     "on",
     "register",
 ]
+
+_OF_SOURCES = (
+    "BlockingReader",
+    "Discovered",
+    "EndOfData",
+    "NothingYet",
+    "Source",
+    "SourceContext",
+    "SourceReader",
+    "Split",
+    "SplitEnumerator",
+)
 
 
 def on(spark: SparkSession) -> Still:
@@ -93,6 +125,10 @@ def __getattr__(name: str) -> Any:
         from stillframe.api import stream_functions
 
         return getattr(stream_functions, name)
+    if name in _OF_SOURCES:
+        from stillframe.api import sources
+
+        return getattr(sources, name)
     if name == "Timers":
         from stillframe.api.timers import Timers
 

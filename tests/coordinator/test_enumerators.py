@@ -28,8 +28,9 @@ from stillframe.coordinator.starting import job_shape
 from stillframe.errors import DataError, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.ids import NO_CHECKPOINT
 from stillframe.protocol.fit import fitted, mismatches
-from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.manifests import Manifest, OperatorSnapshot
 from stillframe.protocol.messages import AssignSplits, Running
 from stillframe.protocol.restore import SubtaskState
 from stillframe.testing.clock import ManualClock
@@ -44,6 +45,8 @@ class Listed(Source):
 
     answers: list[object] = field(default_factory=list)
     opened_with: list[object] = field(default_factory=list)
+    told: list[object] = field(default_factory=list)
+    asked: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
     is_followed: bool = True
 
@@ -73,7 +76,11 @@ class ListedEnumerator(SplitEnumerator):
     def __init__(self, source):
         self._source = source
 
+    def on_checkpoint_complete(self, checkpoint_id, state, splits):
+        self._source.told.append((checkpoint_id, state, splits))
+
     def discover(self):
+        self._source.asked.set()
         answer = self._source.answers.pop(0)
         if isinstance(answer, threading.Event):
             answer.wait(LIMIT_SECONDS)
@@ -100,8 +107,29 @@ def plan_of(source, slots=2):
     return build_plan("views", [Node(Write(DiscardSink()), SCHEMA, (read,))], slots)
 
 
-def manifest(enumerators):
-    return Manifest("views", 1, 7, 1, "checkpoint", 0, 0, 128, (), (), enumerators=enumerators)
+def manifest(enumerators, checkpoint_id=7, snapshots=()):
+    return Manifest(
+        "views",
+        1,
+        checkpoint_id,
+        1,
+        "checkpoint",
+        0,
+        0,
+        128,
+        (),
+        snapshots,
+        enumerators=enumerators,
+    )
+
+
+def completed(checkpoint_id, *found):
+    """A checkpoint whose enumerator had found these, of which subtask 1 still reads the last."""
+    return manifest(
+        {"files": {"state": {"found": list(found)}, "is_last": False}},
+        checkpoint_id,
+        (OperatorSnapshot("files", 0), OperatorSnapshot("files", 1, items=items(found[-1]))),
+    )
 
 
 class Ports(SlotsPort, CommitsPort, DiscoveriesPort):
@@ -249,9 +277,12 @@ class Asked:
     def ask(self):
         heard = len(self.events)
         self.threads.ask("files")
-        with self.news:
-            assert self.news.wait_for(lambda: len(self.events) > heard, LIMIT_SECONDS)
+        self.await_events(heard + 1)
         return self.events[-1]
+
+    def await_events(self, number):
+        with self.news:
+            assert self.news.wait_for(lambda: len(self.events) >= number, LIMIT_SECONDS)
 
 
 @pytest.fixture
@@ -309,8 +340,90 @@ def test_one_that_is_being_asked_does_not_delay_the_end_and_is_not_heard_any_mor
     gate = threading.Event()
     files = asked(gate, discovered("a"))
     files.threads.ask("files")
+    assert files.source.asked.wait(LIMIT_SECONDS)
     files.threads.close()
     gate.set()
 
     assert files.source.closed.wait(LIMIT_SECONDS)
     assert files.events == []
+
+
+# --- what it is told ---
+
+
+def told(*checkpoints):
+    return [
+        (number, {"found": list(found)}, [at_start(found[-1])]) for number, *found in checkpoints
+    ]
+
+
+def at_start(name):
+    return Split(name, {"next": 0})
+
+
+def test_a_completed_checkpoint_is_told_to_every_enumerator():
+    ports = Ports()
+    enumerators = Enumerators(plan_of(Listed()), None, {}, ports, ports)
+    enumerators.on_completed(completed(8, "a"))
+
+    assert ports.told == [("files", 8)]
+
+
+def test_an_enumerator_is_told_what_it_had_found_and_what_is_still_read(asked):
+    files = asked(discovered("a", "b"), discovered("c"))
+    files.ask()
+    files.threads.tell_complete("files", completed(8, "a", "b"))
+    files.ask()
+
+    assert files.source.told == told((8, "a", "b"))
+
+
+def test_the_restored_checkpoint_is_told_first_and_a_savepoint_never(asked):
+    files = asked(discovered("b"), restored=completed(7, "a"))
+    files.ask()
+    assert files.source.told == told((7, "a"))
+
+    savepoint = asked(discovered("b"), restored=completed(NO_CHECKPOINT, "a"))
+    savepoint.ask()
+    assert savepoint.source.told == []
+
+
+def test_of_checkpoints_that_complete_while_it_is_asked_the_newest_is_told(asked):
+    gate = threading.Event()
+    files = asked(gate, discovered("a"), discovered("b"))
+    files.threads.ask("files")
+    assert files.source.asked.wait(LIMIT_SECONDS)
+    files.threads.tell_complete("files", completed(8, "a"))
+    files.threads.tell_complete("files", completed(9, "b"))
+    gate.set()
+    files.threads.ask("files")
+    files.await_events(2)
+
+    assert files.source.told == told((9, "b"))
+
+
+def test_what_was_complete_is_told_before_the_end(asked):
+    files = asked(discovered("a"))
+    files.ask()
+    files.threads.tell_complete("files", completed(8, "a"))
+    files.threads.close()
+
+    assert files.source.closed.wait(LIMIT_SECONDS)
+    assert files.source.told == told((8, "a"))
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (Discovered([Split(7, {})], {}), "a split has the id 7: give it a text"),
+        (Discovered([Split("a", {"at": {1}})], {}), "position of split 'a' is not JSON"),
+        (Discovered([], {1: 2}), "the state of its enumerator reads back from JSON as another"),
+    ],
+)
+def test_a_split_or_a_state_that_cannot_be_kept_ends_the_job_with_a_sentence(asked, found, says):
+    failed = asked(found).ask()
+
+    assert isinstance(failed, DiscoveryFailed)
+    assert failed.reason.startswith("source listed: ")
+    assert says in failed.reason
+    assert failed.cause == "permanent"

@@ -4,8 +4,12 @@ import threading
 
 import pytest
 
+from stillframe.api.sources import BlockingReader, Split
+from stillframe.graph.plan import SubtaskRef
+from stillframe.runtime.reading import ThreadedReader
+from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.task import Turn
-from stillframe.runtime.watching import LoopWatch
+from stillframe.runtime.watching import LoopWatch, ReaderWatch
 from stillframe.stacks import Frame, Places, called, dumped_frames, innermost_own
 from stillframe.testing.clock import ManualClock
 
@@ -145,3 +149,94 @@ def test_a_stack_without_the_users_code_has_no_call_of_it():
 
     assert called(frames, PLACES) is None
     assert innermost_own(frames, PLACES) is None
+
+
+# --- readers in threads of their own ---
+
+
+class Stubborn(BlockingReader):
+    """Comes back only when a test says so."""
+
+    def __init__(self, takes_splits):
+        self.takes_splits = takes_splits
+        self.waits, self.comes_back = threading.Semaphore(0), threading.Semaphore(0)
+        self.is_over = False
+
+    def read(self):
+        while not self.is_over:
+            self.waits.release()
+            assert self.comes_back.acquire(timeout=LIMIT_SECONDS)
+            yield None
+
+    def interrupt(self):
+        self.is_over = True
+        self.comes_back.release()
+
+    def close(self):
+        pass
+
+
+class WatchedReader:
+    """As much of a source's subtask as is looked at."""
+
+    name, head_uid = "source topic", "topic"
+    ref = SubtaskRef(0, 1)
+
+    def __init__(self, takes_splits):
+        self.clock = ManualClock()
+        self.stubborn = Stubborn(takes_splits)
+        self.reader = ThreadedReader([Split("a", {})], self.stubborn, lambda: None, "topic")
+        self.reading = Reading("topic", 1, self.reader, name="topic")
+        self.watch = ReaderWatch(self.clock, 300.0)
+        assert self.stubborn.waits.acquire(timeout=LIMIT_SECONDS)
+
+    @property
+    def reader_at_work(self):
+        return self.reading.reader_at_work
+
+    def come_back(self):
+        self.stubborn.comes_back.release()
+        assert self.stubborn.waits.acquire(timeout=LIMIT_SECONDS)
+
+    def look_after(self, seconds):
+        for _ in range(round(seconds * 2)):
+            self.clock.advance(0.5)
+            told = self.watch.look([self])
+        return told
+
+
+@pytest.fixture
+def reader():
+    made = []
+
+    def make(takes_splits):
+        made.append(WatchedReader(takes_splits))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.reader.close()
+
+
+@pytest.mark.parametrize(
+    ("takes_splits", "says"), [(True, "has not returned"), (False, "has given nothing")]
+)
+def test_a_reader_that_does_not_come_back_is_told_with_its_source_and_its_line(
+    reader, takes_splits, says
+):
+    watched = reader(takes_splits)
+
+    assert watched.look_after(9) is None
+    told = watched.look_after(3)
+    assert str(told).startswith("source topic (")
+    assert f"in Stubborn.read) {says} for 1" in str(told)
+    assert (told.task, told.subtask, told.operator) == ("source topic", 1, "topic")
+    assert told.may_wait == (not takes_splits), "which may only be waiting for records"
+
+
+def test_a_reader_that_comes_back_now_and_then_does_not_hang(reader):
+    watched = reader(True)
+
+    for _ in range(5):
+        assert watched.look_after(8) is None
+        watched.come_back()

@@ -14,8 +14,8 @@ def split_flaw(split_id: object, position: object) -> str | None:
         return f"a split has the id {split_id!r}: give it a text that is not empty"
     if not isinstance(position, dict):
         return (
-            f"the position of split {split_id!r} is a {type(position).__name__}: make it a dict,"
-            ' such as {"offset": 12}'
+            f"the position of split {split_id!r} is of type {type(position).__name__}: make it a"
+            ' dict, such as {"offset": 12}'
         )
     flaw = json_flaw(position, POSITION_BYTES_MAX)
     if flaw is None:
