@@ -10,9 +10,12 @@ import pytest
 
 from stillframe.api.sources import BlockingReader, EndOfData, NothingYet, Split
 from stillframe.errors import UserCodeError
+from stillframe.graph.logical import WithWatermark
 from stillframe.runtime import reading
+from stillframe.runtime.elements import Watermark
 from stillframe.runtime.reading import SplitAfterSplitReader, ThreadedReader
 from stillframe.runtime.source_operator import Reading
+from stillframe.runtime.watermarking import Watermarking
 
 SCHEMA = pa.schema([("id", pa.int64())])
 LIMIT_SECONDS = 20
@@ -232,6 +235,34 @@ def test_event_time_waits_for_splits_from_when_they_are_given_until_they_have_en
     assert source.reader.polled_split() == "b"
 
     source.until(lambda: source.reader.open_splits() == {"b"})
+
+
+TIMED = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+def test_a_split_that_gives_nothing_holds_event_time_back_only_until_it_is_idle(new_source, taking):
+    topic = taking(split("a"), split("b"))
+
+    def marking(clock):
+        return Watermarking("time", 0, WithWatermark("at", 0), clock, None, None, 10.0)
+
+    source = new_source(
+        reader=topic.reader, behind=[marking], idle_timeout_seconds=10.0, awaits_splits=True
+    )
+
+    def read(line, second):
+        at = pa.array([second * 1_000_000]).cast(TIMED.field("at").type)
+        topic.give((split("a", line), pa.record_batch([pa.array([second]), at], schema=TIMED)))
+        while not source.subtask.step():
+            assert topic.woken.wait(LIMIT_SECONDS), "nobody woke the loop"
+            topic.woken.clear()
+        return source.sent()
+
+    assert read(1, 100) == [[100]], "b may have older ones"
+    source.clock.advance(9)
+    assert read(2, 200) == [[200]]
+    source.clock.advance(1)
+    assert read(3, 300) == [Watermark(200_000_000), [300], Watermark(300_000_000)]
 
 
 # --- completion ---

@@ -155,7 +155,23 @@ class Udf:
         return value
 
 
-class Keys(KeyProcessor):
+class Hears:
+    """What a function hears of checkpoints goes to its trouble, if that wants to know."""
+
+    trouble: Any
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        self._hear("snapshot", checkpoint_id)
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._hear("complete", checkpoint_id)
+
+    def _hear(self, what: str, checkpoint_id: int) -> None:
+        if hasattr(self.trouble, "hears"):
+            self.trouble.hears(what, checkpoint_id)
+
+
+class Keys(Hears, KeyProcessor):
     def __init__(self, trouble: Trouble) -> None:
         self.trouble = trouble
 
@@ -182,7 +198,7 @@ class Reduces(KeyProcessor):
         yield from taken
 
 
-class Processor(StatefulProcessor):
+class Processor(Hears, StatefulProcessor):
     def __init__(self, trouble: Trouble) -> None:
         self.trouble = trouble
 
@@ -200,7 +216,7 @@ class Processor(StatefulProcessor):
         """Nothing is held."""
 
 
-class KeyedBatches(KeyedFunction):
+class KeyedBatches(Hears, KeyedFunction):
     def __init__(self, trouble: Trouble) -> None:
         self.trouble = trouble
 
@@ -211,7 +227,7 @@ class KeyedBatches(KeyedFunction):
         return None
 
 
-class Stream(StreamFunction):
+class Stream(Hears, StreamFunction):
     def __init__(self, trouble: Trouble) -> None:
         self.trouble = trouble
 
