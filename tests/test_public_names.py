@@ -43,6 +43,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "UnknownOption",
         "UserCodeError",
         "__version__",
+        "from_generator",
         "on",
         "register",
     ]

@@ -81,6 +81,8 @@ class ReaderAtWork:
     """Another number means another call."""
     must_return: bool
     """Whether its contract says that it returns soon; otherwise it may wait for records."""
+    is_ours: bool
+    """Whether it is one of our own, in which only what it calls of the user's is of interest."""
 
 
 class AheadReader(SourceReader):
@@ -121,14 +123,12 @@ class AheadReader(SourceReader):
         self._news.set()
 
     def at_work(self) -> ReaderAtWork | None:
-        """What the reader is doing; None: nothing, or it is one of ours that may wait."""
+        """What the reader is doing; None: nothing."""
         call, reader, thread = self._calls, self._now_reading, self._thread.ident
         if reader is None or thread is None or not self._is_calling:
             return None
         is_ours = type(reader).__module__.startswith("stillframe.")
-        if is_ours and not reader.takes_splits:
-            return None  # it waits for as long as it must, and returns when it is interrupted
-        return ReaderAtWork(self._name, thread, call, reader.takes_splits)
+        return ReaderAtWork(self._name, thread, call, reader.takes_splits, is_ours)
 
     def _next(self) -> _Read | NothingYet:
         try:

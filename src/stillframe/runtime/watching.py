@@ -137,13 +137,21 @@ class ReaderWatch:
             standing = before.get(at_work) or _Standing(at_work.thread, now)
             self._standing[at_work] = standing
             standing.look(now, self._places)
-            if standing.seconds >= self._notice_seconds:
+            if standing.seconds < self._notice_seconds or _waits_as_it_may(at_work, standing):
+                continue
+            # One that must return comes first: the driver ends the attempt for it.
+            if hanging is None or hanging.may_wait:
                 told = standing.told(self._places, subtask, subtask.head_uid)
-                # The one that must return first: the driver ends the attempt for it.
-                if hanging is None or hanging.may_wait:
-                    may_wait = not at_work.must_return
-                    hanging = replace(told, code=at_work.name, may_wait=may_wait)
+                hanging = replace(told, code=at_work.name, may_wait=not at_work.must_return)
         return hanging
+
+
+def _waits_as_it_may(at_work: ReaderAtWork, standing: _Standing) -> bool:
+    """Whether it is one of our own that waits for records, or for Spark to feed them."""
+    if at_work.must_return or not at_work.is_ours:
+        return False
+    call = standing.call
+    return call is None or "site-packages" in call.f_code.co_filename
 
 
 class _Standing:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from stillframe.api.sources import Source
 from stillframe.config import (
     SESSION_PREFIX,
     USUAL_CHECKPOINT_INTERVAL,
@@ -19,6 +20,7 @@ from stillframe.config import (
     job_config,
 )
 from stillframe.errors import BuildError, StartRefused
+from stillframe.graph.logical import Node, Read
 from stillframe.spark import formats, snapshot_source
 from stillframe.spark.frames import frame_node
 from stillframe.spark.reader import StreamReader
@@ -68,14 +70,16 @@ class Still:
         """The queries of this process, running ones and those that have ended."""
         return Streams()
 
-    def stream(self, frame: DataFrame) -> Stream:
-        """The rows of any bounded DataFrame as a stream.
+    def stream(self, frame: DataFrame | Source) -> Stream:
+        """The rows of any bounded DataFrame, or of a source of your own, as a stream.
 
         Spark evaluates the DataFrame when the job runs. A plan that gives the same rows in the
         same order each time feeds the slots directly; any other is written to files first, once.
         """
         from stillframe.spark.stream import Stream
 
+        if isinstance(frame, Source):
+            return Stream.reading(self, Node(Read(frame), frame.schema))
         return Stream.reading(self, frame_node(self.spark, frame))
 
     def start(self, name: str, *writers: StreamWriter, **options: Any) -> Query:
