@@ -42,8 +42,8 @@ from stillframe.protocol.positions import split_flaw
 from stillframe.protocol.restore import StartingState, SubtaskState
 from stillframe.user_code import calling
 
-_STATE_BYTES_MAX = 16 << 20
-"""Of one enumerator, as JSON: it is in a message and in every checkpoint's metadata."""
+_STATE_BYTES_MAX = 64 << 20
+"""Of one enumerator, as JSON: it is in every checkpoint's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +231,7 @@ class _Asking(threading.Thread):
         if restored is not None and restored.checkpoint_id != NO_CHECKPOINT:
             self._completed = restored if uid in restored.enumerators else None
         self._is_closed = False
+        self._checked_state: JsonObject | None = None
         self.start()
 
     def ask(self) -> None:
@@ -281,9 +282,12 @@ class _Asking(threading.Thread):
     def _refuse_bad(self, discovered: Discovered) -> None:
         name = f"source {self._source.describe()}"
         refuse_bad_splits(name, discovered.splits)
+        if discovered.state == self._checked_state:  # as mostly, where nothing new is found
+            return
         flaw = json_flaw(discovered.state, _STATE_BYTES_MAX)
         if flaw is not None:
             raise UserCodeError(f"{name}: the state of its enumerator {flaw}")
+        self._checked_state = discovered.state
 
     def _next(self) -> tuple[Manifest | None, bool] | None:
         """What is to be told, and whether to ask; None: it is over.
