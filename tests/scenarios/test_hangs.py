@@ -4,6 +4,7 @@ import time
 
 import pytest
 from hanging_functions import HangingAt, match_for_long, sleep_for_long
+from hanging_readers import HangingLog
 
 from stillframe.coordinator.history import CheckpointFailed, Hanging, SlotsRunning
 from stillframe.processes import await_ended
@@ -81,3 +82,39 @@ def test_a_checkpoint_that_times_out_names_who_did_not_answer_and_what_it_did(pa
     assert "map tidy" in reason
     assert "function HangingAt.__call__" in reason
     running.query.stop()
+
+
+# --- readers that hang in threads of their own ---
+
+
+def test_a_reader_that_takes_splits_and_hangs_is_told_and_ended(page_views):
+    reached, let_go = page_views.gate("reached"), page_views.gate("let go")
+    source = HangingLog(200, reached, let_go, takes_splits=True)
+    running = page_views.start(page_views.plan(source, parallelism=1), **QUICK)
+
+    told = running.wait(Hanging)
+    during = running.query.status["message"]
+    running.finish()
+
+    assert told.hanging.operator == "clicks"
+    assert "source hanging log (" in during
+    assert "in HangingReader.read) has not returned for" in during
+    [failure] = running.query.failures
+    assert "in HangingReader.read) has not returned for" in failure.reason
+    assert running.query.summary.records_out >= 200
+
+
+def test_a_reader_that_may_wait_is_told_and_not_ended(page_views):
+    reached, let_go = page_views.gate("reached"), page_views.gate("let go")
+    source = HangingLog(200, reached, let_go, takes_splits=False)
+    running = page_views.start(page_views.plan(source, parallelism=1), **QUICK)
+
+    running.wait(Hanging)
+    during = running.query.status["message"]
+    completed = running.next_checkpoint()
+    let_go.open()
+    running.finish()
+
+    assert "in HangingReader.read) has given nothing for" in during
+    assert completed.checkpoint_id, "the job runs on"
+    assert running.query.failures == []
