@@ -158,7 +158,8 @@ class SourceReader(ABC):
 
         From now on the job never asks for a record before these positions, so a queue may be told
         to forget it. The exception is a person who restores an older checkpoint or savepoint by
-        hand: keep what such a restore needs.
+        hand: keep what such a restore needs. (And a job none of whose sinks shows anything: if its
+        newest checkpoint is damaged, it goes on from the one before.)
 
         Called between two calls of `poll`, with ascending ids; never for a checkpoint that was
         aborted, nor for a savepoint. After a restart it is first called for the checkpoint that was

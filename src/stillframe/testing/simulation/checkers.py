@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
+from stillframe.api.sources import Split
 from stillframe.coordinator.history import (
     AttemptStarted,
     CheckpointCompleted,
@@ -104,6 +105,9 @@ class Checkers:
         self._ordered = {branch.uid for branch in job.branches if self._keeps_order(branch)}
         self._seen = {branch.uid: Counter[Row]() for branch in job.branches}
         self._last_said: dict[str, dict[Place, tuple[int, ...]]] = defaultdict(dict)
+        self._let_go: dict[int, int] = {}
+        """Up to where each split may have been forgotten, because a source was told so."""
+        job.source.hearing.on_complete = self._on_told
         for branch in job.branches:
             outside = job.outside[branch.uid]
             outside.on_visible = self._watcher(branch)
@@ -146,6 +150,24 @@ class Checkers:
         is_new = (attempt, checkpoint_id) not in self._announced
         _require(is_new, "announced", f"checkpoint {checkpoint_id} for the second time")
         self._announced.add((attempt, checkpoint_id))
+
+    def _on_told(self, checkpoint_id: CheckpointId, splits: Sequence[Split]) -> None:
+        """A reader is told of a completed checkpoint, and forgets what lies before its splits."""
+        what = f"a source was told of checkpoint {checkpoint_id}, which is not complete"
+        # A driver may have died between the entry in the log and saying so.
+        is_complete = checkpoint_id in self.completed or checkpoint_id in self.restored
+        _require(is_complete, "told", what)
+        for split in splits:
+            index = split_index(split.id)
+            self._let_go[index] = max(_next(split.position), self._let_go.get(index, 0))
+
+    def _check_not_let_go(self, manifest: Manifest) -> None:
+        """Nothing is asked for again that a source was told it may forget."""
+        positions = self._positions(manifest)
+        for split, let_go in self._let_go.items():
+            at = positions.get(split, 0)
+            what = f"split {split} goes on from {at} and was let go up to {let_go}"
+            _require(at >= let_go, "let go", what)
 
     def on_closed(
         self, subtasks: Iterable[Subtask], closed: Container[CheckpointId] | None
@@ -274,6 +296,7 @@ class Checkers:
             return
         manifest = self._manifest(restored, kept.attempt)
         self._restored_times[attempt] = _least_times(manifest)
+        self._check_not_let_go(manifest)
         if self._mode == "at-least-once":
             self._note_early(manifest)
 

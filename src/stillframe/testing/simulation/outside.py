@@ -69,6 +69,15 @@ def place_of(record_id: int) -> tuple[int, int]:
     return divmod(record_id, IDS_PER_SPLIT)
 
 
+@dataclass(slots=True)
+class Hearing:
+    """Who is told what the readers of a source hear of completed checkpoints."""
+
+    on_complete: Callable[[CheckpointId, Sequence[Split]], None] = lambda checkpoint_id, splits: (
+        None
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class NumbersSource(Source):
     """Splits of numbered records, read in batches of any size, with pauses."""
@@ -81,6 +90,7 @@ class NumbersSource(Source):
     """How often there is nothing when it is asked."""
     appear_at_seconds: tuple[float, ...] | None = None
     """When each split can first be discovered; None: all are there and there is no enumerator."""
+    hearing: Hearing = field(default_factory=Hearing)
 
     @property
     def schema(self) -> pa.Schema:
@@ -170,6 +180,9 @@ class _NumbersReader(SourceReader):
 
     def add_splits(self, splits: Sequence[Split]) -> None:
         self._next.update((split.id, cast(int, split.position["next"])) for split in splits)
+
+    def on_checkpoint_complete(self, checkpoint_id: CheckpointId, splits: Sequence[Split]) -> None:
+        self._source.hearing.on_complete(checkpoint_id, splits)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -134,6 +134,22 @@ def _know_no_split(original: Any) -> Any:
     return on_splits
 
 
+def _tell_where_it_is_now(original: Any) -> Any:
+    def completed(self: Any, checkpoint_id: Any) -> None:
+        self._in_checkpoints[checkpoint_id] = self._reader.splits()
+        original(self, checkpoint_id)
+
+    return completed
+
+
+def _tell_at_the_barrier(original: Any) -> Any:
+    def snapshot(self: Any, checkpoint_id: Any, savepoint: Any = None) -> Any:
+        self._reader.on_checkpoint_complete(checkpoint_id, self._reader.splits())
+        return original(self, checkpoint_id, savepoint)
+
+    return snapshot
+
+
 def _take_a_stop_for_the_end(original: Any) -> Any:
     return lambda self, order: original(self, replace(order, stops=False))
 
@@ -352,5 +368,13 @@ RUNTIME_MUTANTS: Mapping[str, Mutant] = {
     "assign-a-split-twice": Mutant(
         "an assignment that comes twice is not recognised",
         Reading, "on_splits", _know_no_split,
+    ),
+    "let-go-what-was-read-since": Mutant(
+        "a source is told of a completed checkpoint with where it is now",
+        Reading, "completed", _tell_where_it_is_now,
+    ),
+    "let-go-at-the-barrier": Mutant(
+        "a source is told of a checkpoint that is not complete yet",
+        Reading, "snapshot", _tell_at_the_barrier,
     ),
 }  # fmt: skip
