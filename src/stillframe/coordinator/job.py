@@ -301,6 +301,8 @@ class Job(threading.Thread):
                 raise
             return AttemptBroke(str(error), "other")
         except UserCodeError as error:
+            if self._ledger.record is None:  # a source's first splits: no attempt has begun
+                raise
             return AttemptBroke(str(error), cause_of(error), blame=error.blame)
 
     def _run_attempt(self) -> Outcome:
