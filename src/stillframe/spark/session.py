@@ -21,9 +21,9 @@ from stillframe.config import (
 from stillframe.errors import BuildError, StartRefused
 from stillframe.spark import formats, snapshot_source
 from stillframe.spark.frames import frame_node
+from stillframe.spark.output_modes import with_output_modes
 from stillframe.spark.reader import StreamReader
 from stillframe.spark.streams import Streams
-from stillframe.spark.writer import with_output_modes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ from stillframe.graph.logical import (
     Read,
     SessionWindow,
     Write,
-    moved,
     walk,
 )
 from stillframe.graph.plan import describe
@@ -42,8 +41,8 @@ from stillframe.runtime.row_functions import name_of
 from stillframe.spark import formats
 from stillframe.spark.epochs import Console, FrameOfEpoch, MemoryTable
 from stillframe.spark.joins import refuse_mode_of_joins
+from stillframe.spark.output_modes import can_close
 from stillframe.spark.temporary import temporary_location
-from stillframe.spark.windows import has_watermark
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 from stillframe.storage.store import is_local_address
 
@@ -459,44 +458,6 @@ class StreamWriter:
                 f"the sink {self._sink_name()} shows records only when a checkpoint completes, and"
                 f" checkpoints are off: set the option checkpointInterval, such as '1 second'{also}"
             )
-
-
-def can_close(aggregate: Node) -> bool:
-    """Whether event time comes to an end of each of its groups."""
-    operator = aggregate.operator
-    assert isinstance(operator, Aggregate), operator
-    return operator.window is not None and has_watermark(aggregate)
-
-
-def with_output_modes(writers: Sequence[StreamWriter], sinks: Sequence[Node]) -> list[Node]:
-    """The sinks of one job, fed by aggregates that emit what the writers' output modes ask for.
-
-    All at once: two sinks that share an aggregate must share the one that takes its place.
-    """
-    modes: dict[int, str] = {}
-    for writer in writers:
-        for node in writer.aggregates():
-            other = modes.setdefault(id(node), writer.output_mode)
-            if other != writer.output_mode:
-                raise BuildError(
-                    f"one aggregation is written both with outputMode {other!r} and with"
-                    f" {writer.output_mode!r}, but it is either written once, when its windows are"
-                    " closed, or whenever it changes, or as a whole: give the writers one output"
-                    " mode, or start two jobs"
-                )
-    made: dict[int, Node] = {}
-    for node in walk(sinks):
-        fed = moved(node, made)
-        made[id(node)] = _emitting(fed, modes.get(id(node), "update"))
-    return [made[id(sink)] for sink in sinks]
-
-
-def _emitting(node: Node, mode: str) -> Node:
-    if not isinstance(node.operator, Aggregate) or mode == "update":
-        return node
-    appends = mode == "append"
-    operator = replace(node.operator, emits_closed=appends, emits_all=not appends)
-    return Node(operator, node.schema, node.inputs, node.given_uid, node.parallelism)
 
 
 def _is_case_sensitive(spark: SparkSession) -> bool:
