@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
     from stillframe.api.functions import KeyedFunction, TwoInputFunction
     from stillframe.api.processors import KeyProcessor, KeyStates
+    from stillframe.api.sinks import Sink
+    from stillframe.api.sources import Source
     from stillframe.api.stream_functions import StreamFunction, SubtaskStates
     from stillframe.api.timers import Timers
     from stillframe.coordinator.query import Query
+    from stillframe.options import Options
+    from stillframe.secrets import Secret
     from stillframe.spark.savepoints import Savepoint
     from stillframe.spark.session import Still
 
@@ -43,9 +47,13 @@ __all__ = [
     "KeyProcessor",
     "KeyStates",
     "KeyedFunction",
+    "Options",
     "Query",
     "Savepoint",
+    "Secret",
+    "Sink",
     "SnapshotDamaged",
+    "Source",
     "StartRefused",
     "StillframeError",
     "StorageError",
@@ -93,6 +101,22 @@ def __getattr__(name: str) -> Any:
         from stillframe.api import stream_functions
 
         return getattr(stream_functions, name)
+    if name == "Sink":
+        from stillframe.api.sinks import Sink
+
+        return Sink
+    if name == "Source":
+        from stillframe.api.sources import Source
+
+        return Source
+    if name == "Options":
+        from stillframe.options import Options
+
+        return Options
+    if name == "Secret":
+        from stillframe.secrets import Secret
+
+        return Secret
     if name == "Timers":
         from stillframe.api.timers import Timers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from stillframe.graph.logical import (
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.runtime.key_processing import KeyProgram
 from stillframe.runtime.row_functions import ArrowFunction, PandasFunction, RowFlatMap, RowMap
+from stillframe.secrets import Secret
 from stillframe.spark.processor_programs import ProcessorProgram
 from stillframe.testing.sources import Gate, ScriptedSource
 
@@ -61,6 +62,19 @@ class Raises:
             if self.once is not None:
                 self.once.open()
             raise self.error()
+
+
+@dataclass(frozen=True)
+class Tells(Raises):
+    """Raises at one record with a secret in its text."""
+
+    secret: Secret = field(kw_only=True)
+
+    def __call__(self, ids: Iterable[int]) -> None:
+        if AT in ids and (self.once is None or not self.once.is_open):
+            if self.once is not None:
+                self.once.open()
+            raise self.error(f"no login as {self.secret.reveal()!r}")
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,11 @@ class Still:
 
     def job_config(self, options: Mapping[str, str]) -> JobConfig:
         """These options, and below them the session's `spark.stillframe.*`."""
-        return job_config(options, self.spark.conf.getAll)
+        return job_config(options, self.spark.conf.getAll, self.spark_setting)
+
+    def spark_setting(self, name: str) -> str | None:
+        """What Spark's configuration says of this name; None: nothing."""
+        return self.spark.conf.get(name, None)
 
 
 def _refuse_connect(spark: object) -> None:
