@@ -36,6 +36,7 @@ from stillframe.graph.logical import (
     Write,
 )
 from stillframe.graph.plan import Plan, build_plan
+from stillframe.ids import Mark
 from stillframe.runtime.key_processing import KeyProgram
 from stillframe.runtime.row_functions import ArrowFunction, PandasFunction, RowFlatMap, RowMap
 from stillframe.secrets import Secret
@@ -319,7 +320,7 @@ class Handler:
         self._said = home / "said"
         self._trouble = trouble
 
-    def __call__(self, epoch: int, files: list[str]) -> None:
+    def __call__(self, epoch: int, mark: Mark, files: list[str]) -> None:
         tables = [pq.read_table(file) for file in files]
         for table in tables:
             self._trouble(table["id"].to_pylist())
