@@ -8,6 +8,7 @@ import pytest
 
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
+from stillframe.connectors.function_sink import to_function
 from stillframe.connectors.generate import ClickSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
@@ -25,6 +26,7 @@ SINKS = {
     "console": STAGED,
     "memory": STAGED.kept_by_driver(),
     "noop": DiscardSink(),
+    "to_function(deliver)": to_function(print),
 }
 MODES = ("exactly-once", "stop-the-world", "at-least-once", "at-most-once")
 

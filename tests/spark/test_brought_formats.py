@@ -3,6 +3,7 @@ shows nowhere."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
@@ -14,6 +15,7 @@ import brought
 import pyarrow.json
 import pytest
 
+from stillframe.connectors.function_sink import to_function
 from stillframe.errors import BuildError, StartRefused
 
 if TYPE_CHECKING:
@@ -91,6 +93,23 @@ def test_instances_run_and_survive_a_failure(still, shelves, tmp_path, job_optio
     assert "raised ConnectionError: no login as *** (***)" in failure.reason
     query.explain()
     assert "counting to 500" in capsys.readouterr().out
+
+
+def test_a_sink_made_of_a_function_is_an_instance_too(still, shelves, tmp_path, job_options):
+    out = tmp_path / "delivered"
+    out.mkdir()
+
+    def deliver(rows: Any, key: str) -> None:
+        (out / key.replace("/", "-")).write_text(str(rows["n"].to_pylist()))
+
+    counted = still.readStream.format(shelves.CountingSource(100)).load()
+    sink = to_function(deliver, idempotent=True)
+    query = counted.writeStream.queryName("function").format(sink).options(**job_options).start()
+
+    assert query.awaitTermination(WAIT_SECONDS_MAX)
+    told = [n for file in out.iterdir() for n in ast.literal_eval(file.read_text())]
+    assert sorted(told) == list(range(100))
+    assert query.guarantee().word == "exactly-once"
 
 
 def test_a_sink_of_a_package_keeps_the_rules_of_ours(still, shelves, tmp_path):

@@ -39,7 +39,7 @@ class OwnFormat:
 
     kind: type[Source] | type[Sink]
     guarantee: SinkGuarantee | None = None
-    """None: the one of the class."""
+    """Of a sink."""
     option_names: tuple[str, ...] | None = ()
     secret_options: ClassVar[tuple[str, ...]] = ()
     how: str
@@ -138,6 +138,7 @@ _SHARED = "a checkpoint location that driver and executors share"
 OWN_SINKS: Mapping[str, OwnFormat] = {
     "parquet": _OwnSink(
         kind=FileSink,
+        guarantee=FileSink.guarantee,
         option_names=("path",),
         how="files are prepared at the barrier and show when the checkpoint is complete",
         needs="a file system that all machines share, whose rename is atomic",
@@ -145,6 +146,7 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
     ),
     "json": _OwnSink(
         kind=FileSink,
+        guarantee=FileSink.guarantee,
         option_names=("path",),
         how="the same",
         needs="the same",
@@ -161,6 +163,7 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
     ),
     "console": _OwnSink(
         kind=StagedSink,
+        guarantee=StagedSink.guarantee,
         option_names=("numRows", "truncate"),
         how="after a failure the last epoch may be printed again, with the same number",
         needs=_SHARED,
@@ -168,6 +171,7 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
     ),
     "noop": _OwnSink(
         kind=DiscardSink,
+        guarantee=DiscardSink.guarantee,
         how="so nothing can be lost or doubled, and the state of the job is as exact as its sources"
         " let it be",
         needs="nothing",

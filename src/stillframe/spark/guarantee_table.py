@@ -14,6 +14,7 @@ from stillframe.api.formats import Format
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
 from stillframe.connectors.frame import FrameSource
+from stillframe.connectors.function_sink import FunctionSink
 from stillframe.connectors.staged import StagedSink
 from stillframe.spark.choosing import Word, chosen_sink, chosen_source, registered
 from stillframe.spark.formats import OWN_SINKS, OWN_SOURCES, OwnFormat
@@ -31,10 +32,26 @@ _BESIDE: dict[Word, dict[str, OwnFormat]] = {
     "sink": {
         "foreachBatch": OwnFormat(
             kind=StagedSink,
+            guarantee=StagedSink.guarantee,
             how="after a failure the last epoch may come again, with the same number: a function"
             " that ignores a number it has seen makes it exactly-once",
             needs="a checkpoint location that driver and executors share",
-            tested_by=("tests/connectors/test_staged.py", "tests/spark/test_guarantees.py"),
+            tested_by=(
+                "tests/connectors/test_staged.py",
+                "tests/scenarios/test_epochs_on_the_driver.py",
+            ),
+        ),
+        "to_function(deliver)": OwnFormat(
+            kind=FunctionSink,
+            guarantee="at-least-once",
+            how="after a failure the same rows may come again with the same key: with"
+            " `idempotent=True`, for a function that ignores a key it has seen, it is exactly-once",
+            needs="a function that raises when it cannot deliver; for exactly-once, one that"
+            " knows a key again",
+            tested_by=(
+                "tests/connectors/test_function_sink.py",
+                "tests/spark/test_brought_formats.py",
+            ),
         ),
     },
 }
@@ -68,7 +85,8 @@ def _row(name: str, of: OwnFormat | type[Format]) -> str:
         word = "yes" if kind.rewindable else "no"
     else:
         assert issubclass(kind, Sink)
-        word = (of.guarantee if isinstance(of, OwnFormat) else None) or kind.guarantee
+        given = of.guarantee if isinstance(of, OwnFormat) else kind.guarantee
+        word = given if isinstance(given, str) else "by its options"  # a property, of instances
     tests = ", ".join(f"`{test}`" for test in of.tested_by)
     cells = (f"`{name}`", word, of.how, of.needs, tests)
     return f"| {' | '.join(cell or 'not said' for cell in cells)} |"
