@@ -1,5 +1,6 @@
 """The tables of docs/guarantees.md say what the code does, for every format there is."""
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,13 +8,13 @@ import pytest
 
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
-from stillframe.connectors.frame import FrameSource
+from stillframe.connectors.function_sink import to_function
 from stillframe.connectors.generate import ClickSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.graph.guarantees import weigh
-from stillframe.spark import formats
 from stillframe.spark.frames import UnresolvedFrame
+from stillframe.spark.guarantee_table import guarantee_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 SCHEMA = pa.schema([("value", pa.string())])
@@ -25,6 +26,7 @@ SINKS = {
     "console": STAGED,
     "memory": STAGED.kept_by_driver(),
     "noop": DiscardSink(),
+    "to_function(deliver)": to_function(print),
 }
 MODES = ("exactly-once", "stop-the-world", "at-least-once", "at-most-once")
 
@@ -41,30 +43,33 @@ def table(heading: str) -> list[list[str]]:
     return found
 
 
-def options_of(name: str, files: Path) -> dict[str, str]:
-    """As few as the source needs."""
-    if name in ("parquet", "json"):
-        return {"path": str(files), "followInterval": "1 second"}
-    return {"host": "localhost", "port": "9999"} if name == "socket" else {}
+@pytest.mark.parametrize("word", ["source", "sink"])
+def test_the_tables_of_sources_and_sinks_are_those_that_the_code_makes(word):
+    lines = PAGE.read_text().splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith(f"| {word} |"))
+    made = guarantee_table(word)
+
+    assert lines[begin : begin + len(made)] == made
+    assert not lines[begin + len(made)]
 
 
-def test_every_source_says_truly_whether_it_rewinds(tmp_path):
-    rewinds = {name: said for name, said, _ in table("| source |")}
+@pytest.mark.parametrize("word", ["source", "sink"])
+def test_every_line_says_all_and_names_tests_that_are_there(word):
+    for line in guarantee_table(word)[2:]:
+        assert "not said" not in line
+        tests = re.findall(r"`(tests/\S+)`", line)
+        assert tests, line
+        assert all((PAGE.parents[1] / test).is_file() for test in tests), line
 
-    assert set(rewinds) == {*formats._SOURCE_FORMATS, "still.stream(df)"}
-    for name in formats._SOURCE_FORMATS:
-        options = options_of(name, tmp_path)
-        source = formats.make_source(name, options, SCHEMA if "path" in options else None)
-        assert rewinds[name] == ("yes" if source.rewindable else "no"), name
-    assert rewinds["still.stream(df)"] == "yes"
-    assert FrameSource.rewindable
+
+def test_a_dataframe_rewinds_before_it_is_resolved_too():
     assert UnresolvedFrame.rewindable
 
 
-def test_every_sink_gives_what_the_page_says():
-    said = {name: guarantee for name, guarantee, _ in table("| sink |")}
+def test_a_sink_that_the_writer_builds_gives_what_its_line_says():
+    """The others are what their class says."""
+    said = {name: guarantee for name, guarantee, *_ in table("| sink |")}
 
-    assert set(said) == {*formats.SINK_OPTIONS, "foreachBatch"}
     assert said == {name: sink.guarantee for name, sink in SINKS.items()}
 
 

@@ -16,6 +16,8 @@ def test_the_public_names_are_these_and_no_others() -> None:
     assert sorted(stillframe.__all__) == [
         "BlockingReader",
         "BuildError",
+        "Committer",
+        "CommitterContext",
         "DataError",
         "Discovered",
         "EndOfData",
@@ -24,9 +26,17 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "KeyProcessor",
         "KeyStates",
         "KeyedFunction",
+        "Mark",
         "NothingYet",
+        "Options",
+        "OutputRefused",
+        "Prepared",
         "Query",
         "Savepoint",
+        "Secret",
+        "Sink",
+        "SinkContext",
+        "SinkWriter",
         "SnapshotDamaged",
         "Source",
         "SourceContext",
@@ -38,14 +48,19 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "StorageError",
         "StreamFunction",
         "SubtaskStates",
+        "Target",
         "Timers",
+        "TransactionalSink",
         "TwoInputFunction",
+        "Unavailable",
         "UnknownOption",
         "UserCodeError",
+        "Writer",
         "__version__",
         "from_generator",
         "on",
         "register",
+        "to_function",
     ]
 
 
@@ -56,7 +71,7 @@ def test_every_public_name_leads_somewhere() -> None:
 def test_every_error_is_a_stillframe_error() -> None:
     errors = [getattr(stillframe, name) for name in stillframe.__all__]
     kinds = [kind for kind in errors if isinstance(kind, type) and issubclass(kind, Exception)]
-    assert len(kinds) == 10
+    assert len(kinds) == 12
     assert all(issubclass(kind, stillframe.StillframeError) for kind in kinds)
 
 

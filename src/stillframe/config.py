@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from stillframe.errors import BuildError, UnknownOption
+from stillframe.secrets import Conf, Secret, is_secret_name
 
 RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
 CheckpointMode = Literal["exactly-once", "at-least-once", "at-most-once", "stop-the-world"]
@@ -444,24 +445,40 @@ def settings_in_force(config: JobConfig) -> dict[str, str]:
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], of: str) -> None:
-    """Raise for the first option that is not known, naming one that is if it is near."""
+    """Raise for the first option that is not known, naming one that is if it is near.
+
+    One that is known as `kafka.*` stands for all that begin with `kafka.`.
+    """
     spelled = {name.lower(): name for name in known}
     for name in given:
-        if name.lower() in spelled:
+        if names_option(name, spelled):
             continue
         nearest = nearest_of(name.lower(), spelled)
         hint = ": leave it out" if nearest is None else f"; did you mean {spelled[nearest]!r}?"
         raise UnknownOption(f"{of} has no option {name!r}{hint}")
 
 
-def job_config(options: Mapping[str, str], session: Mapping[str, str] | None = None) -> JobConfig:
+def names_option(given: str, known: Iterable[str]) -> bool:
+    """Whether this is one of these options, in any spelling."""
+    name = given.lower()
+    return any(
+        name.startswith(each.lower()[:-1]) if each.endswith(".*") else name == each.lower()
+        for each in known
+    )
+
+
+def job_config(
+    options: Mapping[str, str],
+    session: Mapping[str, str] | None = None,
+    conf: Conf = lambda name: None,
+) -> JobConfig:
     """The settings made of a writer's options and, below them, a session's `spark.stillframe.*`.
 
     Option names are matched without regard to case, as Spark's are. `options` holds job options
     only; the caller has taken the sink's own out. What they and the session say of the storage
     (`fs.s3a.*`, in a session `spark.hadoop.fs.s3a.*`) is kept as it is, for the store to read.
     """
-    of_storage = storage_settings(options, session or {})
+    of_storage = storage_settings(options, session or {}, conf)
     options = {name: text for name, text in options.items() if not is_storage_setting(name)}
     from_session = {
         name.removeprefix(SESSION_PREFIX): value
@@ -487,14 +504,22 @@ def is_storage_setting(option: str) -> bool:
     return option.lower().startswith(STORAGE_PREFIX)
 
 
-def storage_settings(options: Mapping[str, str], session: Mapping[str, str]) -> dict[str, str]:
+def storage_settings(
+    options: Mapping[str, str], session: Mapping[str, str], conf: Conf = lambda name: None
+) -> dict[str, str]:
     """Hadoop's `fs.s3a.*` for a store: those of the options, and below them the session's."""
     of_session = {
         name.removeprefix("spark.hadoop."): text
         for name, text in session.items()
         if name.startswith(_SESSION_STORAGE_PREFIX)
     }
-    of_job = {name.lower(): text for name, text in options.items() if is_storage_setting(name)}
+    of_job = {
+        name.lower(): Secret.from_option(name, text, conf).reveal()
+        if is_secret_name(name)
+        else text
+        for name, text in options.items()
+        if is_storage_setting(name)
+    }
     return of_session | of_job
 
 

@@ -25,6 +25,7 @@ from stillframe.errors import (
     UserCodeError,
     telling_line,
 )
+from stillframe.secrets import masked, shows_secret
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARIES = tuple(
@@ -54,8 +55,8 @@ def calling(code: str, record: str | None = None, *, operator: str | None = None
     """What is raised in here names the user's code, not our insides; our own errors pass."""
     try:
         yield
-    except StillframeError:
-        raise
+    except StillframeError as error:
+        raise_without_secrets(error)
     except (Exception, SystemExit) as error:  # sys.exit() ends no thread of ours
         fail(code, error, record, operator=operator)
 
@@ -74,7 +75,7 @@ def fail(
     Where its `function` has left no line, it is named by the one where it begins.
     """
     if isinstance(error, StillframeError):
-        raise error
+        raise_without_secrets(error)
     error = _stopped_by(error)
     frames = _own_frames(error)
     line = _telling_line(frames) or _first_line(function)
@@ -93,7 +94,15 @@ def fail(
         f"{code} raised {blame.error}{': ' if said else ''}{said}"
         f"{f' ({line})' if line else ''}{'' if blame.heals else _CORRECT_IT}",
         blame,
-    ) from error
+    ) from (None if shows_secret(error) else error)
+
+
+def raise_without_secrets(error: StillframeError) -> NoReturn:
+    """Raise our own error, in which a connector may have named what nobody may read."""
+    if not shows_secret(error):
+        raise error
+    error.args = tuple(masked(str(each)) for each in error.args)
+    raise error.with_traceback(None) from None
 
 
 _CORRECT_IT = "; correct it and start the job again, it resumes from its last checkpoint"
@@ -126,8 +135,8 @@ def _said_by(error: BaseException) -> str:
 
 
 def _kept(text: str) -> str:
-    """As it can be written to a file, whatever the user's texts hold."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """As it can be written to a file, whatever the user's texts hold, and without secrets."""
+    return masked(text).encode("utf-8", "backslashreplace").decode()
 
 
 LAZY = (map, filter)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ from stillframe.graph.logical import (
     Write,
 )
 from stillframe.graph.plan import Plan, build_plan
+from stillframe.ids import Mark
 from stillframe.runtime.key_processing import KeyProgram
 from stillframe.runtime.row_functions import ArrowFunction, PandasFunction, RowFlatMap, RowMap
+from stillframe.secrets import Secret
 from stillframe.spark.processor_programs import ProcessorProgram
 from stillframe.testing.sources import Gate, ScriptedSource
 
@@ -61,6 +63,19 @@ class Raises:
             if self.once is not None:
                 self.once.open()
             raise self.error()
+
+
+@dataclass(frozen=True)
+class Tells(Raises):
+    """Raises at one record with a secret in its text."""
+
+    secret: Secret = field(kw_only=True)
+
+    def __call__(self, ids: Iterable[int]) -> None:
+        if AT in ids and (self.once is None or not self.once.is_open):
+            if self.once is not None:
+                self.once.open()
+            raise self.error(f"no login as {self.secret.reveal()!r}")
 
 
 @dataclass(frozen=True)
@@ -321,7 +336,7 @@ class Handler:
         self._said = home / "said"
         self._trouble = trouble
 
-    def __call__(self, epoch: int, mark: Any, files: list[str]) -> None:
+    def __call__(self, epoch: int, mark: Mark, files: list[str]) -> None:
         tables = [pq.read_table(file) for file in files]
         for table in tables:
             self._trouble(table["id"].to_pylist())

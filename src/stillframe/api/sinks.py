@@ -18,8 +18,10 @@ from typing import ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
+from stillframe.api.formats import Format, not_made_of_options
 from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid, SubtaskIndex, Writer
 from stillframe.json_values import JsonObject
+from stillframe.options import Options
 
 Committable = JsonObject
 
@@ -155,8 +157,17 @@ class Committer(ABC):
         """Give everything back. Called once."""
 
 
-class Sink(ABC):
+class Sink(Format, ABC):
     """A frozen, picklable description of where records go."""
+
+    @classmethod
+    def from_options(cls, options: Options, schema: pa.Schema) -> Sink:
+        """The sink that `writeStream.format(cls).option(...)` describes.
+
+        Called on the driver, before the job starts; it writes nothing yet. `schema` is that of
+        the stream. What it raises is told as a `BuildError`.
+        """
+        raise not_made_of_options(cls, "writeStream")
 
     commits_at_coordinator: ClassVar[bool] = False
     """Whether one committer on the driver gets all subtasks' committables of an epoch at once."""

@@ -21,9 +21,11 @@ from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from stillframe.api.formats import Format, not_made_of_options
 from stillframe.clock import Clock
 from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.json_values import JsonObject
+from stillframe.options import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +321,25 @@ class SplitEnumerator(ABC):
         """Give everything back. Called once, by the thread that called `discover`."""
 
 
-class Source(ABC):
+class Source(Format, ABC):
     """A frozen, picklable description of where records come from."""
+
+    @classmethod
+    def from_options(cls, options: Options, schema: pa.Schema | None) -> Source:
+        """The source that `readStream.format(cls).schema(...).option(...)` describes.
+
+        Called on the driver, at `load`; it reads nothing yet. `schema` is None if the user has
+        declared none. What it raises is told as a `BuildError`.
+        """
+        raise not_made_of_options(cls, "readStream")
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether there is always more to come, so that a job cannot read all that is there.
+
+        `trigger(availableNow=True)` is refused then.
+        """
+        return False
 
     rewindable: ClassVar[bool] = True
     """Whether a position given to `open` is honoured. Without it a failure loses what was read

@@ -63,6 +63,7 @@ from stillframe.protocol.kept import KeptHistory
 from stillframe.protocol.lease import Alive, TakeOver
 from stillframe.protocol.messages import FailureCause, blame_of, cause_of
 from stillframe.protocol.restarts import GiveUp, SameFailure, restart_strategy
+from stillframe.secrets import masked, shows_secret
 from stillframe.storage.paths import job_directory
 from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import open_store
@@ -187,16 +188,12 @@ class Job(threading.Thread):
             outcome = self._run_attempts()
         except StillframeError as error:
             self._note_end(error)
-            self.failure = JobFailed(f"job {self.plan.job!r} failed: {error}")
-            self.failure.__cause__ = error
+            self.failure = self._failed_by(error, str(error))
             for note in getattr(error, "__notes__", ()):
                 self.failure.add_note(note)
         except Exception as error:
             self._note_end(error)
-            self.failure = JobFailed(
-                f"job {self.plan.job!r} failed: {type(error).__name__}: {error}"
-            )
-            self.failure.__cause__ = error
+            self.failure = self._failed_by(error, f"{type(error).__name__}: {error}")
         finally:
             self._sinks.close()
             self._recorder.close(outcome, self._parts.now())
@@ -204,6 +201,12 @@ class Job(threading.Thread):
                 self._lease.release()
             self._turn_away(outcome)
             self.history.tell(JobEnded(outcome))
+
+    def _failed_by(self, error: Exception, said: str) -> JobFailed:
+        failure = JobFailed(f"job {self.plan.job!r} failed: {masked(said)}")
+        if not shows_secret(error):
+            failure.__cause__ = error
+        return failure
 
     def _turn_away(self, outcome: str) -> None:
         """Nobody will take the savepoints that were asked for too late."""
@@ -221,7 +224,9 @@ class Job(threading.Thread):
             self._recorder.abandon()
         if not isinstance(error, JobFailed):
             reason = str(error) if isinstance(error, StillframeError) else repr(error)
-            self._note_failure(AttemptBroke(reason, "permanent", blame=blame_of(error)), None)
+            self._note_failure(
+                AttemptBroke(masked(reason), "permanent", blame=blame_of(error)), None
+            )
 
     def _note_failure(self, broke: AttemptBroke, delay_seconds: float | None) -> None:
         now = self._parts.now()

@@ -67,9 +67,10 @@ class DriverSinks:
         }
         self._names = {uid: f"sink {sink.describe()}" for uid, sink in sinks.items()}
         context = CommitterContext(plan.job, staging)
-        self._committers: Mapping[OperatorUid, Committer] = {
-            uid: sink.open_committer(context) for uid, sink in sinks.items()
-        }
+        self._committers: dict[OperatorUid, Committer] = {}
+        for uid, sink in sinks.items():
+            with calling(self._names[uid], operator=uid):
+                self._committers[uid] = sink.open_committer(context)
         self.committing_here: Sequence[OperatorUid] = [
             uid for uid, sink in sinks.items() if sink.commits_at_coordinator
         ]

@@ -82,6 +82,7 @@ from stillframe.runtime.task import (
 from stillframe.runtime.uploads import CancellableStore, Upload, Uploads
 from stillframe.runtime.watching import LoopWatch, ReaderWatch, SinkWatch, StackLine
 from stillframe.runtime.writing import Writing
+from stillframe.secrets import masked, shows_secret
 from stillframe.storage.savepoint import StoreWithSavepoint
 from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import Store, open_store
@@ -115,6 +116,8 @@ def run_slot(
             running.run()
         except Exception as error:
             running.report_failure(error)
+            if shows_secret(error):  # Spark writes into its log what is raised here
+                raise StillframeError(masked(f"{type(error).__name__}: {error}")) from None
             raise
         finally:
             running.close()
@@ -270,7 +273,7 @@ class _Slot(TaskEvents):
     def report_failure(self, error: Exception) -> None:
         """Tell the coordinator why, if it is still there to hear it."""
         is_ours = isinstance(error, StillframeError)
-        reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        reason = masked(str(error) if is_ours else f"{type(error).__name__}: {error}")
         failing = self._turn.subtask
         if isinstance(error, UserCodeError) and failing is not None:
             failing.locate(error)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
 
+from stillframe.api.sinks import Sink
+from stillframe.api.sources import Source
 from stillframe.config import parse_flag
 from stillframe.errors import StartRefused
+from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan, describe
 from stillframe.spark.capacity import Room
 
@@ -88,22 +91,55 @@ def refuse_too_few_slots(slots: int, runs_spark_jobs: bool, room: Room) -> None:
     )
 
 
-def refuse_unfit_executors(spark: SparkSession, slots: int) -> list[Versions]:
+def refuse_unfit_executors(
+    spark: SparkSession, slots: int, plan: Plan | None = None
+) -> list[Versions]:
     """Compare what the executors have with what the driver has, by a small Spark job.
 
-    Answers what each of its tasks has seen.
+    Of a plan, they must have the classes of its sources and sinks. Answers what each task has seen.
     """
     probe = _probe()
+    ends = {} if plan is None else _pickled_ends(plan)
     try:
-        found = spark.sparkContext.parallelize(range(slots), slots).map(probe).collect()
+        tasks = spark.sparkContext.parallelize([ends] * slots, slots)
+        found = tasks.map(probe).collect()
     except Exception as error:
         reason = no_python_that_fits(str(error))
         if reason is None:
             raise
         raise StartRefused(reason) from error
     for there in found:
-        refuse_other_versions(probe(None), there)
+        refuse_other_versions(probe({}), there)
+        refuse_missing_ends(there)
     return found
+
+
+def brings_own_ends(plan: Plan) -> bool:
+    """Whether it has a source or sink of another package, which the slots have to import."""
+    modules = [type(end).__module__.partition(".")[0] for end in _ends(plan)]
+    return any(module not in ("stillframe", "__main__") for module in modules)
+
+
+def refuse_missing_ends(there: Versions) -> None:
+    """`there` is an executor, which has told which source or sink it could not make, and why."""
+    if there["missing"] is not None:
+        raise StartRefused(
+            f"{there['missing']} on executor host {there['host']} for {there['executable']}:"
+            " install its package there in the version that the driver has, or ship it with"
+            " spark.sparkContext.addPyFile(...) or --py-files"
+        )
+
+
+def _ends(plan: Plan) -> Iterator[Source | Sink]:
+    for _, planned in plan.operators():
+        match planned.operator:
+            case Read(source=end) | Write(sink=end):
+                yield end
+
+
+def _pickled_ends(plan: Plan) -> dict[str, bytes]:
+    pickler: Any = cloudpickle
+    return {f"the class {type(end).__name__}": pickler.dumps(end) for end in _ends(plan)}
 
 
 def no_python_that_fits(said_by_spark: str) -> str | None:
@@ -138,8 +174,8 @@ def refuse_other_versions(here: Versions, there: Versions) -> None:
 
 
 _PROBE_SOURCE = """
-def versions(_):
-    import importlib, platform, socket, sys
+def versions(ends):
+    import importlib, pickle, platform, socket, sys
     found = {"host": socket.gethostname(), "executable": sys.executable}
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     for package in ("stillframe", "pyarrow"):
@@ -147,11 +183,17 @@ def versions(_):
             found[package] = importlib.import_module(package).__version__
         except ImportError:
             found[package] = None
+    found["missing"] = None
+    for name, pickled in ends.items() if found["stillframe"] else ():
+        try:
+            pickle.loads(pickled)
+        except (ImportError, AttributeError) as error:
+            found["missing"] = f"{name} cannot be imported ({error})"
     return found
 """
 
 
-def _probe() -> Callable[[object], Versions]:
+def _probe() -> Callable[[Mapping[str, bytes]], Versions]:
     """A function made from its source, so that it travels to executors whole.
 
     A function of this module would be looked up there in the very package whose absence it is to
@@ -159,7 +201,7 @@ def _probe() -> Callable[[object], Versions]:
     """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(_PROBE_SOURCE, namespace)
-    probe: Callable[[object], Versions] = namespace["versions"]
+    probe: Callable[[Mapping[str, bytes]], Versions] = namespace["versions"]
     return probe
 
 

@@ -1,16 +1,20 @@
-"""The formats that `readStream` and `writeStream` know, and the options of each."""
+"""Stillframe's own formats for `readStream` and `writeStream`, and the options of each."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
+from stillframe.api.sinks import Sink, SinkGuarantee
 from stillframe.api.sources import Source
-from stillframe.config import nearest_of, parse_duration_seconds, parse_flag, refuse_unknown
+from stillframe.config import parse_duration_seconds, parse_flag
+from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.files import FileSource, Following, local_path
 from stillframe.connectors.generate import (
     ClickSource,
@@ -18,28 +22,38 @@ from stillframe.connectors.generate import (
     clicks_from_options,
     rate_from_options,
 )
-from stillframe.connectors.json_lines import JSON_OPTIONS, json_from_options
+from stillframe.connectors.json_lines import JSON_OPTIONS, JsonLinesSource, json_from_options
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
+from stillframe.connectors.staged import StagedSink
 from stillframe.errors import BuildError
-
-Options = Mapping[str, str]
-"""What the user gave, spelled as they like: names are found without regard to case."""
-
+from stillframe.options import Options
+from stillframe.secrets import Secret
 
 _FILE_OPTIONS = ("path", "followInterval", "maxFileAge", "recursiveFileLookup")
 
 
-@dataclass(frozen=True, slots=True)
-class _FileFormat:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFormat:
+    """Says of one of ours what the class of a user's source or sink says of itself."""
+
+    kind: type[Source] | type[Sink]
+    guarantee: SinkGuarantee | None = None
+    """Of a sink."""
+    option_names: tuple[str, ...] | None = ()
+    secret_options: ClassVar[tuple[str, ...]] = ()
+    how: str
+    needs: str
+    tested_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Files(OwnFormat):
     name: str
     make: Callable[[str, pa.Schema, Following, Options], FileSource]
-    own_options: tuple[str, ...] = ()
 
-    def source(self, options: Options, schema: pa.Schema | None) -> Source:
-        known = (*_FILE_OPTIONS, *self.own_options)
-        refuse_unknown(options, known, f"the source {self.name}")
-        path = option_value(options, "path")
+    def from_options(self, options: Options, schema: pa.Schema | None) -> Source:
+        path = options.get("path")
         if path is None:
             raise BuildError(f"the source {self.name} has no path: give one to load(...)")
         if schema is None:
@@ -49,18 +63,19 @@ class _FileFormat:
                 f" .schema(spark.read.{self.name}({path!r}).schema)"
             )
         _refuse_missing(path)
-        recursive = option_value(options, "recursiveFileLookup") or "false"
+        recursive = options.get("recursiveFileLookup", "false")
         return self.make(path, schema, _following(options), options).listing(
             is_recursive=parse_flag("recursiveFileLookup", recursive)
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _GeneratorFormat:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Generator(OwnFormat):
+    option_names: None = None  # `make` refuses the others
     name: str
     make: Callable[[Options], Source]
 
-    def source(self, options: Options, schema: pa.Schema | None) -> Source:
+    def from_options(self, options: Options, schema: pa.Schema | None) -> Source:
         if schema is not None:
             raise BuildError(
                 f"the source {self.name} has a schema of its own: leave .schema(...) out"
@@ -68,54 +83,111 @@ class _GeneratorFormat:
         return self.make(options)
 
 
-_SOURCE_FORMATS: Mapping[str, _FileFormat | _GeneratorFormat] = {
-    "parquet": _FileFormat("parquet", lambda *asked: ParquetSource(*asked[:3])),
-    "json": _FileFormat("json", json_from_options, JSON_OPTIONS),
-    "clicks": _GeneratorFormat("clicks", clicks_from_options),
-    "rate": _GeneratorFormat("rate", rate_from_options),
-    "socket": _GeneratorFormat("socket", socket_from_options),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnSink(OwnFormat):
+    """One that the writer builds, because it needs more than options."""
+
+
+OWN_SOURCES: Mapping[str, OwnFormat] = {
+    "parquet": _Files(
+        kind=ParquetSource,
+        name="parquet",
+        option_names=_FILE_OPTIONS,
+        make=lambda *asked: ParquetSource(*asked[:3]),
+        how="a position is a file and a row group; a file that vanished, or whose part that was"
+        " read has changed, is an error",
+        needs="files that stay until they are read and then do not change",
+        tested_by=("tests/connectors/test_files.py", "tests/scenarios/test_followed_directory.py"),
+    ),
+    "json": _Files(
+        kind=JsonLinesSource,
+        name="json",
+        option_names=(*_FILE_OPTIONS, *JSON_OPTIONS),
+        make=json_from_options,
+        how="a position is a file and a byte",
+        needs="the same",
+        tested_by=("tests/connectors/test_files.py", "tests/spark/test_followed_directory.py"),
+    ),
+    "clicks": _Generator(
+        kind=ClickSource,
+        name="clicks",
+        make=clicks_from_options,
+        how="every record follows from its number",
+        needs="nothing",
+        tested_by=("tests/connectors/test_generate.py", "tests/spark/test_kills.py"),
+    ),
+    "rate": _Generator(
+        kind=RateSource,
+        name="rate",
+        make=rate_from_options,
+        how="every row follows from its number and the job's first start",
+        needs="nothing",
+        tested_by=("tests/connectors/test_generate.py",),
+    ),
+    "socket": _Generator(
+        kind=SocketSource,
+        name="socket",
+        make=socket_from_options,
+        how="what was sent is gone",
+        needs="a server that lets one client connect again",
+        tested_by=("tests/connectors/test_socket.py", "tests/scenarios/test_guarantees.py"),
+    ),
 }
 
-SINK_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "parquet": ("path",),
-    "json": ("path",),
-    "memory": ("maxRows",),
-    "console": ("numRows", "truncate"),
-    "noop": (),
+_SHARED = "a checkpoint location that driver and executors share"
+OWN_SINKS: Mapping[str, OwnFormat] = {
+    "parquet": _OwnSink(
+        kind=FileSink,
+        guarantee=FileSink.guarantee,
+        option_names=("path",),
+        how="files are prepared at the barrier and show when the checkpoint is complete",
+        needs="a file system that all machines share, whose rename is atomic",
+        tested_by=("tests/connectors/test_file_sink.py", "tests/spark/test_kills.py"),
+    ),
+    "json": _OwnSink(
+        kind=FileSink,
+        guarantee=FileSink.guarantee,
+        option_names=("path",),
+        how="the same",
+        needs="the same",
+        tested_by=("tests/connectors/test_file_sink.py",),
+    ),
+    "memory": _OwnSink(
+        kind=StagedSink,
+        guarantee="at-most-once",
+        option_names=("maxRows",),
+        how="an epoch that comes again is ignored, but the table is the driver's and begins anew"
+        " with the next one",
+        needs=_SHARED,
+        tested_by=("tests/spark/test_dialect.py", "tests/spark/test_guarantees.py"),
+    ),
+    "console": _OwnSink(
+        kind=StagedSink,
+        guarantee=StagedSink.guarantee,
+        option_names=("numRows", "truncate"),
+        how="after a failure the last epoch may be printed again, with the same number",
+        needs=_SHARED,
+        tested_by=("tests/spark/test_dialect.py",),
+    ),
+    "noop": _OwnSink(
+        kind=DiscardSink,
+        guarantee=DiscardSink.guarantee,
+        how="so nothing can be lost or doubled, and the state of the job is as exact as its sources"
+        " let it be",
+        needs="nothing",
+        tested_by=("tests/graph/test_guarantees.py",),
+    ),
 }
-
-
-def make_source(name: str, options: Options, schema: pa.Schema | None) -> Source:
-    """The source that `readStream.format(name)` stands for."""
-    return _SOURCE_FORMATS[known_source(name)].source(options, schema)
-
-
-def known_source(name: str) -> str:
-    return _known(name, _SOURCE_FORMATS, "readStream")
-
-
-def known_sink(name: str) -> str:
-    return _known(name, SINK_OPTIONS, "writeStream")
-
-
-def _known(name: str, formats: Iterable[str], of: str) -> str:
-    names = list(formats)
-    if name.lower() in names:
-        return name.lower()
-    nearest = nearest_of(name.lower(), names)
-    hint = "; there" if nearest is None else f", did you mean {nearest!r}? There"
-    raise BuildError(
-        f"{of} has no format {name!r}{hint} are {', '.join(names)};"
-        " for others, let Spark do it: still.stream(spark.read...) and foreachBatch(...)"
-    )
 
 
 def option_text(value: object) -> str:
     """An option's value as Spark spells it."""
+    if isinstance(value, Secret):
+        return value.reveal()
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def option_value(options: Options, name: str) -> str | None:
+def option_value(options: Mapping[str, str], name: str) -> str | None:
     """The value of an option; where it was given in two spellings, the later one."""
     found = [value for given, value in options.items() if given.lower() == name.lower()]
     return found[-1] if found else None
@@ -124,17 +196,15 @@ def option_value(options: Options, name: str) -> str | None:
 def is_unbounded(source: Source) -> bool:
     """Whether this source always has more to come, so that a job cannot read all there is."""
     match source:
-        case ClickSource(records=None) | RateSource(rows=None):
-            return True
-        case SocketSource():
+        case ClickSource(records=None) | RateSource(rows=None) | SocketSource():
             return True
         case _:
-            return False
+            return source.is_unbounded
 
 
 def _following(options: Options) -> Following:
     usual = Following()
-    interval, age = option_value(options, "followInterval"), option_value(options, "maxFileAge")
+    interval, age = options.get("followInterval"), options.get("maxFileAge")
     seconds = usual.interval_seconds
     if interval is not None:
         seconds = parse_duration_seconds("followInterval", interval)

@@ -110,8 +110,8 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
         return _rehearsals[-1].look(plan, config)
     checks.refuse_unsendable(plan)
     checks.refuse_too_few_slots(plan.slots, runs_spark_jobs, room)
-    if not _runs_here(spark):
-        checks.refuse_unfit_executors(spark, plan.slots)
+    if not _runs_here(spark) or checks.brings_own_ends(plan):
+        checks.refuse_unfit_executors(spark, plan.slots, plan)
     deployment = SparkDeployment(
         spark, resolved.feed, slot_host=_LOOPBACK if is_local(spark) else None
     )

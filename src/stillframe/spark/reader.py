@@ -8,11 +8,12 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from stillframe.api.sources import Source
 from stillframe.connectors.files import FileSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Node, Read
-from stillframe.spark import formats
+from stillframe.spark import choosing, formats
 from stillframe.spark.types import parse_schema, to_arrow_schema
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ class StreamReader:
 
     def __init__(self, still: Still) -> None:
         self._still = still
-        self._format = "parquet"
+        self._format = choosing.chosen_source("parquet")
         self._schema: StructType | None = None
         self._options: dict[str, str] = {}
 
-    def format(self, source: str) -> StreamReader:
-        self._format = formats.known_source(source)
+    def format(self, source: str | type[Source] | Source) -> StreamReader:
+        """A name of ours or one that a package has registered, or a class or instance."""
+        self._format = choosing.chosen_source(source)
         return self
 
     def schema(self, schema: str | StructType) -> StreamReader:
@@ -52,7 +54,7 @@ class StreamReader:
     def load(
         self,
         path: str | None = None,
-        format: str | None = None,
+        format: str | type[Source] | Source | None = None,
         schema: str | StructType | None = None,
         **options: Any,
     ) -> Stream:
@@ -67,9 +69,8 @@ class StreamReader:
         if path is not None:
             self.option("path", path)
         declared = None if self._schema is None else to_arrow_schema(self._schema)
-        source = formats.make_source(
-            self._format, {**self._session_options(), **self._options}, declared
-        )
+        given = {**self._session_options(), **self._options}
+        source = self._format.made(given, declared, self._still.spark_setting)
         if isinstance(source, FileSource):
             source = self._with_partitions(source)
             source.check()
@@ -87,7 +88,7 @@ class StreamReader:
         if not keys:
             return source
         assert self._schema is not None, "a source of files has a schema"
-        reader = spark.readStream.format(self._format).schema(self._schema)
+        reader = spark.readStream.format(self._format.name).schema(self._schema)
         if zone is not None:
             reader = reader.option("timeZone", zone)
         try:
@@ -103,7 +104,7 @@ class StreamReader:
 
     def _session_options(self) -> dict[str, str]:
         """What the session says about reading, below what the options say."""
-        if self._format != "json":
+        if not self._format.is_own or self._format.name != "json":
             return {}
         conf = self._still.spark.conf
         return {

@@ -23,9 +23,9 @@ from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Node, Read
 from stillframe.spark import formats, snapshot_source
 from stillframe.spark.frames import frame_node
+from stillframe.spark.output_modes import with_output_modes
 from stillframe.spark.reader import StreamReader
 from stillframe.spark.streams import Streams
-from stillframe.spark.writer import with_output_modes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -125,7 +125,11 @@ class Still:
 
     def job_config(self, options: Mapping[str, str]) -> JobConfig:
         """These options, and below them the session's `spark.stillframe.*`."""
-        return job_config(options, self.spark.conf.getAll)
+        return job_config(options, self.spark.conf.getAll, self.spark_setting)
+
+    def spark_setting(self, name: str) -> str | None:
+        """What Spark's configuration says of this name; None: nothing."""
+        return self.spark.conf.get(name, None)
 
 
 def _refuse_connect(spark: object) -> None:

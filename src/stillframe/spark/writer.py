@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from stillframe.config import (
     JobConfig,
     is_storage_setting,
     job_option_names,
+    names_option,
     parse_count,
     parse_duration_seconds,
     parse_flag,
@@ -34,16 +35,15 @@ from stillframe.graph.logical import (
     Read,
     SessionWindow,
     Write,
-    moved,
     walk,
 )
 from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
-from stillframe.spark import formats
+from stillframe.spark import choosing, formats
 from stillframe.spark.epochs import Console, FrameOfEpoch, MemoryTable
 from stillframe.spark.joins import refuse_mode_of_joins
+from stillframe.spark.output_modes import can_close
 from stillframe.spark.temporary import temporary_location
-from stillframe.spark.windows import has_watermark
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 from stillframe.storage.store import is_local_address
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 _MEMORY_ROWS_MAX = "1000000"
 _CONSOLE_ROWS = "20"
+_INVALID = "Invalid streaming output mode: complete. This output mode is not supported"
 _OUTPUT_MODES = ("append", "update", "complete")
 _ROW_BY_ROW = (Project, Filter, MapInArrow)
 """What stays in the task of an aggregate, and says of its rows what it would say of all."""
@@ -64,7 +65,7 @@ class StreamWriter:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._name: str | None = None
-        self._format = "parquet"
+        self._format = choosing.chosen_sink("parquet")
         self._output_mode = "append"
         self._options: dict[str, str] = {}
         self._function: Callable[[DataFrame, int], None] | None = None
@@ -81,8 +82,9 @@ class StreamWriter:
         self._name = queryName
         return self
 
-    def format(self, source: str) -> StreamWriter:
-        self._format = formats.known_sink(source)
+    def format(self, source: str | type[Sink] | Sink) -> StreamWriter:
+        """A name of ours or one that a package has registered, or a class or instance."""
+        self._format = choosing.chosen_sink(source)
         return self
 
     def outputMode(self, outputMode: str) -> StreamWriter:
@@ -174,7 +176,7 @@ class StreamWriter:
     def start(
         self,
         path: str | None = None,
-        format: str | None = None,
+        format: str | type[Sink] | Sink | None = None,
         outputMode: str | None = None,
         partitionBy: str | list[str] | None = None,
         queryName: str | None = None,
@@ -194,12 +196,8 @@ class StreamWriter:
 
     def job_options(self) -> dict[str, str]:
         """Those options that are the job's; one that is nobody's is refused."""
-        own = self._sink_options()
-        of = f"the sink {self._sink_name()}"
-        storage = filter(is_storage_setting, self._options)
-        refuse_unknown(self._options, [*own, *job_option_names(), *storage], of)
-        owned = {name.lower() for name in own}
-        return {k: v for k, v in self._options.items() if k.lower() not in owned}
+        owned = self._sink_options()
+        return {name: text for name, text in self._options.items() if name not in owned}
 
     def trigger_options(self) -> dict[str, str]:
         """The job option that the trigger stands for, if any."""
@@ -239,7 +237,7 @@ class StreamWriter:
     def _finish(
         self,
         path: str | None,
-        format: str | None,
+        format: str | type[Sink] | Sink | None,
         output_mode: str | None,
         partition_by: str | list[str] | None,
         query_name: str | None,
@@ -259,27 +257,48 @@ class StreamWriter:
 
     def _checkpoints_unless_said(self, job: str) -> dict[str, str]:
         """Where and how often a query takes checkpoints that does not say it: as Spark's does."""
-        still, sink = self._stream.still, self._sink_name()
+        still = self._stream.still
         said = self.job_options() | self.trigger_options()
         if still.says("checkpointLocation", said):
             return still.usual_interval(said)
-        if sink in ("parquet", "json"):
-            if formats.option_value(self._options, "path") is None:
+        if self._keeps_rows:
+            if self._is_file and formats.option_value(self._options, "path") is None:
                 return {}  # that comes first
+            where = "files" if self._is_file else f"to {self._sink_name()}"
             raise BuildError(
-                "checkpointLocation must be specified for a query that writes files: say"
+                f"checkpointLocation must be specified for a query that writes {where}: say"
                 " .option('checkpointLocation', ...), a directory that stays"
             )
-        if sink == "noop" and not self.has_trigger:
+        if self._is_own("noop") and not self.has_trigger:
             return {}
         location = temporary_location(still.spark, job, is_named=self._name is not None)
         return {"checkpointLocation": location, **still.usual_interval(said)}
 
     def _sink_name(self) -> str:
-        return "foreachBatch" if self._function is not None else self._format
+        return "foreachBatch" if self._function is not None else self._format.name
 
-    def _sink_options(self) -> tuple[str, ...]:
-        return () if self._function is not None else formats.SINK_OPTIONS[self._format]
+    def _is_own(self, *names: str) -> bool:
+        return self._function is None and self._format.is_own and self._format.name in names
+
+    @property
+    def _is_file(self) -> bool:
+        return self._is_own("parquet", "json")
+
+    @property
+    def _keeps_rows(self) -> bool:
+        """Whether rows go where the next driver finds them again."""
+        return self._is_file or (self._function is None and not self._format.is_own)
+
+    def _sink_options(self) -> dict[str, str]:
+        """Those that are the sink's own."""
+        own = () if self._function is not None else self._format.option_names
+        storage = filter(is_storage_setting, self._options)
+        of_job = [*job_option_names(), *storage]
+        if own is None:
+            jobs = {name.lower() for name in of_job}
+            return {k: v for k, v in self._options.items() if k.lower() not in jobs}
+        refuse_unknown(self._options, [*own, *of_job], f"the sink {self._sink_name()}")
+        return {k: v for k, v in self._options.items() if names_option(k, own)}
 
     def _node(self, sink: Sink) -> Node:
         upstream = self._stream.node
@@ -289,7 +308,10 @@ class StreamWriter:
         if self._function is not None:
             self._refuse_without_checkpoints(config)
             return self._foreach_batch_sink(self._function, job, config)
-        match self._format:
+        if not self._format.is_own:
+            self._refuse_without_checkpoints(config)
+            return self._users_sink()
+        match self._format.name:
             case "noop":
                 return DiscardSink()
             case "memory":
@@ -302,6 +324,18 @@ class StreamWriter:
                 return self._file_sink("json", config)
             case _:
                 return self._file_sink("parquet", config)
+
+    def _users_sink(self) -> Sink:
+        conf = self._stream.still.spark_setting
+        sink: Sink = self._format.made(self._sink_options(), self._schema, conf)
+        if sink.is_whole and not self._is_whole:
+            raise BuildError(
+                f"{self._format} takes the whole result with every checkpoint, but outputMode is"
+                f" {self._output_mode!r}: say .outputMode('complete')"
+            )
+        if self._is_whole and not sink.is_whole:
+            raise self._incomplete()
+        return sink
 
     def _file_sink(self, format: FileFormat, config: JobConfig) -> FileSink:
         path = formats.option_value(self._options, "path")
@@ -406,18 +440,13 @@ class StreamWriter:
         """The whole result at each barrier: of an aggregation, where it can be told apart."""
         if not self._is_whole:
             return
-        invalid = "Invalid streaming output mode: complete. This output mode is not supported"
         if not self.aggregates():
             raise BuildError(
-                f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] {invalid} for no streaming"
+                f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION] {_INVALID} for no streaming"
                 " aggregations on streaming DataFrames/DataSets; say .outputMode('append')"
             )
-        if self._sink_name() in ("parquet", "json"):
-            raise BuildError(
-                f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE] {invalid} in Data Source"
-                f" {self._sink_name()}; overwrite a table in foreachBatch, or say"
-                f" .outputMode('{'append' if self._has_sessions else 'update'}')"
-            )
+        if self._is_file:
+            raise self._incomplete()
         node = self._stream.node
         while isinstance(node.operator, _ROW_BY_ROW) and node.parallelism is None:
             (node,) = node.inputs
@@ -428,10 +457,18 @@ class StreamWriter:
                 " groupBy, at most selected, filtered or mapped, or say .outputMode('update')"
             )
 
+    def _incomplete(self) -> BuildError:
+        return BuildError(
+            f"[STREAMING_OUTPUT_MODE.UNSUPPORTED_DATASOURCE] {_INVALID} in Data Source"
+            f" {self._sink_name()}; overwrite a table in foreachBatch, or say"
+            f" .outputMode('{'append' if self._has_sessions else 'update'}')"
+        )
+
     def _refuse_names_alike(self) -> None:
         """Spark reads no file, of a sink or staged for foreachBatch, with such columns."""
         spark = self._stream.still.spark
-        if self._sink_name() in ("memory", "console", "noop") or _is_case_sensitive(spark):
+        writes_files = self._is_file or self._function is not None
+        if not writes_files or _is_case_sensitive(spark):
             return
         by_folded: dict[str, str] = {}
         for name in self._stream.columns:
@@ -459,44 +496,6 @@ class StreamWriter:
                 f"the sink {self._sink_name()} shows records only when a checkpoint completes, and"
                 f" checkpoints are off: set the option checkpointInterval, such as '1 second'{also}"
             )
-
-
-def can_close(aggregate: Node) -> bool:
-    """Whether event time comes to an end of each of its groups."""
-    operator = aggregate.operator
-    assert isinstance(operator, Aggregate), operator
-    return operator.window is not None and has_watermark(aggregate)
-
-
-def with_output_modes(writers: Sequence[StreamWriter], sinks: Sequence[Node]) -> list[Node]:
-    """The sinks of one job, fed by aggregates that emit what the writers' output modes ask for.
-
-    All at once: two sinks that share an aggregate must share the one that takes its place.
-    """
-    modes: dict[int, str] = {}
-    for writer in writers:
-        for node in writer.aggregates():
-            other = modes.setdefault(id(node), writer.output_mode)
-            if other != writer.output_mode:
-                raise BuildError(
-                    f"one aggregation is written both with outputMode {other!r} and with"
-                    f" {writer.output_mode!r}, but it is either written once, when its windows are"
-                    " closed, or whenever it changes, or as a whole: give the writers one output"
-                    " mode, or start two jobs"
-                )
-    made: dict[int, Node] = {}
-    for node in walk(sinks):
-        fed = moved(node, made)
-        made[id(node)] = _emitting(fed, modes.get(id(node), "update"))
-    return [made[id(sink)] for sink in sinks]
-
-
-def _emitting(node: Node, mode: str) -> Node:
-    if not isinstance(node.operator, Aggregate) or mode == "update":
-        return node
-    appends = mode == "append"
-    operator = replace(node.operator, emits_closed=appends, emits_all=not appends)
-    return Node(operator, node.schema, node.inputs, node.given_uid, node.parallelism)
 
 
 def _is_case_sensitive(spark: SparkSession) -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from stillframe.config import parse_flag
 from stillframe.errors import BuildError
+from stillframe.secrets import hide
 from stillframe.storage.objects import Bucket, Limits, ObjectStore
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _understood(bucket: str, said: Mapping[str, str]) -> _Access:
     ):
         if name in texts:
             config[ours] = texts[name]
+            if name in _KEYS:
+                hide(texts[name])
     if ("access.key" in texts) != ("secret.key" in texts):
         raise BuildError(
             "of the access key and the secret key of S3 only one is given: set both"
