@@ -87,6 +87,10 @@ class ClickSource(Source):
         _check_at_least("clicks", "batchRows", self.batch_rows, 1)
 
     @property
+    def is_unbounded(self) -> bool:
+        return self.records is None
+
+    @property
     def schema(self) -> pa.Schema:
         return CLICK_SCHEMA
 
@@ -203,6 +207,10 @@ class RateSource(Source):
         _check_at_least("rate", "rowsPerSecond", self.rows_per_second, 1)
         _check_at_least("rate", "numPartitions", self.partitions, 1)
         _check_at_least("rate", "rows", self.rows, 0)
+
+    @property
+    def is_unbounded(self) -> bool:
+        return self.rows is None
 
     @property
     def schema(self) -> pa.Schema:

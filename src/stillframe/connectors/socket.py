@@ -91,6 +91,10 @@ class SocketSource(Source):
     """How long nobody may be there before the attempt fails."""
 
     @property
+    def is_unbounded(self) -> bool:
+        return True
+
+    @property
     def schema(self) -> pa.Schema:
         value = pa.field("value", pa.string())
         if not self.with_timestamp:

@@ -41,6 +41,7 @@ from stillframe.errors import DataError, OutputRefused, StorageError, Unavailabl
 from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid
 from stillframe.json_values import JsonObject
 from stillframe.protocol.outside import Part, decide
+from stillframe.secrets import masked
 
 log = logging.getLogger("stillframe")
 
@@ -355,7 +356,7 @@ class _Refusals:
         self.names: set[str] = set()
 
     def keep(self, rows: pa.RecordBatch, reason: str) -> None:
-        because = pa.array([reason] * rows.num_rows, pa.string())
+        because = pa.array([masked(reason)] * rows.num_rows, pa.string())
         table = pa.table(rows).append_column(_REFUSED_BECAUSE, because)
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink)

@@ -193,15 +193,6 @@ def option_value(options: Mapping[str, str], name: str) -> str | None:
     return found[-1] if found else None
 
 
-def is_unbounded(source: Source) -> bool:
-    """Whether this source always has more to come, so that a job cannot read all there is."""
-    match source:
-        case ClickSource(records=None) | RateSource(rows=None) | SocketSource():
-            return True
-        case _:
-            return source.is_unbounded
-
-
 def _following(options: Options) -> Following:
     usual = Following()
     interval, age = options.get("followInterval"), options.get("maxFileAge")

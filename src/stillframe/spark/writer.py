@@ -483,7 +483,7 @@ class StreamWriter:
         if not self.stops_at_what_is_there:
             return
         for node in walk([self._stream.node]):
-            if isinstance(node.operator, Read) and formats.is_unbounded(node.operator.source):
+            if isinstance(node.operator, Read) and node.operator.source.is_unbounded:
                 raise BuildError(
                     f"trigger({self._trigger}=True) would never stop: the source"
                     f" {node.operator.source.describe()} has no end; give it a number of records"
