@@ -166,7 +166,7 @@ def _one_of(option: str, text: str, names: tuple[Name, ...]) -> Name:
     raise BuildError(f"option {option} is one of {', '.join(names)}, not {text!r}{hint}")
 
 
-def _parse_missing(option: str, text: str) -> str:
+def _parse_missing(option: str, text: str) -> frozenset[str]:
     """Files and the rows of each, without spaces: nobody accepts a loss without its size."""
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\S+:[0-9]+", part, re.ASCII) for part in parts):
@@ -174,7 +174,7 @@ def _parse_missing(option: str, text: str) -> str:
             f"option {option} names each file with its rows as FILE:ROWS, separated by commas, as"
             f" the message that asks for it does, not {text!r}"
         )
-    return ",".join(parts)
+    return frozenset(parts)
 
 
 def _parse_restore(option: str, text: str) -> int | str | None:
@@ -309,7 +309,7 @@ class JobConfig:
     """Whether a job that is cancelled keeps its checkpoints."""
     allow_non_restored_state: bool = False
     """Whether state of operators that the job does not have is left out; otherwise refused."""
-    accept_missing_output: str | None = None
+    accept_missing_output: frozenset[str] = frozenset()
     """Published files that are gone, and that the job goes on without: `file:rows`, by commas."""
     discard_prepared: tuple[str, ...] | None = None
     """Output that sinks have prepared and not committed and that nobody wants, each by sink, epoch

@@ -181,15 +181,15 @@ def test_files_that_are_gone_are_named_with_their_rows_and_the_option_that_goes_
     assert option == ",".join(f"{each['target']}:{each['rows']}" for each in committables[:2])
     assert seen(tmp_path) == [4], "the others are published"
 
-    accepting = FileSink(str(tmp_path), "parquet", SCHEMA, accepts_missing=option)
-    accepting.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    accepting = CommitterContext(accepts_missing=frozenset(option.split(",")))
+    sink.open_committer(accepting).commit(Epoch(0), parts(committables))
 
     assert seen(tmp_path) == [4]
     sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     sink.open_committer(CommitterContext()).forget(committables)
-    another = FileSink(str(tmp_path), "parquet", SCHEMA, accepts_missing=option.replace(":2", ":3"))
+    another = CommitterContext(accepts_missing=frozenset(option.replace(":2", ":3").split(",")))
     with pytest.raises(StorageError, match=r"\(2 rows\) of a completed checkpoint is missing"):
-        another.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+        sink.open_committer(another).commit(Epoch(0), parts(committables))
 
 
 def test_what_was_not_rotated_is_dropped(tmp_path, monkeypatch):

@@ -41,9 +41,10 @@ class House:
         writer.close()
         return Prepared(Mark(Writer("i1", "rows", subtask), checkpoint_id), tuple(committables))
 
-    def commit(self, *parts, sink=None):
+    def commit(self, *parts, sink=None, accepts_missing=frozenset()):
         """By another process each time, as far as the committer can tell."""
-        committer = (sink or self.sink).open_committer(CommitterContext("job", self.staging))
+        context = CommitterContext("job", self.staging, accepts_missing)
+        committer = (sink or self.sink).open_committer(context)
         try:
             committer.commit(0, parts)
         finally:
@@ -203,7 +204,7 @@ def test_rows_that_are_gone_are_told_with_the_option_that_goes_on_without_them(h
     assert house.visible() == []
 
     option = str(told.value).rpartition("acceptMissingOutput=")[2]
-    house.commit(part, sink=replace(house.sink, accepts_missing=option))
+    house.commit(part, accepts_missing=frozenset([option]))
     house.commit(house.stage(2, 20))
     assert house.visible() == [20]
 

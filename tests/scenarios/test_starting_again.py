@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -208,10 +207,8 @@ def test_a_published_file_that_is_lost_is_named_and_the_option_it_names_goes_on(
     option = f"acceptMissingOutput={lost.name}:{rows}"
     assert option in str(raised.value)
     gate.open()
-    accepting = page_views.plan(
-        source, around_clicks=lambda sink: replace(sink, accepts_missing=option.partition("=")[2])
-    )
-    page_views.start(accepting).finish()
+    accepted = {"acceptMissingOutput": option.partition("=")[2]}
+    page_views.start(page_views.plan(source), **accepted).finish()
 
     assert page_views.clicks_visible() == 4_000 - rows
 

@@ -21,7 +21,6 @@ class SqliteSink(TransactionalSink):
 
     path: str
     on_refused: OnRefused = "fail"
-    accepts_missing: str = ""
 
     def open_target(self) -> Target:
         return SqliteTarget(self.path)

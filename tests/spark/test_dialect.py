@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 import stillframe
-from stillframe.config import JobConfig, job_config
-from stillframe.connectors.file_sink import FileSink
+from stillframe.config import JobConfig
 from stillframe.errors import BuildError, StartRefused, UnknownOption, UserCodeError
 from stillframe.graph.logical import Aggregate, Filter, MapInArrow, Node, Project, Read, Write, walk
 
@@ -339,20 +338,6 @@ def test_a_format_that_is_like_no_other_is_not_taken_for_one(
         with pytest.raises(BuildError, match=f"no format '{name}'; there are ") as refused:
             ask(name)
         assert "did you mean" not in str(refused.value)
-
-
-def test_missing_output_that_is_accepted_is_known_to_the_file_sink(
-    clicks: Stream, tmp_path: Path
-) -> None:
-    accepted = {"acceptMissingOutput": "part-1.parquet:3"}
-    location = {"checkpointLocation": str(tmp_path / "chk"), "checkpointInterval": "1 s"}
-    writer = clicks.writeStream.option("path", str(tmp_path / "out")).options(**accepted)
-
-    written = writer.sink_node("views", job_config({**location, **accepted})).operator
-
-    assert isinstance(written, Write)
-    assert isinstance(written.sink, FileSink)
-    assert written.sink.accepts_missing == "part-1.parquet:3"
 
 
 def test_an_unknown_option_of_a_source_names_the_nearest(still: Still, tmp_path: Path) -> None:

@@ -63,6 +63,12 @@ class SinkContext:
     incarnation: str = ""
     staging: Staging | None = None
     """None where the job keeps no checkpoints."""
+    accepts_missing: frozenset[str] = frozenset()
+    """For its committer."""
+
+    @property
+    def committing(self) -> CommitterContext:
+        return CommitterContext(self.job, self.staging, self.accepts_missing)
 
     @property
     def writer(self) -> Writer:
@@ -76,6 +82,8 @@ class CommitterContext:
     job: str = ""
     staging: Staging | None = None
     """None where the job keeps no checkpoints, so that there is nothing to commit."""
+    accepts_missing: frozenset[str] = frozenset()
+    """Output that is gone and that the job goes on without, as `name:rows`: acceptMissingOutput."""
 
 
 @dataclass(frozen=True, slots=True)

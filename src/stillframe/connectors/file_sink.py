@@ -62,8 +62,6 @@ class FileSink(Sink):
     path: str
     format: FileFormat
     schema: pa.Schema
-    accepts_missing: str = ""
-    """Published files that are gone, and that the job goes on without: `file:rows`, by commas."""
     zone: str = "UTC"
     """In which times are written as JSON."""
 
@@ -88,7 +86,7 @@ class FileSink(Sink):
         )
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        return FileCommitter(local_path(self.path), frozenset(self.accepts_missing.split(",")))
+        return FileCommitter(local_path(self.path), context.accepts_missing)
 
     def describe(self) -> str:
         return f"{self.format} {self.path}"

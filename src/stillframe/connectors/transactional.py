@@ -61,8 +61,6 @@ class TransactionalSink(Sink):
 
     on_refused: OnRefused = "fail"
     """What the job does when rows are refused after their checkpoint is complete."""
-    accepts_missing: str = ""
-    """Prepared output that is gone and that the job goes on without: `receipt:rows`, by commas."""
 
     @abstractmethod
     def open_target(self) -> Target:
@@ -183,6 +181,7 @@ class TransactionalCommitter(Committer):
     def __init__(self, sink: TransactionalSink, context: CommitterContext) -> None:
         self._sink = sink
         self._given_staging = context.staging
+        self._accepts_missing = context.accepts_missing
         self._target: Target | None = None
         self._settled: list[str] = []
         """Where the coordinator commits: receipts that the next commit makes superfluous."""
@@ -276,9 +275,7 @@ class TransactionalCommitter(Committer):
 
     def _is_accepted(self, part: Prepared) -> bool:
         """Whether somebody has said, by name and number of rows, that the job goes on without."""
-        accepted = all(
-            _named(each) in self._sink.accepts_missing.split(",") for each in part.committables
-        )
+        accepted = all(_named(each) in self._accepts_missing for each in part.committables)
         if accepted:
             log.warning("the job goes on without %s: acceptMissingOutput names it", part.mark)
         return accepted

@@ -110,7 +110,11 @@ class Job(threading.Thread):
             self._lease = DriverLease(store, config.lease_timeout_seconds)
         self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
         self._recorder = Recorder(HistoryThread(store) if store is not None else None)
-        self._sinks = DriverSinks(plan, StagedFiles(store) if store is not None else None)
+        self._sinks = DriverSinks(
+            plan,
+            StagedFiles(store) if store is not None else None,
+            config.accept_missing_output,
+        )
         self._parts = JobParts(
             plan,
             config,

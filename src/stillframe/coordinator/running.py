@@ -78,6 +78,7 @@ def run_attempt(
         plan=parts.plan,
         attempt=attempt,
         incarnation=parts.ledger.incarnation,
+        accepts_missing=parts.config.accept_missing_output,
         coordinator=Address(stage.driver.host, server.port),
         secret=stage.secret,
         store_address=parts.ledger.store_address,

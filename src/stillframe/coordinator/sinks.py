@@ -58,7 +58,12 @@ class CommitUnderWay:
 class DriverSinks:
     """One committer per sink, on the driver."""
 
-    def __init__(self, plan: Plan, staging: Staging | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        staging: Staging | None = None,
+        accepts_missing: frozenset[str] = frozenset(),
+    ) -> None:
         self._job = plan.job
         sinks = {
             planned.uid: planned.operator.sink
@@ -66,7 +71,7 @@ class DriverSinks:
             if isinstance(planned.operator, Write)
         }
         self._names = {uid: f"sink {sink.describe()}" for uid, sink in sinks.items()}
-        context = CommitterContext(plan.job, staging)
+        context = CommitterContext(plan.job, staging, accepts_missing)
         self._committers: dict[OperatorUid, Committer] = {}
         for uid, sink in sinks.items():
             with calling(self._names[uid], operator=uid):

@@ -37,6 +37,8 @@ class SlotLaunch:
     savepoint_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     incarnation: str = ""
     """By which the job's sinks are known in other systems."""
+    accepts_missing: frozenset[str] = frozenset()
+    """Output that is gone, and that its sinks go on without."""
 
 
 class RunningSlots(ABC):

@@ -112,6 +112,7 @@ class Surroundings:
     incarnation: str = ""
     staging: Staging | None = None
     """Where sinks may keep what they have prepared; None: nothing is kept."""
+    accepts_missing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,7 @@ def build_operator(site: Site) -> RunningOperator:
                 index,
                 around.incarnation,
                 around.staging,
+                around.accepts_missing,
             )
             with calling(f"sink {sink.describe()}", operator=planned.uid):
                 writer = sink.open_writer(context)

@@ -242,6 +242,7 @@ class _Slot(TaskEvents):
                 room=self._room,
                 incarnation=self._launch.incarnation,
                 staging=_staging(self._launch),
+                accepts_missing=self._launch.accepts_missing,
             )
         )
         peers = {

@@ -14,7 +14,6 @@ import pyarrow as pa
 from stillframe.api.sinks import (
     Committable,
     Committer,
-    CommitterContext,
     Prepared,
     Sink,
     SinkContext,
@@ -62,7 +61,7 @@ class Writing(StatefulOperator):
         self._pending = PendingCommits(restored, is_whole=sink.is_whole, writer=context.writer)
         self._committer: Committer | None = None
         if self.commits_here:
-            self._committer = sink.open_committer(CommitterContext(context.job, context.staging))
+            self._committer = sink.open_committer(context.committing)
         self._at_work: dict[int, SinkWork] = {}
 
     @property

@@ -346,9 +346,8 @@ class StreamWriter:
             )
         self._refuse_without_checkpoints(config)
         # Made absolute here: an executor may stand in another directory than the driver.
-        missing = config.accept_missing_output or ""
         zone = str(self._stream.still.spark.conf.get("spark.sql.session.timeZone"))
-        sink = FileSink(local_path(path), format, self._schema, missing, zone)
+        sink = FileSink(local_path(path), format, self._schema, zone)
         sink.check()
         return sink
 
