@@ -65,13 +65,15 @@ def fail(
     error: BaseException,
     record: str | None = None,
     rows: range | None = None,
+    row: str | None = None,
     *,
     operator: str | None = None,
     function: Callable[..., Any] | None = None,
 ) -> NoReturn:
     """Raise what is known of an error that `code` has raised; our own errors pass.
 
-    Where its `function` has left no line, it is named by the one where it begins.
+    `row` is the record without its place in a batch; None: `record` does not tell any. Where its
+    `function` has left no line, it is named by the one where it begins.
     """
     if isinstance(error, StillframeError):
         raise error
@@ -87,6 +89,7 @@ def fail(
         operator=operator,
         record=None if record is None else _kept(record),
         rows=rows,
+        row=_kept(row or record) if row or record else None,
     )
     said = _kept(shown(_said_by(error), _SAID_CHARACTERS_MAX))
     raise UserCodeError(

@@ -350,9 +350,9 @@ class Job(threading.Thread):
         reason, now_seconds = broke.reason, self._clock.monotonic_seconds()
         is_permanent = broke.cause == "permanent"
         sign = None if is_permanent else broke.sign
-        decision = self._same_failure.on_failure(reason, sign) or self._restarts.on_failure(
-            reason, is_permanent, now_seconds
-        )
+        decision = self._same_failure.on_failure(
+            reason, sign, now_seconds
+        ) or self._restarts.on_failure(reason, is_permanent, now_seconds)
         self._note_failure(broke, None if isinstance(decision, GiveUp) else decision.delay_seconds)
         if isinstance(decision, GiveUp):
             self.history.tell(AttemptFailed(self._ledger.attempt, reason, None, broke.blame))

@@ -153,9 +153,9 @@ class _Evaluation:
                 raise StopIteration  # which `map` takes for its end
         except (Exception, SystemExit) as error:
             place = start + count - length_hint(left) - 1
-            record, rows = at_row(self._batch, place)
+            record, rows, row = at_row(self._batch, place)
             known = None if self._is_part else rows
-            fail(f"function {call.name}", error, record, known, function=call.function)
+            fail(f"function {call.name}", error, record, known, row, function=call.function)
         try:
             return _arrow_values(values, call)
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:

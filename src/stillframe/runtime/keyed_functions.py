@@ -263,9 +263,9 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         try:
             yield from self._made_of(call(batch))
         except (Exception, SystemExit) as error:
-            words, rows = in_batch(batch)
+            words, rows, row = in_batch(batch)
             known = (f"timers, {words}", None) if are_timers else (words, rows)
-            fail(self._name, error, *known)
+            fail(self._name, error, *known, row)
 
     def _made_of(self, answer: Any) -> Iterator[pa.RecordBatch]:
         return map(self._checked, lazily(self._iterable(answer)))
