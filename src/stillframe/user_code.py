@@ -77,7 +77,7 @@ def fail(
     """
     if isinstance(error, StillframeError):
         raise error
-    error = _stopped_by(error)
+    error, row = _stopped_by(error), row or record
     frames = _own_frames(error)
     line = _telling_line(frames) or _first_line(function)
     blame = Blame(
@@ -89,7 +89,7 @@ def fail(
         operator=operator,
         record=None if record is None else _kept(record),
         rows=rows,
-        row=_kept(row or record) if row or record else None,
+        row=None if row is None else _kept(row),
     )
     said = _kept(shown(_said_by(error), _SAID_CHARACTERS_MAX))
     raise UserCodeError(

@@ -13,6 +13,7 @@ from functools import partial
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
+from stillframe.coordinator.commit_watch import CommitWatch
 from stillframe.coordinator.history import (
     AttemptFailed,
     DriverAwaited,
@@ -66,6 +67,10 @@ from stillframe.protocol.restarts import GiveUp, SameFailure, restart_strategy
 from stillframe.storage.paths import job_directory
 from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import open_store
+
+_THIS_PROCESS = (
+    "; it is this process: if the job has ended because its function hangs, end the process"
+)
 
 
 class Job(threading.Thread):
@@ -124,6 +129,7 @@ class Job(threading.Thread):
             recorder=self._recorder,
         )
         self._stage = Stage(deployment, driver, secrets.token_bytes(32), self._mailbox)
+        self._parts = replace(self._parts, commit=CommitWatch(self._parts, deployment).commit)
         self._starter = Starter(self._parts)
 
     def kept_history(self) -> KeptHistory:
@@ -143,7 +149,8 @@ class Job(threading.Thread):
     @property
     def is_called_by_itself(self) -> bool:
         """Whether this is one of its own threads, on which waiting for the job never ends."""
-        return threading.current_thread() in (self, self._sinks.committing_thread)
+        calling = self._sinks.under_way
+        return threading.current_thread() in (self, calling.thread if calling else None)
 
     def request_stop(self) -> None:
         """End the job in good order; it can be started again from its last checkpoint."""
@@ -201,7 +208,7 @@ class Job(threading.Thread):
             self._sinks.close()
             self._recorder.close(outcome, self._parts.now())
             if self._lease is not None:
-                self._lease.release()
+                self._lease.release(when_ended=self._sinks.left_behind)
             self._turn_away(outcome)
             self.history.tell(JobEnded(outcome))
 
@@ -276,9 +283,11 @@ class Job(threading.Thread):
         while not isinstance(found := lease.look(self._clock.monotonic_seconds()), TakeOver):
             other = found.lease
             if isinstance(found, Alive):
+                here = lease.is_of_this_process(other)
                 raise StartRefused(
                     f"another driver runs it, on {other.host} (pid {other.pid}): stop that one"
                     " first, or give this job another queryName or checkpointLocation"
+                    f"{_THIS_PROCESS if here else ''}"
                 )
             if other.driver != awaited:
                 awaited = other.driver
