@@ -29,7 +29,7 @@ class Epochs:
         self.waiting = threading.Event()
         self.raises = None
 
-    def handle(self, epoch, files):
+    def handle(self, epoch, mark, files):
         self.begun += 1
         self.waiting.set()
         assert self.go_on.wait(90)
@@ -135,8 +135,8 @@ def test_a_handler_that_ends_the_job_does_not_wait_for_itself(page_views, epochs
     """The job ends when the epoch has been handed over, which then counts as committed."""
     begun, started, returned_after = threading.Event(), [], []
 
-    def handle(epoch, files):
-        epochs.handle(epoch, files)
+    def handle(epoch, mark, files):
+        epochs.handle(epoch, mark, files)
         began = time.monotonic()
         if epoch == 1:
             assert begun.wait(90)
@@ -168,7 +168,7 @@ def test_a_handler_that_ends_the_job_does_not_wait_for_itself(page_views, epochs
 def test_what_would_wait_for_the_epoch_that_is_handed_over_is_refused(page_views, epochs, wait):
     begun, started, refusals = threading.Event(), [], []
 
-    def handle(epoch, files):
+    def handle(epoch, mark, files):
         assert begun.wait(90)
         try:
             wait(started[0].query, str(page_views.home / "savepoint"))
@@ -233,10 +233,10 @@ def test_a_handler_that_hangs_ends_the_job_and_is_not_called_a_second_time_besid
 def test_a_handler_that_hangs_when_it_is_called_again_after_a_restart_is_told_and_ends_the_job(
     page_views, epochs
 ):
-    def handle(epoch, files):
+    def handle(epoch, mark, files):
         if len(running.query.failures) == 0:
             raise ConnectionError("refused")
-        epochs.handle(epoch, files)
+        epochs.handle(epoch, mark, files)
 
     epochs.go_on.clear()
     running = page_views.start(epochs.plan(ClickSource(records=1_000), handler=handle), **STUCK)

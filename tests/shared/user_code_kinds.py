@@ -319,7 +319,7 @@ class Handler:
         self._said = home / "said"
         self._trouble = trouble
 
-    def __call__(self, epoch: int, files: list[str]) -> None:
+    def __call__(self, epoch: int, mark: object, files: list[str]) -> None:
         tables = [pq.read_table(file) for file in files]
         for table in tables:
             self._trouble(table["id"].to_pylist())
