@@ -95,6 +95,9 @@ class Blame:
     rows: range | None = None
     """Its place in the batch that the operator was given; all of them, if only the batch is known.
     None: it was not called with records."""
+    row: str | None = None
+    """What it was called with and nothing of where that stood in its batch, which is another one
+    when it is read again: if the same comes again, then so does this text."""
 
     @property
     def same_as(self) -> str:

@@ -66,17 +66,19 @@ def fail(
     error: BaseException,
     record: str | None = None,
     rows: range | None = None,
+    row: str | None = None,
     *,
     operator: str | None = None,
     function: Callable[..., Any] | None = None,
 ) -> NoReturn:
     """Raise what is known of an error that `code` has raised; our own errors pass.
 
-    Where its `function` has left no line, it is named by the one where it begins.
+    `row` is the record without its place in a batch; None: `record` does not tell any. Where its
+    `function` has left no line, it is named by the one where it begins.
     """
     if isinstance(error, StillframeError):
         raise_without_secrets(error)
-    error = _stopped_by(error)
+    error, row = _stopped_by(error), row or record
     frames = _own_frames(error)
     line = _telling_line(frames) or _first_line(function)
     blame = Blame(
@@ -88,6 +90,7 @@ def fail(
         operator=operator,
         record=None if record is None else _kept(record),
         rows=rows,
+        row=None if row is None else _kept(row),
     )
     said = _kept(shown(_said_by(error), _SAID_CHARACTERS_MAX))
     raise UserCodeError(

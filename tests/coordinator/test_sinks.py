@@ -138,7 +138,7 @@ def test_a_system_that_is_away_is_tried_again_and_told_meanwhile(committing, mon
     thread, events = committing(sink)
 
     thread.submit(manifest(prepared("w0", 0, (9, "a"))))
-    while (under_way := thread.under_way()) is None or under_way.awaits is None:
+    while (under_way := thread._sinks.under_way) is None or under_way.awaits is None:
         threading.Event().wait(0.01)
     assert "nobody answers; tried" in under_way.awaits
     sink.raises = None

@@ -37,6 +37,8 @@ def bounds(condition: Expression | None) -> tuple[int | None, int | None]:
         (is_("less", LEFT, RIGHT), (1, None)),
         (is_("less_equal", RIGHT, LEFT), (None, 0)),
         (is_("less", RIGHT, LEFT), (None, -1)),
+        (is_("greater_equal", RIGHT, LEFT), (0, None)),
+        (is_("greater", LEFT, RIGHT), (None, -1)),
         (is_("equal", RIGHT, LEFT), (0, 0)),
         (is_("equal", moved(LEFT, 5), RIGHT), (5, 5)),
         (is_("less_equal", RIGHT, moved(LEFT, 7)), (None, 7)),

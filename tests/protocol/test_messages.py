@@ -47,7 +47,9 @@ COPY = SubtaskState(broadcast=(KEYED,), finished=True, ended=True)
 RULES = OperatorSnapshot("rules", 0, broadcast=(KEYED,), finished=True)
 UNDER_WAY = ChannelState("a>b", 0, 1, "output", FileHandle("shared/1/c", 30, 5), 10, 20, 3)
 TIMINGS = SubtaskTimings(1.5, 0.0, 2.0, 30.25, 10, 10, 0, task="read -> count", subtask=1)
-BLAME = Blame("function f", "ValueError", True, "job.py:3 in f", "Traceback …", "map_1", "record 2")
+BLAME = Blame(
+    "function f", "ValueError", True, "job.py:3 in f", "Traceback …", "map_1", "record 2", row="2"
+)
 
 ORDERS = [
     StartSlot({0: ("host-a", 1), 1: ("host-b", 2)}, {("count", 1): STATE}, 3, 2),

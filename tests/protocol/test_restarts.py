@@ -319,7 +319,7 @@ UNSTARTED = NothingRan("No module named 'tidying'")
 
 def given_up(same: SameFailure, *signs: Sign | None) -> list[bool]:
     """For each failure, by its sign, whether the job is given up."""
-    return [same.on_failure("it failed", sign) is not None for sign in signs]
+    return [same.on_failure("it failed", sign, 0.0) is not None for sign in signs]
 
 
 def test_a_slot_that_dies_again_and_again_is_given_up():
@@ -361,7 +361,7 @@ def test_what_keeps_the_slots_of_a_job_that_has_run_from_starting_may_heal():
 def test_places_without_number_are_not_remembered_for_ever():
     same = SameFailure(9, 1)
     assert not any(given_up(same, *(CodeFailed(f"line {n}") for n in range(10_000))))
-    assert len(same._times) == 100
+    assert len(same._seen) == 100
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_places_without_number_are_not_remembered_for_ever():
     ],
 )
 def test_the_sentence_says_how_often_where_and_what_to_do(sign, says):
-    decision = SameFailure(0, 0).on_failure("it failed", sign)
+    decision = SameFailure(0, 0).on_failure("it failed", sign, 0.0)
 
     assert decision.reason.startswith("it failed (")
     assert says in decision.reason
@@ -388,3 +388,67 @@ def test_the_limit_of_crashes_is_an_option(text, limit):
 @pytest.mark.parametrize(("text", "limit"), [("3", 3), ("0", 0), ("infinite", math.inf)])
 def test_the_limit_of_errors_is_an_option(text, limit):
     assert job_config({"restartSameErrorMax": text}).restart_same_error_max == limit
+
+
+# --- at the same record, although checkpoints complete --------------------------------------------
+
+AT_7 = CodeFailed("ValueError at a", "Row(id=7)")
+AT_8 = CodeFailed("ValueError at a", "Row(id=8)")
+
+
+def given_up_with_checkpoints_between(
+    same: SameFailure, *signs: Sign, apart_seconds: float = 60.0
+) -> list[bool]:
+    """The same, with a checkpoint that completes before each failure."""
+    told = []
+    for number, sign in enumerate(signs):
+        same.on_progress()
+        told.append(same.on_failure("it failed", sign, number * apart_seconds) is not None)
+    return told
+
+
+def test_an_error_at_a_record_that_comes_again_after_each_restart_is_given_up_whatever_completes():
+    same = SameFailure(9, 2)
+    assert given_up_with_checkpoints_between(same, AT_7, AT_7, AT_7) == [False, False, True]
+
+
+def test_two_records_that_take_turns_are_given_up_too():
+    same = SameFailure(9, 2)
+    told = given_up_with_checkpoints_between(same, AT_7, AT_8, AT_7, AT_8, AT_7)
+    assert told == [False] * 4 + [True]
+
+
+def test_an_error_at_one_record_after_the_other_is_an_outage_that_the_job_gets_through():
+    same = SameFailure(9, 2)
+    signs = [CodeFailed("ValueError at a", f"Row(id={n})") for n in range(1000)]
+    assert not any(given_up_with_checkpoints_between(same, *signs))
+
+
+def test_records_that_fail_in_turn_without_a_checkpoint_are_one_failure_that_comes_again():
+    assert given_up(SameFailure(9, 2), AT_7, AT_8, AT_7) == [False, False, True]
+
+
+def test_a_record_that_looks_the_same_long_after_is_another_one():
+    same, signs = SameFailure(9, 2), [AT_7] * 100
+    assert not any(given_up_with_checkpoints_between(same, *signs, apart_seconds=3601.0))
+
+
+def test_long_delays_between_restarts_do_not_make_it_another_record():
+    same = SameFailure(9, 2)
+    told = [same.on_failure("it failed", AT_7, now) is not None for now in (0.0, 5000.0, 10_000.0)]
+    assert told == [False, False, True]
+
+
+def test_what_fails_outside_explains_a_record_too():
+    same = SameFailure(9, 2)
+    given_up_with_checkpoints_between(same, AT_7, AT_7)
+    assert given_up(same, None, AT_7) == [False, False]
+
+
+def test_of_a_record_that_comes_again_the_sentence_says_so():
+    same = SameFailure(9, 1)
+    given_up_with_checkpoints_between(same, AT_7)
+    same.on_progress()
+    decision = same.on_failure("it failed", AT_7, 0.0)
+    assert "the same error 2 times at the same record, which comes again" in decision.reason
+    assert "raise restartSameErrorMax" in decision.reason

@@ -22,6 +22,7 @@ from stillframe.coordinator.history import (
 from stillframe.errors import BuildError, DataError, JobFailed, StillframeError
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.protocol.manifests import decode_manifest
 from stillframe.storage.paths import checkpoint_of
 from stillframe.testing.sinks import GatedSink
 from stillframe.testing.sources import Fail, ScriptedSource
@@ -187,6 +188,7 @@ def test_the_way_on_that_a_refusal_names_is_a_way_on(page_views, damage, asks_fo
     _, newest = stopped_after_checkpoints(page_views, source)
     gate.open()
     job = Path(page_views.location) / "page-views"
+    epochs = [decode_manifest(f.read_bytes()).epoch for f in job.glob("chk-*/_metadata")]
     damage(job)
 
     asked = {"restoreFrom": str(newest)} if asks_for_newest else {}
@@ -197,6 +199,8 @@ def test_the_way_on_that_a_refusal_names_is_a_way_on(page_views, damage, asks_fo
 
     assert going_on.attempts()[0].attempt > 1, "no number is used twice"
     assert max(of for of, _ in checkpoints_in(job)) > newest
+    if option == "fresh":
+        assert going_on.wait(CheckpointCompleted).epoch > max(epochs), "nor is any epoch"
     clicks = pq.read_table(page_views.home / "clicks")["id"].to_pylist()
     scripted = [item for item in source.scripts[0] + source.scripts[1] if hasattr(item, "num_rows")]
     assert set(clicks) == {number for batch in scripted for number in batch["id"].to_pylist()}

@@ -146,7 +146,7 @@ class Epochs:
         self.fails_in: int | None = None
         self.failed = threading.Event()
 
-    def handle(self, epoch, files):
+    def handle(self, epoch, mark, files):
         self.calls += 1
         if epoch == self.fails_in:
             self.failed.set()

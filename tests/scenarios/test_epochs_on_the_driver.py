@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,12 +23,14 @@ class Epochs:
         self.directory = str(page_views.home / "staged")
         self.ids = {}
         self.calls = []
+        self.begun = 0
         self.go_on = threading.Event()
         self.go_on.set()
         self.waiting = threading.Event()
         self.raises = None
 
-    def handle(self, epoch, files):
+    def handle(self, epoch, mark, files):
+        self.begun += 1
         self.waiting.set()
         assert self.go_on.wait(90)
         if self.raises is not None:
@@ -132,8 +135,8 @@ def test_a_handler_that_ends_the_job_does_not_wait_for_itself(page_views, epochs
     """The job ends when the epoch has been handed over, which then counts as committed."""
     begun, started, returned_after = threading.Event(), [], []
 
-    def handle(epoch, files):
-        epochs.handle(epoch, files)
+    def handle(epoch, mark, files):
+        epochs.handle(epoch, mark, files)
         began = time.monotonic()
         if epoch == 1:
             assert begun.wait(90)
@@ -165,7 +168,7 @@ def test_a_handler_that_ends_the_job_does_not_wait_for_itself(page_views, epochs
 def test_what_would_wait_for_the_epoch_that_is_handed_over_is_refused(page_views, epochs, wait):
     begun, started, refusals = threading.Event(), [], []
 
-    def handle(epoch, files):
+    def handle(epoch, mark, files):
         assert begun.wait(90)
         try:
             wait(started[0].query, str(page_views.home / "savepoint"))
@@ -196,6 +199,66 @@ def test_a_handler_that_takes_long_is_told_with_its_stack_until_it_returns(page_
     running.finish()
 
     assert "epoch" not in running.query.status["message"]
+
+
+STUCK = {"stuckTimeout": "1 second", "leaseTimeout": "2 seconds"}
+
+
+def test_a_handler_that_hangs_ends_the_job_and_is_not_called_a_second_time_beside_itself(
+    page_views, epochs, until
+):
+    epochs.go_on.clear()
+    running = page_views.start(epochs.plan(ClickSource(records=1_000)), **STUCK)
+    with pytest.raises(
+        JobFailed, match=r"sink staged has had epoch 0 .*raise stuckTimeout"
+    ) as told:
+        running.query.awaitTermination(90)
+    assert "assert self.go_on.wait(90)" in "\n".join(told.value.__notes__)
+    [failure] = running.query.failures
+    assert failure.is_given_up
+    assert failure.blame.line.startswith(f"{__file__}:")
+
+    refused = page_views.start(epochs.plan(ClickSource(records=1_000)), **STUCK)
+    with pytest.raises(JobFailed, match="it is this process: if the job has ended because its"):
+        refused.query.awaitTermination(90)
+    epochs.go_on.set()
+    until(lambda: epochs.calls == [0])  # it returns after all, and nobody listens
+    until(lambda: not list(Path(page_views.location).glob("page-views/lease/*")))
+    page_views.start(epochs.plan(ClickSource(records=1_000))).finish()
+
+    epochs.check(1_000)
+    assert len(epochs.calls) == len(set(epochs.calls)), "what it did at last it does not do again"
+
+
+def test_a_handler_that_hangs_when_it_is_called_again_after_a_restart_is_told_and_ends_the_job(
+    page_views, epochs
+):
+    def handle(epoch, mark, files):
+        if len(running.query.failures) == 0:
+            raise ConnectionError("refused")
+        epochs.handle(epoch, mark, files)
+
+    epochs.go_on.clear()
+    running = page_views.start(epochs.plan(ClickSource(records=1_000), handler=handle), **STUCK)
+
+    assert str(running.wait(Waiting)).startswith("sink staged has had epoch 0 for ")
+    with pytest.raises(JobFailed, match="has not returned"):
+        running.query.awaitTermination(90)
+    assert [each.is_given_up for each in running.query.failures] == [False, True]
+
+
+def test_a_slot_that_dies_while_a_handler_hangs_does_not_make_the_job_call_it_again(
+    page_views, epochs
+):
+    epochs.go_on.clear()
+    patient = {**STUCK, "stuckTimeout": "20 seconds"}
+    running = page_views.start(epochs.plan(ClickSource(records=1_000)), **patient)
+    assert epochs.waiting.wait(90)
+    running.kill(slot=0)
+
+    with pytest.raises(JobFailed, match=r"sink staged has had epoch 0 .* has not returned"):
+        running.query.awaitTermination(90)
+    assert epochs.begun == 1
 
 
 def test_a_rescale_waits_for_the_epoch_that_is_handed_over_and_repeats_none(page_views, epochs):

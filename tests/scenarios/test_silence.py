@@ -10,13 +10,20 @@ from dataclasses import replace
 import pytest
 
 from stillframe.coordinator.history import AttemptFailed, CheckpointCompleted, SlotsRunning
-from stillframe.graph.launch import Deployment
+from stillframe.graph.launch import Deployment, RunningSlots
 from stillframe.testing.processes import ProcessDeployment
 from stillframe.wire import Address
 
 pytestmark = pytest.mark.slow
 
 SILENT_SECONDS_MAX = 6
+
+
+class Unreachable(RunningSlots):
+    """Slots that nobody can end: they do it themselves."""
+
+    def cancel(self):
+        pass
 
 
 class BlackHole(Deployment):
@@ -37,7 +44,8 @@ class BlackHole(Deployment):
         server = (launch.coordinator.host, launch.coordinator.port)
         threading.Thread(target=self._accept, args=(listener, server), daemon=True).start()
         here = Address("127.0.0.1", listener.getsockname()[1])
-        return ProcessDeployment().launch(replace(launch, coordinator=here), on_ended)
+        ProcessDeployment().launch(replace(launch, coordinator=here), on_ended)
+        return Unreachable()
 
     def end(self):
         for each in self._sockets:

@@ -9,7 +9,7 @@ import user_code_kinds
 from user_code_kinds import AT, KINDS, RECORDS, Hangs, Raises, plan_of, said
 
 from stillframe.cli.main import main
-from stillframe.coordinator.history import Hanging, Waiting
+from stillframe.coordinator.history import CheckpointCompleted, Hanging, Waiting
 from stillframe.errors import JobFailed
 
 ONE_BY_ONE = {"row function", "row function of many", "UDF", "KeyProcessor", "StatefulProcessor"}
@@ -86,6 +86,25 @@ def test_the_same_error_at_the_same_place_ends_the_job_after_a_few_restarts(kind
     assert f'File "{user_code_kinds.__file__}", line ' in shown
 
 
+@pytest.mark.parametrize("kind", ["row function", "UDF", "Arrow function", "KeyProcessor"])
+def test_checkpoints_that_complete_between_do_not_hide_that_a_record_fails_each_time(
+    kind, page_views, monkeypatch
+):
+    gate = page_views.gate("checkpoint completed")
+    source = user_code_kinds.records_behind(gate)
+    monkeypatch.setattr(user_code_kinds, "records", lambda: source)
+    plan = plan_of(kind, page_views.home, Raises(ConnectionError, closes=gate))
+    running = page_views.start(plan, restartSameErrorMax="2", restartAttempts="1000")
+    running.query.add_listener(
+        lambda told: gate.open() if isinstance(told, CheckpointCompleted) else None
+    )
+
+    with pytest.raises(JobFailed, match="the same error 3 times at the same record, which comes"):
+        running.query.awaitTermination(90)
+    completed_by = [each.attempt for each in running.told if isinstance(each, CheckpointCompleted)]
+    assert len(set(completed_by)) >= 3, "each attempt has completed one"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hang_loses_no_row_and_is_told_with_code_record_and_stack(kind, page_views):
@@ -94,9 +113,12 @@ def test_a_hang_loses_no_row_and_is_told_with_code_record_and_stack(kind, page_v
     running = page_views.start(plan_of(kind, page_views.home, trouble), stuckTimeout="3 s")
     if kind == "foreachBatch":  # a thread of the driver, which cannot be ended
         assert "self.let_go.await_open" in str(running.wait(Waiting))
+        with pytest.raises(
+            JobFailed, match=r"epoch \d+ for \d+ s and has not returned \(.*kinds.py"
+        ):
+            running.query.awaitTermination(90)
         let_go.open()
-        running.finish()
-        assert running.query.failures == []
+        page_views.start(plan_of(kind, page_views.home, trouble)).finish()
     else:
         told = running.wait(Hanging)
         running.finish()

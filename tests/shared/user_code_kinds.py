@@ -41,7 +41,7 @@ from stillframe.runtime.key_processing import KeyProgram
 from stillframe.runtime.row_functions import ArrowFunction, PandasFunction, RowFlatMap, RowMap
 from stillframe.secrets import Secret
 from stillframe.spark.processor_programs import ProcessorProgram
-from stillframe.testing.sources import Gate, ScriptedSource
+from stillframe.testing.sources import Gate, ScriptedSource, Wait
 
 SCHEMA = pa.schema([("id", pa.int64()), ("app", pa.string())])
 RECORDS, BATCH = 1_000, 100
@@ -57,9 +57,13 @@ class Raises:
 
     error: type[BaseException]
     once: Gate | None = None
+    closes: Gate | None = None
+    """Which the record has passed, and must wait for again."""
 
     def __call__(self, ids: Iterable[int]) -> None:
         if AT in ids and (self.once is None or not self.once.is_open):
+            if self.closes is not None:
+                self.closes.close()
             if self.once is not None:
                 self.once.open()
             raise self.error()
@@ -101,6 +105,16 @@ def batch(first: int) -> pa.RecordBatch:
 def records(source: type[ScriptedSource] = ScriptedSource, **more: Any) -> ScriptedSource:
     batches = [batch(first) for first in range(0, RECORDS, BATCH)]
     return source(SCHEMA, (tuple(batches[::2]), tuple(batches[1::2])), **more)
+
+
+def records_behind(gate: Gate) -> ScriptedSource:
+    """The same; the batch in which there is trouble comes when the gate is open."""
+    splits = records().scripts
+    waits = [
+        [*([Wait(gate)] if each.column("id")[0].as_py() == AT // BATCH * BATCH else []), each]
+        for each in splits[0]
+    ]
+    return ScriptedSource(SCHEMA, (tuple(item for pair in waits for item in pair), splits[1]))
 
 
 def said(home: Path) -> Counter[int]:

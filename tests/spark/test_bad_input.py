@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,45 @@ def test_an_epoch_that_a_function_refused_is_given_to_it_corrected_renamed_and_b
     corrected = clicks(still).filter("id >= 0").writeStream.foreachBatch(save_corrected)
     corrected.options(**options).start().awaitTermination(WAIT_SECONDS_MAX)
     assert sum(seen) == 20_000
+
+
+def test_a_function_given_to_foreach_batch_that_hangs_ends_the_job_with_its_line(
+    still: Any, options: dict[str, str]
+) -> None:
+    let_go = threading.Event()
+
+    def save(frame: DataFrame, epoch: int) -> None:
+        let_go.wait()
+
+    options["stuckTimeout"] = "1 second"
+    query = clicks(still).writeStream.foreachBatch(save).options(**options).start()
+    try:
+        sentence = failure_of(query)
+    finally:
+        let_go.set()
+    assert "has had epoch 0" in sentence
+    assert f"({__file__}:" in sentence
+
+
+def test_a_function_given_to_foreach_batch_for_which_spark_works_long_does_not_hang(
+    still: Any, options: dict[str, str]
+) -> None:
+    rows: list[int] = []
+
+    def take_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import time
+
+        time.sleep(15.0)
+        yield from batches
+
+    def save(frame: DataFrame, epoch: int) -> None:
+        slow = frame.coalesce(1).mapInArrow(take_long, frame.schema) if epoch == 0 else frame
+        rows.append(slow.count())
+
+    options["stuckTimeout"] = "1 second"
+    query = clicks(still).writeStream.foreachBatch(save).options(**options, parallelism=1).start()
+    assert query.awaitTermination(WAIT_SECONDS_MAX)
+    assert sum(rows) == 20_000
 
 
 def test_a_source_file_that_vanished_is_named(

@@ -159,6 +159,18 @@ SUPPORTED = r"""
     nullif(CAST(null AS int), CAST(st AS int))
     nullif(if(i is null, 1, null), CAST(num AS int) + CAST(st AS int))
     if(i is null, 1, null) + CAST(st AS int)
+    if(isnotnull(st), null, 1) < CAST(st AS int)
+    if(isnotnull(st), null, 1) <= CAST(st AS int)
+    if(isnotnull(st), null, 1) > CAST(st AS int)
+    if(isnotnull(st), null, 1) >= CAST(st AS int)
+    CAST(st AS int) / if(isnotnull(st), null, 1)
+    CAST(st AS int) % if(isnotnull(st), null, 1)
+    CAST(st AS int) div if(isnotnull(st), null, 1)
+    if(isnotnull(st), null, 1) between CAST(st AS int) and 3
+    if(isnotnull(st), null, 1) in (1, CAST(st AS int))
+    1 in (1, CAST(st AS int))
+    if(isnotnull(i), null, 1) / (i - i)
+    datediff(if(isnotnull(st), null, dt), CAST(st AS date))
     ceil(if(abs(d) < 1e18D, d, -1.5D))
     floor(i)
     greatest(i, 3, null)
@@ -526,6 +538,10 @@ def test_an_unknown_column_is_told_by_spark(spark: SparkSession) -> None:
         "ceil(if(b, CAST('Infinity' AS double), 1.5D))",
         "floor(if(b, 9223372036854775807D, 1.5D))",
         "nullif(if(st is null, 1, 2), CAST(st AS int))",
+        "CAST(st AS int) < if(isnotnull(st), null, 1)",
+        "CAST(st AS int) > if(isnotnull(st), null, 1)",
+        "if(isnotnull(st), null, 1) / CAST(st AS int)",
+        "2 in (1, CAST(st AS int))",
         "l div (i - i)",
         "CAST('0x10' AS int) + i",
         "CAST(concat(substring(day_text, 1, 4), '-02-30') AS date)",

@@ -13,6 +13,7 @@ from functools import partial
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
+from stillframe.coordinator.commit_watch import CommitWatch
 from stillframe.coordinator.history import (
     AttemptFailed,
     DriverAwaited,
@@ -67,6 +68,10 @@ from stillframe.secrets import masked, shows_secret
 from stillframe.storage.paths import job_directory
 from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import open_store
+
+_THIS_PROCESS = (
+    "; it is this process: if the job has ended because its function hangs, end the process"
+)
 
 
 class Job(threading.Thread):
@@ -129,6 +134,7 @@ class Job(threading.Thread):
             recorder=self._recorder,
         )
         self._stage = Stage(deployment, driver, secrets.token_bytes(32), self._mailbox)
+        self._parts = replace(self._parts, commit=CommitWatch(self._parts, deployment).commit)
         self._starter = Starter(self._parts)
 
     def kept_history(self) -> KeptHistory:
@@ -148,7 +154,8 @@ class Job(threading.Thread):
     @property
     def is_called_by_itself(self) -> bool:
         """Whether this is one of its own threads, on which waiting for the job never ends."""
-        return threading.current_thread() in (self, self._sinks.committing_thread)
+        calling = self._sinks.under_way
+        return threading.current_thread() in (self, calling.thread if calling else None)
 
     def request_stop(self) -> None:
         """End the job in good order; it can be started again from its last checkpoint."""
@@ -202,7 +209,7 @@ class Job(threading.Thread):
             self._sinks.close()
             self._recorder.close(outcome, self._parts.now())
             if self._lease is not None:
-                self._lease.release()
+                self._lease.release(when_ended=self._sinks.left_behind)
             self._turn_away(outcome)
             self.history.tell(JobEnded(outcome))
 
@@ -285,9 +292,11 @@ class Job(threading.Thread):
         while not isinstance(found := lease.look(self._clock.monotonic_seconds()), TakeOver):
             other = found.lease
             if isinstance(found, Alive):
+                here = lease.is_of_this_process(other)
                 raise StartRefused(
                     f"another driver runs it, on {other.host} (pid {other.pid}): stop that one"
                     " first, or give this job another queryName or checkpointLocation"
+                    f"{_THIS_PROCESS if here else ''}"
                 )
             if other.driver != awaited:
                 awaited = other.driver
@@ -361,9 +370,9 @@ class Job(threading.Thread):
         reason, now_seconds = broke.reason, self._clock.monotonic_seconds()
         is_permanent = broke.cause == "permanent"
         sign = None if is_permanent else broke.sign
-        decision = self._same_failure.on_failure(reason, sign) or self._restarts.on_failure(
-            reason, is_permanent, now_seconds
-        )
+        decision = self._same_failure.on_failure(
+            reason, sign, now_seconds
+        ) or self._restarts.on_failure(reason, is_permanent, now_seconds)
         self._note_failure(broke, None if isinstance(decision, GiveUp) else decision.delay_seconds)
         if isinstance(decision, GiveUp):
             self.history.tell(AttemptFailed(self._ledger.attempt, reason, None, broke.blame))

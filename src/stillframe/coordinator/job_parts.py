@@ -13,6 +13,7 @@ from stillframe.coordinator.recorder import Recorder
 from stillframe.coordinator.savepoints import OpenStore
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.graph.plan import Plan
+from stillframe.ids import OperatorUid
 from stillframe.protocol.figures import Moment
 from stillframe.protocol.fit import Mismatch
 from stillframe.protocol.manifests import Manifest
@@ -46,6 +47,9 @@ class JobParts:
     """How many processes the driver's machine has killed for want of memory."""
     recorder: Recorder = field(default_factory=Recorder)
     """What became of checkpoints and attempts, for people."""
+
+    commit: Callable[[OperatorUid, Manifest], None] | None = None
+    """Calls a sink that commits on the driver before an attempt begins; None: the sinks' own."""
 
     def now(self) -> Moment:
         return Moment(self.clock.wall_ms(), self.clock.monotonic_seconds())

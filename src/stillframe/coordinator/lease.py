@@ -10,7 +10,8 @@ says what the leases of others mean.
 A renewal that fails is tried again at the next: a storage that is down fails checkpoints, and
 whoever waits for the lease cannot read it either. An answer may be lost, so after a failure nobody
 knows which renewals are there, and the next one looks. It is given back when the job has ended,
-whichever way; only a driver that dies leaves it behind.
+whichever way; only a driver that dies leaves it behind. While a function that was given up still
+runs on the driver it is kept, so that nobody calls it a second time.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class DriverLease:
         gone = {lease.driver for lease in others if _is_gone(lease)}
         return self._watch.on_look(others, gone, now_seconds)
 
+    def is_of_this_process(self, other: Lease) -> bool:
+        return (other.machine, other.pid) == (self._own.machine, self._own.pid)
+
     def take(self) -> None:
         """Claim the job, and clear away what others have left. May raise `StorageError`."""
         before = self._store.list(LEASE_DIRECTORY)
@@ -82,8 +86,24 @@ class DriverLease:
         )
         self._renewing.start()
 
-    def release(self) -> None:
-        """Give it back; whoever looks next need not wait."""
+    def release(self, when_ended: threading.Thread | None = None) -> None:
+        """Give it back, so that whoever looks next need not wait; not before this thread has ended,
+        which still does something for the job."""
+        if when_ended is not None and when_ended.is_alive():
+            threading.Thread(
+                target=self._release_behind,
+                args=(when_ended,),
+                name="stillframe-lease-end",
+                daemon=True,
+            ).start()
+        else:
+            self._release()
+
+    def _release_behind(self, thread: threading.Thread) -> None:
+        thread.join()
+        self._release()
+
+    def _release(self) -> None:
         self._released.set()
         if self._renewing is not None:
             self._renewing.join(_END_SECONDS_MAX)

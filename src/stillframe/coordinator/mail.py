@@ -103,7 +103,7 @@ class AttemptBroke:
             return SlotCrashed(self.at.slot)
         if self.nothing_ran:
             return NothingRan(self.reason)
-        return None if self.blame is None else CodeFailed(self.blame.same_as)
+        return None if self.blame is None else CodeFailed(self.blame.same_as, self.blame.row)
 
 
 Outcome = AttemptFinished | AttemptStopped | AttemptRested | AttemptBroke

@@ -6,11 +6,13 @@ import queue
 from dataclasses import dataclass
 
 from stillframe.coordinator.attempt import RunningAttempt
+from stillframe.coordinator.commit_watch import TELL_SECONDS, CommitWatch
 from stillframe.coordinator.control import ControlServer
 from stillframe.coordinator.enumerators import DiscoveryThreads
 from stillframe.coordinator.history import Waiting
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.mail import (
+    AttemptBroke,
     AttemptFinished,
     AttemptRested,
     AttemptStopped,
@@ -18,7 +20,7 @@ from stillframe.coordinator.mail import (
     Outcome,
     SlotsEnded,
 )
-from stillframe.coordinator.sinks import CommitThread
+from stillframe.coordinator.sinks import CommitFailed, CommitThread
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import EndSlot
@@ -29,7 +31,6 @@ from stillframe.wire import Address
 _END_SECONDS_MAX = 30.0
 _CANCEL_SECONDS_MAX = 60.0
 _LOOK_SECONDS = 0.5
-_TELL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def run_attempt(
     )
     discoveries = DiscoveryThreads(parts.plan, restored, attempt, stage.mailbox.put)
     running = RunningAttempt(parts, server, commits, restored, state, discoveries)
+    watch = CommitWatch(parts, stage.deployment)
     launch = SlotLaunch(
         plan=parts.plan,
         attempt=attempt,
@@ -99,7 +101,7 @@ def run_attempt(
         slots = stage.deployment.launch(
             launch, lambda reason: stage.mailbox.put(SlotsEnded(attempt, reason))
         )
-        waits = _Waits(parts, stage.deployment, running, slots, commits)
+        waits = _Waits(parts, running, slots, watch)
         while running.outcome is None:
             left = running.wake_at_seconds() - parts.clock.monotonic_seconds()
             _handle_next(stage, running, left)
@@ -108,14 +110,16 @@ def run_attempt(
     finally:
         _end(parts, stage, running, server, slots)
         discoveries.close()
-        while not commits.finish(_TELL_SECONDS):
-            if slots is not None:
-                waits.tell()
+        given_up: CommitFailed | None = None
+        while given_up is None and not commits.finish(TELL_SECONDS):
+            given_up = watch.look()
         while _handle_next(stage, running, 0.0):
             pass
     for request in running.unanswered_requests():
         stage.mailbox.put(request)
     assert running.outcome is not None
+    if given_up is not None and not isinstance(running.outcome, AttemptStopped):
+        return AttemptBroke(given_up.reason, given_up.cause, blame=given_up.blame)
     return running.outcome
 
 
@@ -125,51 +129,36 @@ class _Waits:
     def __init__(
         self,
         parts: JobParts,
-        deployment: Deployment,
         running: RunningAttempt,
         slots: RunningSlots,
-        commits: CommitThread,
+        watch: CommitWatch,
     ) -> None:
         self._parts = parts
-        self._deployment = deployment
         self._running = running
         self._slots = slots
-        self._commits = commits
-        self._tell_at = parts.clock.monotonic_seconds() + _TELL_SECONDS
+        self._watch = watch
+        self._tell_at = parts.clock.monotonic_seconds() + TELL_SECONDS
 
     def tell(self) -> None:
         """Every few seconds; in between it does nothing."""
         now = self._parts.clock.monotonic_seconds()
         if now < self._tell_at:
             return
-        self._tell_at = now + _TELL_SECONDS
-        self._show("slots", self._slots_awaited())
-        self._show("commit", self._commit_awaited(now))
-
-    def _show(self, what: str, told: str | None) -> None:
-        if told is None:
-            self._parts.history.over(what)
+        self._tell_at = now + TELL_SECONDS
+        awaited = self._slots_awaited()
+        if awaited is None:
+            self._parts.history.over("slots")
         else:
-            self._parts.history.begin(what, Waiting(told))
+            self._parts.history.begin("slots", Waiting(awaited))
+        given_up = self._watch.look()
+        if given_up is not None:
+            self._running.handle(given_up)
 
     def _slots_awaited(self) -> str | None:
         if self._running.do_all_run or self._running.outcome is not None:
             return None
         slots, why = self._parts.plan.slots, self._slots.wait_for()
         return f"waiting for {slots} slot{'s' if slots > 1 else ''}{f': {why}' if why else ''}"
-
-    def _commit_awaited(self, now_seconds: float) -> str | None:
-        under_way = self._commits.under_way()
-        if under_way is not None and under_way.awaits is not None:
-            return under_way.awaits
-        if under_way is None or now_seconds - under_way.began_at_seconds < _TELL_SECONDS:
-            return None
-        why = self._deployment.shortage()
-        stack = "".join(f"\n    {line}" for line in self._commits.stack().splitlines())
-        return (
-            f"{under_way.sink} has had epoch {under_way.epoch} for"
-            f" {now_seconds - under_way.began_at_seconds:.0f} s{f': {why}' if why else ''}{stack}"
-        )
 
 
 def _handle_next(stage: Stage, running: RunningAttempt, seconds_max: float) -> bool:

@@ -7,7 +7,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from stillframe.api.sinks import Committable, Committer, CommitterContext, Prepared, Staging
@@ -19,7 +20,6 @@ from stillframe.ids import Attempt, Epoch, Mark, OperatorUid, Writer
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import FailureCause, blame_of, cause_of
 from stillframe.protocol.outside import retry_after_seconds
-from stillframe.stacks import Places, frames_of, told_by_frames
 from stillframe.user_code import calling
 
 log = logging.getLogger("stillframe")
@@ -48,9 +48,11 @@ CommitEvent = EpochCommitted | CommitFailed
 class CommitUnderWay:
     """A sink has been given an epoch and has not returned."""
 
+    uid: OperatorUid
     sink: str
     epoch: Epoch
     began_at_seconds: float
+    thread: threading.Thread
     awaits: str | None = None
     """What the sink waits for before it tries again, in a sentence."""
 
@@ -79,8 +81,10 @@ class DriverSinks:
         self.committing_here: Sequence[OperatorUid] = [
             uid for uid, sink in sinks.items() if sink.commits_at_coordinator
         ]
-        self.committing_thread: threading.Thread | None = None
-        """On which the running attempt calls the sinks that commit here."""
+        self.under_way: CommitUnderWay | None = None
+        """The sink that is called here, if one is: one after the other is."""
+        self.left_behind: threading.Thread | None = None
+        """On which a call was given up; nothing else is called any more."""
         self._former: Mapping[OperatorUid, OperatorUid] = {}
         self._incarnation = ""
 
@@ -93,13 +97,15 @@ class DriverSinks:
         self._former = former
         self._incarnation = incarnation
 
-    def name_of(self, uid: OperatorUid) -> str:
-        return self._names[uid]
-
     def commit(self, uid: OperatorUid, manifest: Manifest) -> None:
         """Make the epoch of this checkpoint visible, once more if need be."""
-        with calling(self._names[uid], f"epoch {manifest.epoch}", operator=uid):
-            self._committers[uid].commit(manifest.epoch, [self._prepared(uid, manifest)])
+        name, epoch, thread = self._names[uid], manifest.epoch, threading.current_thread()
+        self.under_way = CommitUnderWay(uid, name, epoch, time.monotonic(), thread)
+        try:
+            with calling(name, f"epoch {epoch}", operator=uid):
+                self._committers[uid].commit(epoch, [self._prepared(uid, manifest)])
+        finally:
+            self.under_way = None
 
     def _prepared(self, uid: OperatorUid, manifest: Manifest) -> Prepared:
         """All of it at once; it stays the work of the sink that prepared it, by its uid then."""
@@ -109,6 +115,17 @@ class DriverSinks:
         writer = Writer(self._incarnation, known_as, None)
         committables = tuple(each.committable for each in pending)
         return Prepared(Mark(writer, manifest.checkpoint_id), committables)
+
+    @contextmanager
+    def awaiting(self, uid: OperatorUid, epoch: Epoch, what: str) -> Iterator[None]:
+        """In here a sink is not called: it waits before it tries again."""
+        thread = threading.current_thread()
+        name = self._names[uid]
+        self.under_way = CommitUnderWay(uid, name, epoch, time.monotonic(), thread, what)
+        try:
+            yield
+        finally:
+            self.under_way = None
 
     def sweep(self, older_than: Attempt, manifest: Manifest | None) -> None:
         """Remove what older attempts left behind; what `manifest` still has to commit stays."""
@@ -120,8 +137,16 @@ class DriverSinks:
                 if former is not None and former not in self._committers:
                     committer.sweep(self._job, former, older_than, pending)
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether a sink may still be at what it was given."""
+        return self.left_behind is not None and self.left_behind.is_alive()
+
     def close(self) -> None:
-        """What one of them raises must not keep the job from ending: it is only told."""
+        """What one of them raises must not keep the job from ending: it is only told. A sink that
+        may still be at work is left alone."""
+        if self.is_left_behind:
+            return
         for uid, committer in self._committers.items():
             try:
                 committer.close()
@@ -156,7 +181,6 @@ class CommitThread(CommitsPort):
         self._patience_seconds = patience_seconds
         self._on_event = on_event
         self._work: queue.Queue[Manifest | None] = queue.Queue(1)
-        self._under_way: CommitUnderWay | None = None
         self._finishing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stillframe-epochs", daemon=True)
         self._thread.start()
@@ -174,15 +198,7 @@ class CommitThread(CommitsPort):
         self._thread.join(seconds_max)
         return not self._thread.is_alive()
 
-    def under_way(self) -> CommitUnderWay | None:
-        return self._under_way
-
-    def stack(self) -> str:
-        """What its thread is at, as Python prints it."""
-        return told_by_frames(frames_of(self._thread.ident or 0), Places.here())
-
     def _run(self) -> None:
-        self._sinks.committing_thread = threading.current_thread()
         while (manifest := self._work.get()) is not None:
             try:
                 for uid in self._sinks.committing_here:
@@ -191,20 +207,16 @@ class CommitThread(CommitsPort):
                 self._on_event(CommitFailed(str(error), cause_of(error), blame_of(error)))
             else:
                 self._on_event(EpochCommitted(manifest.epoch))
-            finally:
-                self._under_way = None
 
     def _commit(self, uid: OperatorUid, manifest: Manifest) -> None:
         began_at = time.monotonic()
-        name, epoch = self._sinks.name_of(uid), manifest.epoch
         for failures in itertools.count(1):
-            self._under_way = CommitUnderWay(name, epoch, time.monotonic())
             try:
                 return self._sinks.commit(uid, manifest)
             except Unavailable as error:
                 if time.monotonic() - began_at > self._patience_seconds:
                     raise
-                awaits = f"{error}; tried {failures} times to commit epoch {epoch}"
-                self._under_way = CommitUnderWay(name, epoch, began_at, awaits)
-                if self._finishing.wait(retry_after_seconds(failures)):
-                    raise
+                awaits = f"{error}; tried {failures} times to commit epoch {manifest.epoch}"
+                with self._sinks.awaiting(uid, manifest.epoch, awaits):
+                    if self._finishing.wait(retry_after_seconds(failures)):
+                        raise

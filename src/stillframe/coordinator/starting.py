@@ -345,7 +345,7 @@ class Starter:
         for uid in self._sinks.committing_here:
             known_as = {uid, former.get(uid, uid)}
             if not any(self._ledger.is_committed(each, manifest.epoch) for each in known_as):
-                self._sinks.commit(uid, manifest)
+                (self._parts.commit or self._sinks.commit)(uid, manifest)
                 self._ledger.note_committed([uid], manifest.epoch)
 
     def _starting_state(self, manifest: Manifest | None) -> StartingState:

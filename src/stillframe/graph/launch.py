@@ -60,6 +60,10 @@ class Deployment(ABC):
         """Why work on the driver, such as a foreachBatch, has to wait, in a sentence, if it has."""
         return None
 
+    def works(self) -> bool:
+        """Whether something is computed besides the slots, such as what a foreachBatch asks for."""
+        return False
+
     @abstractmethod
     def launch(self, launch: SlotLaunch, on_ended: Callable[[str | None], None]) -> RunningSlots:
         """Start `launch.plan.slots` slots and return at once.

@@ -55,9 +55,9 @@ def _demanded(condition: Expression | None) -> Iterator[Call]:
 
 def _bounds_of(part: Call, first: str, second: str) -> TimeBounds:
     match part:
-        case Call("less_equal", (lower, upper)):
+        case Call("less_equal", (lower, upper)) | Call("greater_equal", (upper, lower)):
             return _of_order(lower, upper, first, second, least_us=0)
-        case Call("less", (lower, upper)):
+        case Call("less", (lower, upper)) | Call("greater", (upper, lower)):
             return _of_order(lower, upper, first, second, least_us=1)
         case Call("equal", (one, other)):
             upwards = _of_order(one, other, first, second, least_us=0)

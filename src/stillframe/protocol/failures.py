@@ -25,6 +25,7 @@ def blame_to_json(blame: Blame) -> JsonObject:
         "traceback": blame.traceback,
         "operator": blame.operator,
         "record": blame.record,
+        **({} if blame.row is None else {"row": blame.row}),
     }
 
 
@@ -38,6 +39,7 @@ def blame_from_json(value: JsonObject) -> Blame:
         traceback=fields.text("traceback"),
         operator=fields.text_or_none("operator"),
         record=fields.text_or_none("record"),
+        row=fields.text_if_any("row"),
     )
 
 

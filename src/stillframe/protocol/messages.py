@@ -208,7 +208,14 @@ class Hanging:
         if self.code is None:
             return None
         return Blame(
-            self.code, "Hang", True, self.line, self.stack, self.operator, self.called_with
+            self.code,
+            "Hang",
+            True,
+            self.line,
+            self.stack,
+            self.operator,
+            self.called_with,
+            row=self.called_with,
         )
 
     def to_json(self) -> JsonObject:

@@ -7,7 +7,9 @@ Rules of this file
   known at once. An error of the user's code, of a source or of a sink may be a network's, and a
   process that dies without a word (killed for its memory, a crash in a library) says nothing; but
   if the same comes again and again before a checkpoint completes, it comes of the records, and they
-  come again (`SameFailure`). Flink goes on for ever.
+  come again (`SameFailure`). So does one record that code fails at after each restart: no
+  checkpoint is past it, whatever completes in between because other records flow, or none do. Flink
+  goes on for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
 from stillframe.config import JobConfig
 from stillframe.ids import SlotIndex
@@ -25,6 +27,8 @@ from stillframe.ids import SlotIndex
 # Reached by a job that fails for days; beyond it the number would overflow, and the longest delay
 # has been in force since long before.
 _BACKOFF_SECONDS_LIMIT = 1e100
+_SAME_RECORD_SECONDS = 3600.0
+"""What looks like the same record after this long, and after a checkpoint, may be another one."""
 _SIGNS_MAX = 100
 """So many failures are told apart; no job has as many places that fail."""
 
@@ -198,6 +202,8 @@ class CodeFailed:
     """Code that is not ours raised this error at this place, or hung there."""
 
     what: str
+    row: str | None = None
+    """What it was called with; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +217,24 @@ Sign = SlotCrashed | CodeFailed | NothingRan
 """Of two failures with the same sign, the second is the first come again."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """How often a sign has come, when it came last, and whether a checkpoint completed since."""
+
+    times: int
+    at_seconds: float
+    is_before_progress: bool = False
+
+    def is_over(self, now_seconds: float) -> bool:
+        is_long_ago = now_seconds - self.at_seconds > _SAME_RECORD_SECONDS
+        return self.is_before_progress and is_long_ago
+
+
 class SameFailure:
     """Counts failures that come again without progress; decides before the strategy does.
+
+    Errors of code are counted in two ways. At any record: until a checkpoint completes. At one
+    record: until an hour and a checkpoint have passed without it.
 
     What fails outside, such as a storage that is away, has no sign, however long it lasts: it
     explains what failed beside it, so the counts begin with 0 again.
@@ -222,7 +244,7 @@ class SameFailure:
         """How many restarts there are for a sign."""
         self._crashes_max = crashes_max
         self._errors_max = errors_max
-        self._times: dict[Sign, int] = {}
+        self._seen: dict[Sign, _Seen] = {}
         self._has_run = False
 
     def on_running(self) -> None:
@@ -231,19 +253,31 @@ class SameFailure:
 
     def on_progress(self) -> None:
         """A checkpoint was completed since the last failure."""
-        self._times.clear()
+        self._seen = {sign: seen for sign, seen in self._seen.items() if _is_of_record(sign)}
+        for seen in self._seen.values():
+            seen.is_before_progress = True
 
-    def on_failure(self, reason: str, sign: Sign | None) -> GiveUp | None:
-        """An attempt failed."""
+    def on_failure(self, reason: str, sign: Sign | None, now_seconds: float) -> GiveUp | None:
+        """An attempt failed at `now_seconds` of a clock that never goes back."""
         if sign is None or (self._has_run and isinstance(sign, NothingRan)):
-            self._times.clear()
+            self._seen.clear()
             return None
-        times = self._times.pop(sign, 0) + 1
-        self._times[sign] = times
-        if len(self._times) > _SIGNS_MAX:
-            self._times.pop(next(iter(self._times)))  # the one that came last the longest ago
-        restarts_max, advice = self._limit(sign, times)
-        return None if times <= restarts_max else GiveUp(f"{reason} ({advice})")
+        signs = [CodeFailed(sign.what), sign] if _is_of_record(sign) else [sign]
+        for each in signs:
+            times = self._count(each, now_seconds)
+            restarts_max, advice = self._limit(each, times)
+            if times > restarts_max:
+                return GiveUp(f"{reason} ({advice})")
+        return None
+
+    def _count(self, sign: Sign, now_seconds: float) -> int:
+        """How often it has come, this time included."""
+        before = self._seen.pop(sign, None)
+        times = 1 if before is None or before.is_over(now_seconds) else before.times + 1
+        self._seen[sign] = _Seen(times, now_seconds)
+        if len(self._seen) > _SIGNS_MAX:
+            self._seen.pop(next(iter(self._seen)))  # the one that came last the longest ago
+        return times
 
     def _limit(self, sign: Sign, times: int) -> tuple[float, str]:
         """How many restarts follow such a failure, and what is said when there were more."""
@@ -253,6 +287,12 @@ class SameFailure:
                     f"slot {slot} has died {times} times without a completed checkpoint in between:"
                     " look for a record that its function does not survive, or give it more memory;"
                     " raise restartSameCrashMax to try longer"
+                )
+            case CodeFailed(row=str()):
+                return self._errors_max, (
+                    f"the same error {times} times at the same record, which comes again after each"
+                    " restart: correct the cause and start the job again, it resumes from its last"
+                    " checkpoint; raise restartSameErrorMax to try longer"
                 )
             case CodeFailed():
                 return self._errors_max, (
@@ -265,6 +305,10 @@ class SameFailure:
                     "the same failure again, and no slot has ever run: correct the cause and start"
                     " the job again"
                 )
+
+
+def _is_of_record(sign: Sign) -> TypeGuard[CodeFailed]:
+    return isinstance(sign, CodeFailed) and sign.row is not None
 
 
 def restart_strategy(config: JobConfig, jitter: Callable[[], float]) -> RestartStrategy:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC
+from functools import reduce
 from operator import length_hint
 from typing import Any
 
@@ -98,8 +99,10 @@ class _Evaluation:
                 return self._call_per_row(expression)
             case Call(function) if function in _GUARDS:
                 return self._guarded(expression)
-            case Call(function) if function in _FIRST_DECIDES:
-                return self._unless_first_is_null(expression)
+            case Call(function) if function in _DECIDED_BY:
+                return self._unless_decided(expression)
+            case Call("in"):
+                return self._in_one_after_the_other(expression)
             case Call():
                 return self._call(expression)
 
@@ -112,17 +115,27 @@ class _Evaluation:
         except (pa.ArrowInvalid, OverflowError) as error:
             raise _cannot_compute(call, error) from error
 
-    def _unless_first_is_null(self, call: Call) -> Datum:
-        """Where the first argument is null, Spark does not look at the second, which may fail."""
+    def _unless_decided(self, call: Call) -> Datum:
+        """Where one argument is null, Spark does not look at the other, which may fail."""
         try:
             return self._call(call)
         except DataError:
-            known = self.array(call.arguments[0]).is_valid()
+            known = self.array(call.arguments[_DECIDED_BY[call.function]]).is_valid()
             if known.true_count == len(known):
                 raise
         rows = np.flatnonzero(_mask(known, null_is=False))
         values = self._on_rows(call, rows)
         return pc.replace_with_mask(pa.nulls(len(known), call.type), known, values)
+
+    def _in_one_after_the_other(self, call: Call) -> Datum:
+        """Behind an item that is the value, Spark looks at no other, which may fail."""
+        try:
+            return self._call(call)
+        except DataError:
+            value, *items = call.arguments
+            are_equal = [Call("equal", (value, item), call.type) for item in items]
+            either = reduce(lambda one, two: Call("or", (one, two), call.type), are_equal)
+            return self._datum(either)
 
     def _guarded(self, call: Call) -> Datum:
         try:
@@ -153,9 +166,9 @@ class _Evaluation:
                 raise StopIteration  # which `map` takes for its end
         except (Exception, SystemExit) as error:
             place = start + count - length_hint(left) - 1
-            record, rows = at_row(self._batch, place)
+            record, rows, row = at_row(self._batch, place)
             known = None if self._is_part else rows
-            fail(f"function {call.name}", error, record, known, function=call.function)
+            fail(f"function {call.name}", error, record, known, row, function=call.function)
         try:
             return _arrow_values(values, call)
         except (pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -231,8 +244,14 @@ _GUARDS: dict[str, tuple[_Eager, _ByRows]] = {
     "or": (lambda values: pc.or_kleene(*values), _Evaluation.or_by_rows),
 }
 
-_FIRST_DECIDES = frozenset({"equal", "add", "subtract", "multiply", "add_days", "subtract_days"})
-"""Null where their first argument is, whatever the second would be."""
+_LEFT, _RIGHT = 0, 1
+_DECIDED_BY = {
+    **dict.fromkeys(("equal", "less", "less_equal", "greater", "greater_equal"), _LEFT),
+    **dict.fromkeys(("add", "subtract", "multiply"), _LEFT),
+    **dict.fromkeys(("add_days", "subtract_days", "days_between"), _LEFT),
+    **dict.fromkeys(("divide", "integral_divide", "remainder", "pmod"), _RIGHT),
+}
+"""Null where this argument is, whatever the other would be. Spark looks at a divisor first."""
 
 FUNCTION_NAMES = frozenset(FUNCTIONS) | frozenset(_GUARDS)
 """Every name a `Call` may have."""

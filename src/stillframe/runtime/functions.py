@@ -358,6 +358,8 @@ FUNCTIONS: dict[str, Function] = {
     "null_safe_equal": _null_safe_equal,
     "less": _less,
     "less_equal": _less_equal,
+    "greater": lambda type_, left, right: _less(type_, right, left),
+    "greater_equal": lambda type_, left, right: _less_equal(type_, right, left),
     "in": _in,
     "not": lambda type_, argument: pc.invert(argument),
     "is_null": lambda type_, argument: pc.is_null(argument),

@@ -181,15 +181,16 @@ def rows_by_key(
         yield place, map(make, zip(*[column[start:stop] for column in columns], strict=True))
 
 
-def at_row_of_key(groups: Groups, place: int, rows: Iterator[Any]) -> tuple[str, range]:
+def at_row_of_key(groups: Groups, place: int, rows: Iterator[Any]) -> tuple[str, range, str]:
     """Which of its key's rows a program had taken last, for those who are told of an error."""
     begin, end = groups.bounds[place], groups.bounds[place + 1]
     taken = end - begin - sum(1 for _ in rows)
-    [key] = _records(groups.keys.slice(place, 1))
+    [made] = _records(groups.keys.slice(place, 1))
+    key = f"key {shown(made)}"
     if not taken:
-        return f"key {shown(key)}, before the first of its {end - begin} rows", range(0)
-    row, at = at_row(groups.batch, groups.order[begin + taken - 1].as_py())
-    return f"key {shown(key)}, the last row taken of {end - begin}: {row}", at
+        return f"{key}, before the first of its {end - begin} rows", range(0), key
+    words, at, row = at_row(groups.batch, groups.order[begin + taken - 1].as_py())
+    return f"{key}, the last row taken of {end - begin}: {words}", at, f"{key}: {row}"
 
 
 def at_timer(fired: Fired, place: int) -> str:

@@ -265,9 +265,10 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         try:
             yield from self._made_of(call(batch))
         except (Exception, SystemExit) as error:
-            words, rows = in_batch(batch)
-            known = (f"timers, {words}", None) if are_timers else (words, rows)
-            fail(self._name, error, *known)
+            words, rows, row = in_batch(batch)
+            if are_timers:
+                fail(self._name, error, f"timers, {words}", row=row)
+            fail(self._name, error, words, rows, row)
 
     def _made_of(self, answer: Any) -> Iterator[pa.RecordBatch]:
         return map(self._checked, lazily(self._iterable(answer)))

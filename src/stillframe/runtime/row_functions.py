@@ -173,18 +173,20 @@ def _sliced(
             yield batch_of(made, schema, name)
 
 
-def at_row(batch: pa.RecordBatch, place: int) -> tuple[str, range]:
-    """Which record of the batch an error is about, for those who are told."""
-    row = record_maker(tuple(batch.schema.names))(batch.slice(place, 1).to_pylist()[0].values())
-    return f"record {place + 1} of {batch.num_rows}: {shown(row)}", range(place, place + 1)
+def at_row(batch: pa.RecordBatch, place: int) -> tuple[str, range, str]:
+    """Which record of the batch an error is about, for those who are told: in words, where it is,
+    and the record itself."""
+    made = record_maker(tuple(batch.schema.names))(batch.slice(place, 1).to_pylist()[0].values())
+    row = shown(made)
+    return f"record {place + 1} of {batch.num_rows}: {row}", range(place, place + 1), row
 
 
-def in_batch(batch: pa.RecordBatch) -> tuple[str, range]:
+def in_batch(batch: pa.RecordBatch) -> tuple[str, range, str | None]:
     """The same where the code is given whole batches."""
     if not batch.num_rows:
-        return "a batch without records", range(0)
-    first, _ = at_row(batch, 0)
-    return f"a batch of {batch.num_rows} records, {first}", range(batch.num_rows)
+        return "a batch without records", range(0), None
+    first, _, row = at_row(batch, 0)
+    return f"a batch of {batch.num_rows} records, {first}", range(batch.num_rows), row
 
 
 class Record(tuple[Any, ...]):

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 from weakref import WeakSet
 
 from py4j.protocol import Py4JError
@@ -17,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stillframe.errors import telling_line
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.spark import checks
-from stillframe.spark.capacity import shortage
+from stillframe.spark.capacity import shortage, tasks_active
 from stillframe.spark.entry import RESULT_SCHEMA, SlotEntry
 
 
@@ -43,6 +44,12 @@ class SparkDeployment(Deployment):
     def shortage(self) -> str | None:
         return _told(lambda: shortage(self._spark, 1))
 
+    def works(self) -> bool:
+        slots = sum(stage.slots for stage in list(_running))
+        return (_told(lambda: tasks_active(self._spark)) or 0) > slots
+
+
+Answer = TypeVar("Answer")
 
 _running: WeakSet[_BarrierStage] = WeakSet()
 
@@ -55,7 +62,7 @@ def slot_groups() -> list[str]:
 class _BarrierStage(RunningSlots):
     def __init__(self, spark: SparkSession, description: str, slots: int) -> None:
         self._spark = spark
-        self._slots = slots
+        self.slots = slots
         self._context = spark.sparkContext
         self.group = f"stillframe-{uuid.uuid4()}"
         _running.add(self)
@@ -79,12 +86,13 @@ class _BarrierStage(RunningSlots):
                 reason = f"{type(error).__name__}: {error}"
             finally:
                 self._ended.set()
+                _running.discard(self)
                 on_ended(reason)
 
         InheritableThread(target=run, name=f"stillframe-{self._description}", daemon=True).start()
 
     def wait_for(self) -> str | None:
-        return _told(lambda: None if self._has_begun() else shortage(self._spark, self._slots))
+        return _told(lambda: None if self._has_begun() else shortage(self._spark, self.slots))
 
     def _has_begun(self) -> bool:
         """Whether its tasks run, so that only their workers are still on their way."""
@@ -100,7 +108,7 @@ class _BarrierStage(RunningSlots):
             self._context.cancelJobGroup(self.group)
 
 
-def _told(ask: Callable[[], str | None]) -> str | None:
+def _told(ask: Callable[[], Answer | None]) -> Answer | None:
     """What Spark answers; a session that is gone is told by the attempt, not here."""
     try:
         return ask()

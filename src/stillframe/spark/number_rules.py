@@ -32,12 +32,11 @@ def _nanvl(translator: Translating, node: JavaObject) -> Expression:
     return Call("case", (Call("is_nan", (value,), pa.bool_()), otherwise, value), value.type)
 
 
-def _comparison(function: str, *, swapped: bool = False) -> Rule:
+def _comparison(function: str) -> Rule:
     def rule(translator: Translating, node: JavaObject) -> Expression:
-        left, right = translator.children(node)
-        if types.is_nested(left.type):
+        arguments = translator.children(node)
+        if types.is_nested(arguments[0].type):
             raise refused(node)
-        arguments = (right, left) if swapped else (left, right)
         return Call(function, arguments, pa.bool_())
 
     return rule
@@ -160,8 +159,8 @@ NUMBER_RULES: dict[str, Rule] = {
     "EqualNullSafe": _comparison("null_safe_equal"),
     "LessThan": _comparison("less"),
     "LessThanOrEqual": _comparison("less_equal"),
-    "GreaterThan": _comparison("less", swapped=True),
-    "GreaterThanOrEqual": _comparison("less_equal", swapped=True),
+    "GreaterThan": _comparison("greater"),
+    "GreaterThanOrEqual": _comparison("greater_equal"),
     "In": _in,
     "And": simple("and"),
     "Or": simple("or"),
