@@ -132,7 +132,8 @@ _START_SECONDS_MAX = 60.0
 
 
 class Gateway:
-    """A way to the S3 server that can be broken: closed, stalled, or losing answers."""
+    """A way to the S3 server that can be broken: closed, stalled, losing answers, or deleting
+    nothing."""
 
     def __init__(self, server_port: int) -> None:
         self._server = ("127.0.0.1", server_port)
@@ -145,6 +146,10 @@ class Gateway:
         self.answers_lost = 0
         self.stalled = threading.Event()
         """Set when an answer has been held back."""
+        self._deletes = threading.Event()
+        self._deletes.set()
+        self.deletion_held = threading.Event()
+        """Set when a request to delete has been held back."""
         self._held = hold_port()
         self.port = port_of(self._held)
         self._listener = self._listen()
@@ -159,7 +164,7 @@ class Gateway:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._flows.set()
+        self.flow()
         with self._lock:
             open_now, self._sockets = self._sockets, set()
         for each in open_now:
@@ -177,6 +182,11 @@ class Gateway:
 
     def flow(self) -> None:
         self._flows.set()
+        self._deletes.set()
+
+    def hold_deletions(self) -> None:
+        """Requests to delete do not arrive, until `flow`; all others do."""
+        self._deletes.clear()
 
     def lose_answers(self, count: int) -> None:
         """The next requests arrive and are done, but their connections break."""
@@ -215,6 +225,10 @@ class Gateway:
         _end(target)
 
     def _passes(self, data: bytes) -> bool:
+        first_line = data.split(b"\r\n", 1)[0]
+        if first_line.startswith((b"DELETE ", b"POST ")) and not self._deletes.is_set():
+            self.deletion_held.set()
+            self._deletes.wait(60)
         if self._bytes_until_cut is not None:
             self._bytes_until_cut -= len(data)
             if self._bytes_until_cut < 0:

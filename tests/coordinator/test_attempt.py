@@ -1,6 +1,7 @@
 """One attempt as a state machine: what it is told, and what it makes of it, without a thread."""
 
 import pytest
+from letters import Letters
 
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
@@ -65,7 +66,7 @@ class Attempt:
             ledger,
             oom_kills=lambda: self.oom_kills,
         )
-        self.running = RunningAttempt(parts, self.ports, self.ports, None, {})
+        self.running = RunningAttempt(parts, self.ports, self.ports, Letters(), None, {})
 
     def tell(self, *mail):
         for each in mail:

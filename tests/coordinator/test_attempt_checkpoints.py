@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from letters import Letters
 
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
@@ -12,12 +13,18 @@ from stillframe.coordinator.control import SlotJoined, SlotReported
 from stillframe.coordinator.history import CheckpointFailed, History
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.ledger_mail import LedgerFailed
 from stillframe.coordinator.located import locate
-from stillframe.coordinator.mail import AttemptBroke, AttemptStopped, CheckpointWanted
+from stillframe.coordinator.mail import (
+    AttemptBroke,
+    AttemptStopped,
+    CheckpointWanted,
+    StopWanted,
+)
 from stillframe.coordinator.ports import CommitsPort, SlotsPort
 from stillframe.coordinator.savepoints import SavepointFailed, SavepointTaken, SavepointWanted
 from stillframe.coordinator.sinks import DriverSinks, EpochCommitted
-from stillframe.errors import Fenced, StillframeError
+from stillframe.errors import Fenced, StillframeError, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.protocol.manifests import OperatorSnapshot, PendingCommit, SubtaskTimings
@@ -27,7 +34,9 @@ from stillframe.protocol.messages import (
     Committed,
     CompleteCheckpoint,
     Declined,
+    Failed,
     Running,
+    StillThere,
     TriggerCheckpoint,
 )
 from stillframe.storage.paths import state_path
@@ -60,7 +69,9 @@ class Ports(SlotsPort, CommitsPort):
 
 
 class Attempt:
-    """One slot that runs; its subtasks acknowledge when told to."""
+    """One slot that runs; its subtasks acknowledge when told to. The store answers at once."""
+
+    answers = True
 
     def __init__(self, store, config=CONFIG, sink=None, after=None):
         read = Node(Read(CLICKS), CLICKS.schema, given_uid="read")
@@ -72,12 +83,19 @@ class Attempt:
         parts = JobParts(
             self.plan, config, self.clock, self.history, DriverSinks(self.plan), self.ledger
         )
-        self.running = RunningAttempt(parts, self.ports, self.ports, None, {})
+        self.letters = Letters()
+        self.running = RunningAttempt(parts, self.ports, self.ports, self.letters, None, {})
         self.tell(SlotJoined(0, 4710, ("host", 0)), SlotReported(0, Running()))
 
     def tell(self, *mail):
         for each in mail:
             self.running.handle(each)
+            if self.answers:
+                self.carry_out()
+
+    def carry_out(self):
+        """What is to be written and deleted."""
+        self.letters.carry_out(self.running.handle)
 
     def after(self, seconds):
         self.clock.advance(seconds)
@@ -217,6 +235,7 @@ def test_a_driver_that_has_lost_its_job_leaves_no_savepoint_with_which_it_stoppe
 
     with pytest.raises(Fenced):
         attempt.commit(2)
+    attempt.carry_out()
 
     [failed] = told
     assert isinstance(failed, SavepointFailed)
@@ -255,3 +274,176 @@ def test_what_a_slot_of_the_attempt_before_wrote_late_is_deleted_with_the_first_
     attempt.acknowledge(1)
 
     assert there() == [own]
+
+
+# --- a store that takes its time ---
+
+
+def unanswered(store, sink=None):
+    """An attempt whose store answers only when a test says so."""
+    attempt = Attempt(store, sink=sink)
+    attempt.answers = False
+    return attempt
+
+
+def write_next(attempt):
+    """The store carries out the next letter that writes, and says what became of it."""
+    attempt.letters.carry_out_next(attempt.letters.writes, attempt.running.handle)
+
+
+def test_a_checkpoint_is_announced_when_its_entry_is_in_the_log_and_not_before(store):
+    attempt = unanswered(store)
+    attempt.after(1.0)
+    attempt.acknowledge(1)
+    assert attempt.ports.told(CompleteCheckpoint) == []
+    assert store.list("") == ["log"], "the job's thread has written nothing"
+
+    write_next(attempt)
+
+    assert attempt.ports.told(CompleteCheckpoint) == [1]
+
+
+def test_slots_hear_from_the_driver_while_the_store_does_not_answer(store):
+    attempt = unanswered(store)
+    attempt.after(1.0)
+    attempt.acknowledge(1)
+    before = len(attempt.ports.said)
+    attempt.after(601.0)
+
+    assert StillThere() in attempt.ports.said[before:]
+    assert attempt.ports.told(AbortCheckpoint) == [], "no timeout ends what is being stored"
+
+
+def test_checkpoints_are_announced_while_nothing_can_be_deleted(store):
+    attempt = unanswered(store)
+    for number in range(1, 6):
+        attempt.after(1.0)
+        attempt.acknowledge(number)
+        while attempt.letters.writes:
+            write_next(attempt)
+        attempt.commit(number)
+
+    assert attempt.ports.told(CompleteCheckpoint) == [1, 2, 3, 4, 5]
+    attempt.carry_out()
+    assert [name for name in store.list("") if name.startswith("chk")] == ["chk-4-1", "chk-5-1"]
+
+
+def test_that_an_epoch_is_committed_is_in_the_log_before_the_next_checkpoint(store):
+    attempt = unanswered(store, CommittingHere())
+    attempt.after(1.0)
+    attempt.acknowledge(1)
+    write_next(attempt)
+    attempt.after(1.0)
+    attempt.acknowledge(2)
+    attempt.tell(EpochCommitted(0))
+    write_next(attempt)
+    assert attempt.ledger.record.committed_epoch_by_sink == {"write": 0}
+    assert attempt.ledger.record.newest.checkpoint_id == 1
+
+    attempt.carry_out()
+
+    assert attempt.ledger.record.newest.checkpoint_id == 2
+    assert [made.epoch for made in attempt.ports.to_commit] == [0, 1]
+
+
+def test_what_came_to_exist_after_the_attempt_broke_counts_and_is_not_announced(store):
+    attempt = unanswered(store, CommittingHere())
+    attempt.ask()
+    attempt.acknowledge(1, 1)
+    attempt.tell(SlotReported(0, Failed("the slot is at its end", "other")))
+    assert isinstance(attempt.running.outcome, AttemptBroke)
+
+    attempt.carry_out()
+
+    assert attempt.ledger.record.newest.checkpoint_id == 1
+    assert attempt.ports.told(CompleteCheckpoint) == attempt.ports.to_commit == []
+    assert [each.checkpoint_id for each in attempt.history.completed()] == [1]
+    assert attempt.running.unanswered_requests() == [], "it holds what was asked for"
+    assert isinstance(attempt.running.outcome, AttemptBroke)
+
+
+def test_what_could_not_be_stored_after_the_attempt_broke_is_deleted_and_told(store, tmp_path):
+    attempt = unanswered(store)
+    attempt.after(1.0)
+    attempt.acknowledge(1)
+    attempt.tell(SlotReported(0, Failed("the slot is at its end", "other")))
+    (tmp_path / "chk-1-1").write_text("a file where a directory should be")
+
+    attempt.carry_out()
+
+    [failed] = [each for each in attempt.history.events() if isinstance(each, CheckpointFailed)]
+    assert failed.checkpoint_id == 1
+    assert attempt.ledger.record.newest is None
+
+
+def test_the_savepoint_with_which_the_job_stops_ends_it_though_the_attempt_broke_meanwhile(
+    store, tmp_path
+):
+    attempt, told = stopping(store, tmp_path / "savepoint")
+    attempt.answers = False
+    attempt.commit(2)
+    attempt.tell(SlotReported(0, Failed("the slot is at its end", "other")))
+    assert isinstance(attempt.running.outcome, AttemptBroke)
+
+    attempt.carry_out()
+
+    assert told == [SavepointTaken(str(tmp_path / "savepoint"))]
+    assert attempt.running.outcome == AttemptStopped()
+
+
+def test_a_job_that_is_cancelled_while_its_last_savepoint_is_stored_is_cancelled(store, tmp_path):
+    attempt, told = stopping(store, tmp_path / "savepoint")
+    attempt.answers = False
+    attempt.commit(2)
+    attempt.tell(StopWanted(cancels=True))
+    attempt.carry_out()
+
+    assert told == [SavepointTaken(str(tmp_path / "savepoint"))]
+    assert attempt.running.outcome == AttemptStopped(is_cancelled=True)
+
+
+def test_a_savepoint_that_fails_is_told_when_its_directory_is_empty_again(store, tmp_path):
+    attempt, told = unanswered(store), []
+    place = tmp_path / "savepoint"
+    attempt.tell(SavepointWanted(str(place), "go on", told.append))
+    write_next(attempt)
+    (place / "op-0").mkdir(parents=True)
+    attempt.tell(SlotReported(0, Declined(1, "disk full")))
+    assert told == []
+
+    attempt.carry_out()
+
+    assert [type(each) for each in told] == [SavepointFailed]
+    assert list(place.iterdir()) == []
+
+
+def test_whoever_asked_for_a_savepoint_hears_that_it_failed_also_if_nothing_can_be_deleted(
+    store, tmp_path
+):
+    attempt, told = unanswered(store), []
+    attempt.tell(SavepointWanted(str(tmp_path / "savepoint"), "go on", told.append))
+    write_next(attempt)
+    attempt.tell(SlotReported(0, Failed("the slot is at its end", "other")))
+    attempt.running.give_up()
+    assert told == []
+
+    attempt.running.on_port_closed()
+
+    [failed] = told
+    assert "was not taken" in failed.reason
+
+
+def test_a_store_that_cannot_note_an_epoch_breaks_the_attempt(store):
+    attempt = unanswered(store, CommittingHere())
+    attempt.tell(LedgerFailed(StorageError("disk full")))
+
+    assert attempt.running.outcome == AttemptBroke("disk full", "other")
+
+
+def test_a_driver_that_was_overtaken_says_so_whenever_it_hears_of_it(store):
+    attempt = unanswered(store)
+    with pytest.raises(Fenced, match="another"):
+        attempt.tell(LedgerFailed(Fenced("another driver")))
+    attempt.tell(StopWanted())
+    with pytest.raises(Fenced, match="another"):
+        attempt.tell(LedgerFailed(Fenced("another driver")))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
+from letters import Letters
 
 from stillframe.api.sources import Discovered, Source, Split, SplitEnumerator
 from stillframe.config import JobConfig
@@ -171,7 +172,7 @@ class Attempt:
         self.ports = Ports()
         self.parts = parts_of(plan_of(Listed()))
         ports = self.ports
-        self.running = RunningAttempt(self.parts, ports, ports, None, {}, ports)
+        self.running = RunningAttempt(self.parts, ports, ports, Letters(), None, {}, ports)
         self.number = self.parts.ledger.attempt
 
     def start(self):

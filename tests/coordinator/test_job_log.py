@@ -129,6 +129,7 @@ def test_a_stalled_driver_is_fenced_also_after_the_log_was_compacted(
     begin(new)
     for _ in range(2 * ENTRIES_KEPT):
         newest = complete(new)
+        new.compact()
     assert not entry(tmp_path, 2).exists(), "the name the old driver wants is free again"
 
     with pytest.raises(Fenced, match=r"attempt 1 .* attempt 2 \(new\) has written entry 66"):
@@ -137,6 +138,7 @@ def test_a_stalled_driver_is_fenced_also_after_the_log_was_compacted(
     assert entry(tmp_path, 2).exists(), "it did create its entry"
     assert driver(store, "reader").read() == newest
     complete(new)
+    new.compact()
     assert not entry(tmp_path, 2).exists()
 
 
@@ -225,6 +227,7 @@ def test_the_log_stays_short_whatever_happens(store: Store) -> None:
     begin(log)
     for _ in range(ENTRIES_KEPT + 20):
         complete(log)
+        log.compact()
 
     sequences = [int(name) for name in store.list("log")]
     newest = ENTRIES_KEPT + 21

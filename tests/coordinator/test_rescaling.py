@@ -1,6 +1,7 @@
 """Another parallelism for a job, without one: who asks, and an attempt that comes to rest."""
 
 import pytest
+from letters import Letters
 
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
@@ -168,7 +169,8 @@ class Attempt:
         ledger.begin_attempt(None)
         config = JobConfig(**options)
         parts = JobParts(self.plan, config, self.clock, History(), DriverSinks(self.plan), ledger)
-        self.running = RunningAttempt(parts, self.ports, self.ports, None, {})
+        self.letters = Letters()
+        self.running = RunningAttempt(parts, self.ports, self.ports, self.letters, None, {})
         self.tell(SlotJoined(0, 4710, ("host", 0)), SlotReported(0, Running()))
         self.heard = []
         self.wanted = RescaleWanted(3, plan(3), self.heard.append)
@@ -178,6 +180,7 @@ class Attempt:
     def tell(self, *mail):
         for each in mail:
             self.running.handle(each)
+            self.letters.carry_out(self.running.handle)
 
     def acknowledge(self):
         timings = SubtaskTimings(0.0, 0.0, 0.0, 0.0, 0, 0, 0, task="task", subtask=0)
@@ -228,7 +231,7 @@ def test_a_stop_that_comes_when_it_has_come_to_rest_stops_the_job(store):
     attempt.tell(StopWanted())
 
     assert isinstance(attempt.running.outcome, AttemptStopped)
-    attempt.running.unanswered_requests()
+    attempt.running.give_up()
     [failed] = attempt.heard
     assert "ended before" in failed.reason
 
@@ -267,6 +270,7 @@ def test_a_savepoint_that_waited_is_triggered_after_the_checkpoint_with_the_lowe
     attempt.tell(CheckpointWanted(lambda number: None))
     attempt.clock.advance(601.0)  # longer than a checkpoint may take
     attempt.running.on_time()
+    attempt.letters.carry_out(attempt.running.handle)
 
     orders = [each for each in attempt.ports.said if isinstance(each, TriggerCheckpoint)]
     assert [each.checkpoint_id for each in orders] == [1, 2, 3]

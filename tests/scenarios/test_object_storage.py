@@ -16,6 +16,7 @@ from stillframe.connectors.generate import ClickSource
 from stillframe.coordinator.history import (
     AttemptFailed,
     AttemptStarted,
+    CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
     SlotsRunning,
@@ -84,6 +85,31 @@ def test_inspect_shows_a_checkpoint_on_s3(page_views, on_s3, s3_environment, cap
 
     assert main(["inspect", f"{page_views.location}/nothing"]) == 1
     assert "holds neither a job log nor checkpoints" in capsys.readouterr().err
+
+
+def checkpoints_in(store):
+    names = [name for name in store.list("") if name.startswith("chk-")]
+    return [f"{name}/{file}" for name in names for file in store.list(name)]
+
+
+def test_commits_and_checkpoints_do_not_wait_for_deletions(page_views, on_s3, gateway):
+    """The first checkpoint after a start would wait for its sweep, every other one for the files of
+    the one that it makes needless."""
+    source = ClickSource(records_per_second=2_000)
+    on_s3["fs.s3a.connection.request.timeout"] = "60s"
+    running = page_views.start(page_views.plan(source), checkpointsRetained="1", **on_s3)
+    running.wait(SlotsRunning)
+    gateway.hold_deletions()
+
+    assert gateway.deletion_held.wait(60)
+    newest = running.next_checkpoint().checkpoint_id
+    running.wait(CheckpointCommitted, checkpoint_id=newest + 5)
+    store = open_store(f"{page_views.location}/page-views", on_s3)
+    assert f"chk-{newest}-1/_metadata" in checkpoints_in(store), "nothing could be deleted yet"
+    gateway.flow()
+    running.query.stop()
+
+    assert len(checkpoints_in(store)) == 1
 
 
 def test_a_storage_that_is_down_fails_checkpoints_and_not_the_job(page_views, on_s3, gateway):

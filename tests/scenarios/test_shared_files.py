@@ -31,7 +31,7 @@ def bytes_of(manifest):
     return written, sum(timings.state_bytes for timings in manifest.timings)
 
 
-def test_an_idle_job_writes_no_state_again_and_restores_from_the_file_it_shares(page_views):
+def test_an_idle_job_writes_no_state_again_and_restores_from_the_file_it_shares(page_views, until):
     gate = page_views.gate("second-half")
     source = page_views.halves(gate)
     running = page_views.start(
@@ -46,6 +46,7 @@ def test_an_idle_job_writes_no_state_again_and_restores_from_the_file_it_shares(
 
     running.query.checkpoint(timeout=60)
     last = running.query.checkpoint(timeout=60)
+    until(lambda: len(list(job_directory(page_views).glob("chk-*"))) == 1)
 
     assert state_files(page_views) == written
     [(number, manifest)] = retained(page_views).items()
@@ -62,7 +63,7 @@ def test_an_idle_job_writes_no_state_again_and_restores_from_the_file_it_shares(
     assert state_files(page_views) == files_of(*retained(page_views).values())
 
 
-def test_a_file_goes_with_the_last_checkpoint_that_uses_it(page_views):
+def test_a_file_goes_with_the_last_checkpoint_that_uses_it(page_views, until):
     between, gate = page_views.gate("between"), page_views.gate("second-half")
     source = page_views.three_parts(between, gate)
     running = page_views.start(
@@ -79,7 +80,7 @@ def test_a_file_goes_with_the_last_checkpoint_that_uses_it(page_views):
     assert old < state_files(page_views), "the checkpoint before this one still needs them"
     running.query.checkpoint(timeout=60)
 
-    assert state_files(page_views).isdisjoint(old)
+    until(lambda: state_files(page_views).isdisjoint(old))
     gate.open()
     running.finish()
     page_views.check_exactly_once(source)

@@ -20,6 +20,7 @@ from stillframe.runtime.disk import rows_of_databases
 from stillframe.runtime.restoring import read_file
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import LocalStore
+from stillframe.storage.paths import checkpoint_of
 
 BACKENDS = ["memory", "fs", "rocksdb"]
 
@@ -30,8 +31,8 @@ def job_directory(page_views: Any) -> Path:
 
 def newest(page_views: Any) -> Manifest:
     files = job_directory(page_views).glob("chk-*/_metadata")
-    manifests = [decode_manifest(file.read_bytes()) for file in files]
-    return max(manifests, key=lambda manifest: manifest.checkpoint_id)
+    last = max(files, key=lambda file: checkpoint_of(file.parent.name) or (0, 0))
+    return decode_manifest(last.read_bytes())  # older ones may be going
 
 
 def state_files(page_views: Any) -> list[Path]:

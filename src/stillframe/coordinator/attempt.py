@@ -1,12 +1,12 @@
-"""One attempt as a state machine: what happens goes in, orders to slots and log entries come out.
+"""One attempt as a state machine: what happens goes in, orders to slots and letters come out.
 
 Theory of operation
 -------------------
-Everything that happens (a slot joins, reports or is lost; the slots have ended; an epoch is
-committed; a person asks for something) is handed to `handle`, and the passing of time to
-`on_time`, until there is an `outcome`. This file is the life of the attempt: its slots come up, it
-runs, it ends, and what comes late is sorted out for the next one. The checkpoints that it takes
-while it runs, and savepoints and the rest before a rescale, which are checkpoints too, are in
+Everything that happens (a slot joins, reports or is lost; the slots have ended; a checkpoint is
+stored, an epoch committed; a person asks for something) is handed to `handle`, and the passing of
+time to `on_time`, until there is an `outcome`. This file is the life of the attempt: its slots come
+up, it runs, it ends, and what comes late is sorted out for the next one. The checkpoints that it
+takes while it runs, and savepoints and the rest before a rescale, which are checkpoints too, are in
 `coordinator/attempt_checkpoints`. `coordinator/running` drives it all with threads and sockets, the
 simulator with neither.
 
@@ -27,6 +27,7 @@ from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported, S
 from stillframe.coordinator.enumerators import DiscoveryFailed, Enumerators, SplitsDiscovered
 from stillframe.coordinator.history import SlotsRunning
 from stillframe.coordinator.job_parts import JobParts
+from stillframe.coordinator.ledger_mail import LedgerEvent, SavepointOpened
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptRested,
@@ -39,7 +40,7 @@ from stillframe.coordinator.mail import (
     StopWanted,
 )
 from stillframe.coordinator.plan_descriptions import describe_edges
-from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, LedgerPort, SlotsPort
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, EpochCommitted
@@ -86,6 +87,7 @@ class RunningAttempt:
         parts: JobParts,
         slots: SlotsPort,
         commits: CommitsPort,
+        store: LedgerPort,
         restored: Manifest | None,
         state: StartingState,
         discoveries: DiscoveriesPort | None = None,
@@ -107,7 +109,14 @@ class RunningAttempt:
             available_now=parts.config.available_now,
         )
         self._checkpoints = AttemptCheckpoints(
-            parts, slots, commits, restored, self._enumerators, self._on_outcome, self._what_does
+            parts,
+            slots,
+            commits,
+            store,
+            restored,
+            self._enumerators,
+            self._on_outcome,
+            self._what_does,
         )
         self._joined: dict[SlotIndex, SlotJoined] = {}
         self._running: set[SlotIndex] = set()
@@ -256,6 +265,10 @@ class RunningAttempt:
                 self._break(AttemptBroke(reason, "other", nothing_ran=not self._running))
             case EpochCommitted(epoch):
                 self._checkpoints.on_epoch_committed(epoch)
+            case SavepointOpened() if self._checkpoints.is_rest_wanted:
+                self._unbegun.append(self._checkpoints.postpone_savepoint())
+            case _ if isinstance(mail, LedgerEvent):
+                self._checkpoints.on_ledger(mail)
             case SplitsDiscovered(attempt, uid, discovered) if attempt == self._attempt:
                 self._enumerators.on_discovered(uid, discovered, self._now())
             case DiscoveryFailed(attempt, reason, cause, blame) if attempt == self._attempt:
@@ -366,10 +379,13 @@ class RunningAttempt:
     # --- it ends ---
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        """A checkpoint has ended the attempt, or broken it."""
+        """A checkpoint has ended the attempt, or broken it.
+
+        One that broke is ended by a savepoint that came to exist and is the job's last word.
+        """
         if isinstance(outcome, AttemptBroke):
             self._break(outcome)
-        else:
+        elif self._outcome is None or isinstance(self._outcome, AttemptBroke):
             self._outcome = outcome
 
     def _break(self, broke: AttemptBroke) -> None:
@@ -443,6 +459,8 @@ class RunningAttempt:
                 self._slots_ended = True
             case EpochCommitted(epoch):
                 self._checkpoints.note_epoch(epoch)
+            case _ if isinstance(mail, LedgerEvent):
+                self._checkpoints.on_ledger_late(mail)
             case StopWanted(cancels):
                 if isinstance(self._outcome, AttemptBroke | AttemptRested):
                     self._outcome = AttemptStopped(cancels)
@@ -459,16 +477,21 @@ class RunningAttempt:
                 self._heard_at.pop(slot, None)
                 self._hanging.pop(slot, None)
 
-    def unanswered_requests(self) -> list[CheckpointWanted | SavepointWanted | RescaleWanted]:
-        """Those that no checkpoint has answered; the next attempt gets them.
-
-        A savepoint that had begun is given up, and whoever asked for it knows; as is a rescale for
-        which the attempt has not come to rest.
-        """
+    def give_up(self) -> None:
+        """Nothing more will be done: a savepoint that had begun is given up, and whoever asked for
+        it knows; as is a rescale for which the attempt has not come to rest."""
         if not isinstance(self._outcome, AttemptRested):
             why = f" ({self._outcome.reason})" if isinstance(self._outcome, AttemptBroke) else ""
             self._checkpoints.give_up_rest(f"attempt {self._attempt} of the job ended before{why}")
-        return [*self._checkpoints.on_attempt_over(), *self._unbegun]
+        self._checkpoints.give_up_savepoint()
+
+    def on_port_closed(self) -> None:
+        """Nothing more is written or deleted for this attempt."""
+        self._checkpoints.on_port_closed()
+
+    def unanswered_requests(self) -> list[CheckpointWanted | SavepointWanted | RescaleWanted]:
+        """Those that no checkpoint has answered; the next attempt gets them."""
+        return [*self._checkpoints.unanswered_requests(), *self._unbegun]
 
 
 def _failure(slot: SlotIndex, report: Failed) -> AttemptBroke:

@@ -3,27 +3,42 @@
 Theory of operation
 -------------------
 `protocol/checkpoints` is told what happened and answers instructions; `_carry_out` follows them at
-once, one by one. To trigger is to number, to note and to send; to store is to write the metadata
-and the entry in the log (`coordinator/ledger`), and then to tell that it is there. What follows
-from that, such as the commits of the sinks on the driver, comes back as mail and is told to
-`protocol/checkpoints` in turn. Savepoints go the same way, past the log (`coordinator/savepoints`).
+once, one by one. To trigger is to number, to note and to send; to store is to have the metadata and
+the entry in the log written, by a letter to whoever owns the ledger meanwhile. What became of it,
+and what follows from it, such as the commits of the sinks on the driver, comes back as mail and is
+told to `protocol/checkpoints` in turn. What nobody needs from then on goes later
+(`coordinator/deletions`). Savepoints go the same way, past the log (`coordinator/savepoints`).
 
 Rules of this file
 ------------------
 1. Nothing is decided here that could be decided in `protocol/checkpoints`.
 2. How the attempt ends is its own business: that a checkpoint ended or broke it is said to
    `on_outcome`, and the instructions after that are still carried out.
+3. Nothing here waits for the store or reads the ledger's record, which is another thread's: which
+   epoch is next is known by what was stored.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from stillframe.coordinator.checkpoint_news import CheckpointNews
-from stillframe.coordinator.claims import settle_claim
+from stillframe.coordinator.deletions import Deletions
 from stillframe.coordinator.enumerators import Enumerators
 from stillframe.coordinator.job_parts import JobParts
+from stillframe.coordinator.ledger_mail import (
+    LedgerEvent,
+    LedgerFailed,
+    SavepointEmptied,
+    SavepointOpened,
+    SavepointRefused,
+    SavepointStored,
+    Stored,
+    StoreFailed,
+)
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
@@ -32,14 +47,14 @@ from stillframe.coordinator.mail import (
     Outcome,
 )
 from stillframe.coordinator.plan_descriptions import describe_operators
-from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.ports import CommitsPort, LedgerPort, SlotsPort
 from stillframe.coordinator.rescaling import RescaleFailed, RescaleWanted
 from stillframe.coordinator.resting import Rest
 from stillframe.coordinator.savepoints import Savepoints, SavepointWanted
-from stillframe.errors import Fenced, StorageError, Unsettled
+from stillframe.errors import SnapshotDamaged, StorageError, Unsettled, UserCodeError
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import SubtaskRef, Task
-from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, Epoch
 from stillframe.protocol import messages
 from stillframe.protocol.checkpoints import (
     Abort,
@@ -69,8 +84,11 @@ from stillframe.protocol.messages import (
     Declined,
     Drained,
     TriggerCheckpoint,
+    cause_of,
 )
 from stillframe.protocol.statistics import TriggeredType
+
+log = logging.getLogger("stillframe")
 
 CheckpointReport = Acknowledged | Declined | Committed | Drained | CaughtUp
 """What a slot says about a checkpoint, or about the end that calls for the last one."""
@@ -84,6 +102,7 @@ class AttemptCheckpoints:
         parts: JobParts,
         slots: SlotsPort,
         commits: CommitsPort,
+        store: LedgerPort,
         restored: Manifest | None,
         enumerators: Enumerators,
         on_outcome: Callable[[Outcome], None],
@@ -95,15 +114,16 @@ class AttemptCheckpoints:
         self._alignment_timeout_ms = parts.config.alignment_timeout_ms
         self._sinks = parts.sinks
         self._ledger = parts.ledger
-        self._open_store = parts.open_store
         self._slots = slots
         self._commits = commits
+        self._store = store
         self._enumerators = enumerators
         self._on_outcome = on_outcome
         self._attempt = parts.ledger.attempt
         self._protocol = _protocol(parts, what_does, restored)
         self._news = CheckpointNews(parts)
-        self._savepoints = Savepoints(parts.open_store)
+        self._savepoints = Savepoints(parts.open_store, store)
+        self._deletions = Deletions(parts, store)
         self._rest = Rest()
         self._triggered_at_ms: dict[CheckpointId, int] = {}
         """Of the checkpoints that are pending."""
@@ -111,7 +131,9 @@ class AttemptCheckpoints:
         self._checkpoint_of_epoch: dict[Epoch, CheckpointId] = {}
         """Of those that the sinks here are committing."""
         self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
-        self._swept = False
+        self._next_epoch = parts.ledger.next_epoch
+        self._storing: tuple[Manifest, float] | None = None
+        """What is being stored, or was last, and when it was triggered."""
 
     def wake_at_seconds(self) -> float | None:
         return self._protocol.wake_at_seconds()
@@ -141,8 +163,15 @@ class AttemptCheckpoints:
         self._requests.append((self._protocol.next_id, wanted))
 
     def request_savepoint(self, wanted: SavepointWanted) -> None:
-        if self._savepoints.begin(wanted):
-            self._carry_out(self._protocol.request_savepoint(wanted.then, self._now()))
+        self._savepoints.begin(wanted)
+
+    def _on_opened(self, opened: SavepointOpened) -> None:
+        then = self._savepoints.on_opened(opened.store)
+        self._carry_out(self._protocol.request_savepoint(then, self._now()))
+
+    def postpone_savepoint(self) -> SavepointWanted:
+        """The attempt is to rest before the savepoint, for which nothing was done yet, is taken."""
+        return self._savepoints.postpone()
 
     def request_rest(self, wanted: RescaleWanted) -> None:
         if self._rest.is_for(wanted):
@@ -157,10 +186,16 @@ class AttemptCheckpoints:
         """The attempt ends before it has rested."""
         self._rest.give_up(reason)
 
-    def on_attempt_over(self) -> list[CheckpointWanted]:
-        """A savepoint that had begun is given up; answers whom no checkpoint has answered."""
+    def give_up_savepoint(self) -> None:
+        """The attempt ends before it is taken, if one had begun."""
         self._savepoints.on_broken(f"attempt {self._attempt} of the job has ended")
+
+    def unanswered_requests(self) -> list[CheckpointWanted]:
         return [request for _, request in self._requests]
+
+    def on_port_closed(self) -> None:
+        """Nothing more is written or deleted for this attempt."""
+        self._savepoints.on_port_closed()
 
     # --- what slots and sinks say ---
 
@@ -183,7 +218,7 @@ class AttemptCheckpoints:
     def _on_acknowledged(self, ref: SubtaskRef, report: Acknowledged) -> None:
         checkpoint_id = report.checkpoint_id
         if checkpoint_id not in self._savepoints:
-            self._ledger.note_acknowledged(checkpoint_id, report.files())
+            self._deletions.on_acknowledged(checkpoint_id, report.files())
         answer, instructions = self._protocol.on_acknowledged(checkpoint_id, ref, report)
         if answer is Answer.COUNTED:
             self._news.on_acknowledged(checkpoint_id, self._plan.tasks[ref.task], report.timings)
@@ -197,7 +232,46 @@ class AttemptCheckpoints:
 
     def note_epoch(self, epoch: Epoch) -> None:
         """They have, and for this attempt it is too late to matter: the next one must know."""
-        self._ledger.note_committed(self._sinks.committing_here, epoch)
+        here = self._sinks.committing_here
+        self._store.write(partial(self._ledger.note_committed, here, epoch))
+
+    # --- what becomes of letters to the store ---
+
+    def on_ledger(self, event: LedgerEvent) -> None:
+        match event:
+            case Stored():
+                self._on_stored(event)
+            case StoreFailed(checkpoint_id, reason):
+                self._carry_out(self._protocol.on_store_failed(checkpoint_id, reason, self._now()))
+            case SavepointOpened():
+                self._on_opened(event)
+            case SavepointRefused(reason):
+                self._savepoints.on_refused(reason)
+            case SavepointStored(checkpoint_id):
+                self._on_savepoint_stored(checkpoint_id)
+            case SavepointEmptied(address):
+                self._savepoints.on_emptied(address)
+            case LedgerFailed(error):
+                self._on_ledger_failed(error)
+
+    def on_ledger_late(self, event: LedgerEvent) -> None:
+        """The attempt is over. What came to exist counts; nothing new begins."""
+        self._protocol.on_over()
+        if isinstance(event, LedgerFailed):
+            log.warning("a letter to the store failed as the attempt ended: %s", event.error)
+        if not isinstance(event, SavepointOpened):
+            self.on_ledger(event)
+
+    def _on_ledger_failed(self, error: Exception) -> None:
+        """Only a new attempt can mend it, or (it raises) not even that."""
+        if isinstance(error, UserCodeError):
+            self._on_outcome(AttemptBroke(str(error), cause_of(error), blame=error.blame))
+        elif isinstance(error, StorageError | Unsettled) and not isinstance(error, SnapshotDamaged):
+            # Unsettled: neither complete nor failed, and only the next attempt can tell.
+            self._on_outcome(AttemptBroke(str(error), "other"))
+        else:
+            self._savepoints.on_broken(str(error))
+            raise error
 
     # --- what to do ---
 
@@ -207,12 +281,12 @@ class AttemptCheckpoints:
                 case Trigger(checkpoint_id, holds):
                     self._trigger(checkpoint_id, holds)
                 case StoreCheckpoint(checkpoint_id, triggered_at, acknowledged):
-                    self._store(checkpoint_id, triggered_at, acknowledged)
-                case AnnounceComplete(checkpoint_id):
-                    epoch = Epoch(self._ledger.next_epoch - 1)
-                    self._slots.broadcast(CompleteCheckpoint(checkpoint_id, epoch))
+                    self._store_checkpoint(checkpoint_id, triggered_at, acknowledged)
+                case AnnounceComplete():
+                    self._announce()
                 case NoteCommitted(checkpoint_id):
-                    self._ledger.note_committed_everywhere(self._sinks.uids, checkpoint_id)
+                    noted = self._ledger.note_committed_everywhere
+                    self._store.write(partial(noted, self._sinks.uids, checkpoint_id))
                     self._news.on_committed(checkpoint_id)
                 case Abort(checkpoint_id, reason):
                     self._abort(checkpoint_id, reason)
@@ -261,57 +335,55 @@ class AttemptCheckpoints:
         self._triggered_at_ms[checkpoint_id] = triggered_at.wall_ms
         return triggered_at.wall_ms
 
-    def _store(
+    def _store_checkpoint(
         self,
         checkpoint_id: CheckpointId,
         triggered_at_seconds: float,
         acknowledged: Mapping[SubtaskRef, Acknowledged],
     ) -> None:
         manifest = self._manifest(checkpoint_id, acknowledged)
-        try:
-            completed = self._ledger.complete(manifest)
-        except Unsettled as error:
-            # Neither complete nor failed: only the next attempt can tell, from the log.
-            self._on_outcome(AttemptBroke(str(error), "other"))
-            return
-        except StorageError as error:
-            self._on_store_failed(checkpoint_id, error)
-            return
-        self._news.on_completed(manifest, completed, triggered_at_seconds)
-        self._enumerators.on_completed(manifest)
+        self._deletions.check(manifest)
+        self._storing = manifest, triggered_at_seconds
+        self._store.write(partial(self._ledger.store, manifest))
+
+    def _on_stored(self, stored: Stored) -> None:
+        assert self._storing is not None
+        manifest, triggered_at_seconds = self._storing
+        checkpoint_id = manifest.checkpoint_id
+        self._next_epoch = Epoch(manifest.epoch + 1)
+        self._news.on_completed(manifest, stored.completed, triggered_at_seconds)
         self._forget(checkpoint_id)
         # One that completes holds what older ones would have held: it answers them all.
         self._requests = [each for each in self._requests if each[0] > checkpoint_id]
-        commits_here = bool(self._sinks.committing_here)
-        if commits_here:
-            self._checkpoint_of_epoch[manifest.epoch] = checkpoint_id
-            self._commits.submit(manifest)
         self._completed_before = checkpoint_id
-        settle_claim(self._ledger, self._open_store)
-        self._sweep_once(manifest)
+        self._deletions.on_stored(manifest, stored)
+        commits_here = bool(self._sinks.committing_here)
         self._carry_out(self._protocol.on_stored(checkpoint_id, commits_here, self._now()))
+
+    def _announce(self) -> None:
+        """To sinks and enumerators here, and to the slots: what was stored is complete."""
+        assert self._storing is not None
+        manifest, _ = self._storing
+        if self._sinks.committing_here:
+            self._checkpoint_of_epoch[manifest.epoch] = manifest.checkpoint_id
+            self._commits.submit(manifest)
+        self._slots.broadcast(CompleteCheckpoint(manifest.checkpoint_id, manifest.epoch))
+        self._enumerators.on_completed(manifest)
 
     def _store_savepoint(
         self, checkpoint_id: CheckpointId, acknowledged: Mapping[SubtaskRef, Acknowledged]
     ) -> None:
         manifest = self._manifest(checkpoint_id, acknowledged)
-        try:
-            if self._savepoints.is_last:
-                # Whoever has taken the job over goes on, and commits what this one would say again.
-                self._ledger.check_newest()
-            self._savepoints.store(manifest)
-        except Fenced as error:
-            self._savepoints.on_broken(str(error))
-            raise
-        except StorageError as error:
-            self._on_store_failed(checkpoint_id, error)
-            return
+        self._storing = manifest, 0.0
+        self._savepoints.store(manifest, self._ledger.check_newest)
+
+    def _on_savepoint_stored(self, checkpoint_id: CheckpointId) -> None:
+        assert self._storing is not None
+        manifest, _ = self._storing
         self._news.on_savepoint_completed(manifest, self._savepoints.address)
+        self._savepoints.on_stored()
         self._forget(checkpoint_id)
         self._carry_out(self._protocol.on_savepoint_stored(checkpoint_id, self._now()))
-
-    def _on_store_failed(self, checkpoint_id: CheckpointId, error: StorageError) -> None:
-        self._carry_out(self._protocol.on_store_failed(checkpoint_id, str(error), self._now()))
 
     def _abort(self, checkpoint_id: CheckpointId, reason: str) -> None:
         self._news.on_aborted(checkpoint_id, reason)
@@ -319,7 +391,7 @@ class AttemptCheckpoints:
         if checkpoint_id in self._savepoints:
             self._savepoints.on_failed(reason)
         else:
-            self._ledger.discard(checkpoint_id)
+            self._deletions.on_aborted(checkpoint_id)
         self._forget(checkpoint_id)
         self._requests = [each for each in self._requests if each[0] != checkpoint_id]
         self._rest.on_aborted(checkpoint_id, reason)
@@ -328,13 +400,6 @@ class AttemptCheckpoints:
         """It is not pending any more."""
         del self._triggered_at_ms[decided]
         self._enumerators.forget(decided)
-
-    def _sweep_once(self, manifest: Manifest) -> None:
-        """A slot of the attempt before may have written on for seconds after its end."""
-        if not self._swept:
-            self._swept = True
-            self._ledger.sweep(Attempt(self._attempt - 1))
-            self._sinks.sweep(self._attempt, manifest)
 
     # --- what the metadata says ---
 
@@ -347,7 +412,7 @@ class AttemptCheckpoints:
             job=plan.job,
             attempt=self._attempt,
             checkpoint_id=checkpoint_id,
-            epoch=self._ledger.next_epoch,
+            epoch=self._next_epoch,
             kind="checkpoint",
             triggered_at_ms=self._triggered_at_ms[checkpoint_id],
             completed_at_ms=self._clock.wall_ms(),

@@ -48,12 +48,18 @@ def settle_claim(ledger: Ledger, open_store: OpenStore) -> None:
     record = ledger.record
     if record is None or record.claim is None or not record.checkpoints:
         return
+    if delete_claimed(record.claim, open_store):
+        ledger.note_claim_settled()
+
+
+def delete_claimed(claim: Claim, open_store: OpenStore) -> bool:
+    """Whether it is gone; it may be asked for again."""
     try:
-        _delete(record.claim, open_store)
+        _delete(claim, open_store)
     except StorageError as error:
-        log.warning("the claimed snapshot %s is not deleted yet: %s", record.claim.address, error)
-        return
-    ledger.note_claim_settled()
+        log.warning("the claimed snapshot %s is not deleted yet: %s", claim.address, error)
+        return False
+    return True
 
 
 def _delete(claim: Claim, open_store: OpenStore) -> None:

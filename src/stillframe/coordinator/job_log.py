@@ -5,14 +5,15 @@ Theory of operation
 Entry n+1 is created with `create_if_absent`, so of two drivers that both stand at n exactly one
 writes on; the other is fenced and must stop before it announces anything.
 
-The log is compacted: with every append, all entries but the newest 32 are deleted. That opens one
-door, which is closed again here. A driver that stood at n and slept, while its successor wrote
-n+1 … n+100 and compacted, finds the name n+1 free when it wakes. So a created entry counts only if
-a listing made *afterwards* shows no higher one. The sleeper's listing does show one: n+1 can only
-be free because at least 32 higher entries existed, and the newest 32 of any moment are never
-deleted. The directory holds little more than these, so a listing is one request to the file
-system; all 32 would have to be replaced within it to be missed. The entry the sleeper has created
-harms nobody: readers look at the highest number only, and the next compaction sweeps it away.
+The log is compacted: after every append, all entries but the newest 32 of that moment may be
+deleted, at once or later. That opens one door, which is closed again here. A driver that stood at n
+and slept, while its successor wrote n+1 … n+100 and compacted, finds the name n+1 free when it
+wakes. So a created entry counts only if a listing made *afterwards* shows no higher one. The
+sleeper's listing does show one: n+1 can only be free because at least 32 higher entries existed,
+and the newest 32 of any moment are never deleted. The directory holds little more than these, so a
+listing is one request to the file system; all 32 would have to be replaced within it to be missed.
+The entry the sleeper has created harms nobody: readers look at the highest number only, and the
+next compaction sweeps it away.
 
 Seen from the other side: when an entry counted and a successor takes over later, the successor
 found that entry, because it was the highest; so what was announced after it holds.
@@ -84,6 +85,8 @@ class JobLog:
         """What stands for an entry that cannot be read, if a person has said so."""
         self._unsettled: JobRecord | None = None
         """The entry of which it is not known whether it was kept."""
+        self.superfluous: tuple[str, ...] = ()
+        """Entries that may be deleted since the last `append`, by whomever."""
 
     @property
     def last(self) -> JobRecord | None:
@@ -149,7 +152,7 @@ class JobLog:
         self._last = record
         self._unsettled = None
         self._own_attempt = record.attempt
-        self._compact(sequences)
+        self.superfluous = tuple(map(log_path, sequences[:-ENTRIES_KEPT]))
         return record
 
     def sweep(self) -> None:
@@ -157,6 +160,12 @@ class JobLog:
         that it is, as if it had found the number taken."""
         with suppress(StorageError):  # harmless, and the next driver tries again
             self._store.delete_unfinished(LOG_DIRECTORY)
+
+    def compact(self) -> None:
+        """Delete what is superfluous; what stays now goes another time."""
+        for path in self.superfluous:
+            with suppress(StorageError):
+                self._store.delete(path)
 
     def _check_ours(self, record: JobRecord) -> None:
         expected = self._last.sequence + 1 if self._last else 1
@@ -266,12 +275,6 @@ class JobLog:
         """The numbers of all entries, ascending."""
         found = (sequence_of(name) for name in self._store.list(LOG_DIRECTORY))
         return sorted(sequence for sequence in found if sequence is not None)
-
-    def _compact(self, sequences: list[int]) -> None:
-        for sequence in sequences[:-ENTRIES_KEPT]:
-            # The append itself has succeeded; what stays now goes with the next one.
-            with suppress(StorageError):
-                self._store.delete(log_path(sequence))
 
 
 def _this_process() -> str:

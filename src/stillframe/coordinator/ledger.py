@@ -2,7 +2,15 @@
 
 The order in which things become true is kept here: first the files, then the metadata, then the
 log entry, and only then is anything announced or deleted. Files that several checkpoints share go
-with the last of them (`protocol/retention`). Used by the job's thread alone.
+with the last of them (`protocol/retention`).
+
+Rules of this file
+------------------
+1. One thread owns the ledger at a time: the job's between attempts, the ledger thread
+   (`coordinator/ledger_thread`) during one. Only its owner reads or changes the record; what the
+   job's thread decides by during an attempt is what it was told (`coordinator/ledger_mail`).
+2. The numbers that are used (`note_used`) and `retention`, which decide and write nothing, are
+   always the job's thread's. `delete` and `sweep_all_but` read no record and are for any thread.
 """
 
 from __future__ import annotations
@@ -13,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from stillframe.clock import Clock
 from stillframe.coordinator.job_log import WAY_PAST_DAMAGE, JobLog
+from stillframe.coordinator.ledger_mail import Stored, StoreFailed
 from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
@@ -31,7 +40,7 @@ from stillframe.protocol.joblog import (
 )
 from stillframe.protocol.manifests import FileHandle, Manifest
 from stillframe.protocol.retention import Retention
-from stillframe.storage.paths import LOG_DIRECTORY, is_shared, number_of_file
+from stillframe.storage.paths import LOG_DIRECTORY, is_shared
 from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
@@ -55,7 +64,8 @@ class Ledger:
         self._retained_max = retained_max
         self._record: JobRecord | None = None
         self._highest_id = NO_CHECKPOINT
-        self._retention = Retention()
+        self.retention = Retention()
+        """What may be deleted of the files that checkpoints share."""
         self._log = JobLog(store, job, clock, written_by) if store is not None else None
         self._snapshots = Snapshots(store) if store is not None else None
         self.store_address = store.address if store is not None else None
@@ -146,57 +156,50 @@ class Ledger:
                 incarnation=self._draw_incarnation(),
             )
         )
+        if self._log is not None:
+            self._log.compact()
         self.sweep_log()
         self.take_stock()
 
     def take_stock(self) -> None:
         """Learn which files the retained checkpoints need: without that no sweep may begin."""
-        self._retention.on_started(
+        self.retention.on_started(
             {kept.checkpoint_id: self._read_files(kept) for kept in self._retained()}
         )
 
     def note_used(self, checkpoint_id: CheckpointId) -> None:
         """This number is taken, whatever becomes of the checkpoint, which begins now."""
         self._highest_id = max(self._highest_id, checkpoint_id)
-        self._retention.on_triggered(checkpoint_id)
+        self.retention.on_triggered(checkpoint_id)
 
-    def note_acknowledged(self, checkpoint_id: CheckpointId, files: Iterable[FileHandle]) -> None:
-        """A part of this checkpoint needs these files; too late, they are deleted if unused."""
-        self._delete_files(self._retention.on_acknowledged(checkpoint_id, _shared(files)))
+    def store(self, manifest: Manifest) -> Stored | StoreFailed:
+        """`complete`, as a letter."""
+        try:
+            return self.complete(manifest)
+        except StorageError as error:
+            return StoreFailed(manifest.checkpoint_id, str(error))
 
-    def complete(self, manifest: Manifest) -> CompletedCheckpoint:
+    def complete(self, manifest: Manifest) -> Stored:
         """Write the metadata, then the log entry: with it, and not before, it is complete.
 
         A `StorageError` means that it certainly is not; `Fenced`, that another driver took over.
+        Nothing is deleted: what may be from now on is in the answer.
         """
         assert self._record is not None
-        files = _shared(manifest.files())
-        older = {path for path in files if number_of_file(path) != manifest.checkpoint_id}
-        retained = self._retention.retained_files()
-        assert retained is None or older <= retained, (
-            f"checkpoint {manifest.checkpoint_id} refers to files that may be deleted by now:"
-            f" {sorted(older - retained)}"
-        )
+        assert self._log is not None
         completed = self._kept().write_manifest(manifest)
         after, dropped = checkpoint_completed(self._record, completed, self._retained_max)
         self._append(after)
-        for gone in dropped:
-            self._kept().delete(gone.checkpoint_id, gone.attempt)
-        ids = [gone.checkpoint_id for gone in dropped]
-        self._delete_files(self._retention.on_completed(manifest.checkpoint_id, files, ids))
-        return completed
-
-    def discard(self, checkpoint_id: CheckpointId) -> None:
-        """Delete what a failed checkpoint of this attempt wrote and no other one needs."""
-        self._kept().delete(checkpoint_id, self.attempt)
-        self._delete_files(self._retention.on_aborted(checkpoint_id))
+        return Stored(
+            completed, after.checkpoints, dropped, self._log.superfluous, self._record.claim
+        )
 
     def is_committed(self, uid: OperatorUid, epoch: Epoch) -> bool:
         assert self._record is not None
         return self._record.committed_epoch_by_sink.get(uid, -1) >= epoch
 
     def note_committed(self, uids: Sequence[OperatorUid], epoch: Epoch) -> None:
-        """The coordinator has made this epoch of these sinks visible."""
+        """The coordinator has made this epoch of these sinks visible: an entry each."""
         for uid in uids:
             assert self._record is not None
             after = epoch_committed(self._record, uid, epoch)
@@ -237,14 +240,30 @@ class Ledger:
     def sweep(self, up_to: Attempt) -> None:
         """Delete what attempts up to this one left behind and no retained checkpoint needs."""
         if self._snapshots is not None and self._record is not None:
-            files = self._retention.retained_files()
-            if files is None:
-                log.warning(
-                    "the shared files of job %s are not swept: the metadata of a retained"
-                    " checkpoint cannot be read, and it may need any of them",
-                    self._job,
-                )
-            self._snapshots.sweep(self._record.checkpoints, files, up_to)
+            self.sweep_all_but(self._record.checkpoints, self.retention.retained_files(), up_to)
+
+    def sweep_all_but(
+        self,
+        retained: Collection[CompletedCheckpoint],
+        files: Collection[str] | None,
+        up_to: Attempt,
+    ) -> None:
+        """`sweep`, for whoever does not own the ledger."""
+        if files is None:
+            log.warning(
+                "the shared files of job %s are not swept: the metadata of a retained"
+                " checkpoint cannot be read, and it may need any of them",
+                self._job,
+            )
+        self._kept().sweep(retained, files, up_to)
+
+    def delete(
+        self, checkpoints: Iterable[tuple[CheckpointId, Attempt]], paths: Collection[str]
+    ) -> None:
+        """What cannot be deleted now is left for the next sweep."""
+        for checkpoint_id, attempt in checkpoints:
+            self._kept().delete(checkpoint_id, attempt)
+        self._kept().delete_files(paths)
 
     def sweep_log(self) -> None:
         """Remove entries that drivers of the past have begun to write: they can write no more."""
@@ -261,13 +280,9 @@ class Ledger:
 
     def _read_files(self, completed: CompletedCheckpoint) -> list[str] | None:
         try:
-            return _shared(self.read_manifest(completed).files())
+            return shared_paths(self.read_manifest(completed).files())
         except StorageError:
             return None
-
-    def _delete_files(self, paths: Collection[str]) -> None:
-        if paths:
-            self._kept().delete_files(paths)
 
     def _append(self, record: JobRecord) -> None:
         self._record = self._log.append(record) if self._log is not None else record
@@ -277,6 +292,6 @@ class Ledger:
         return self._snapshots
 
 
-def _shared(files: Iterable[FileHandle]) -> list[str]:
+def shared_paths(files: Iterable[FileHandle]) -> list[str]:
     """Those that live on their own; the others go with their checkpoint's directory."""
     return [file.path for file in files if is_shared(file.path)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stillframe.coordinator.control import ControlEvent
 from stillframe.coordinator.enumerators import DiscoveryEvent
+from stillframe.coordinator.ledger_mail import LedgerEvent
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitEvent
@@ -42,6 +43,7 @@ class StopWanted:
 Mail = (
     ControlEvent
     | CommitEvent
+    | LedgerEvent
     | DiscoveryEvent
     | SlotsEnded
     | CheckpointWanted

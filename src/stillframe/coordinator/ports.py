@@ -1,9 +1,11 @@
-"""The ways out of an attempt: to its slots, and to the sinks and enumerators on the driver."""
+"""The ways out of an attempt: to slots, to the store, to sinks and enumerators on the driver."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+from stillframe.coordinator.ledger_mail import LedgerEvent
 from stillframe.ids import OperatorUid, SlotIndex
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import Order
@@ -17,6 +19,24 @@ class SlotsPort(ABC):
 
     @abstractmethod
     def broadcast(self, order: Order) -> None: ...
+
+
+Letter = Callable[[], LedgerEvent | None]
+"""What is to be done on the store; what it returns reaches the job's thread as mail."""
+
+
+class LedgerPort(ABC):
+    """The way to the store: two lines of letters, each carried out later and in its order."""
+
+    @abstractmethod
+    def write(self, letter: Letter) -> None:
+        """For what is to be kept, and whoever waits for it."""
+
+    @abstractmethod
+    def delete(self, letter: Letter) -> None:
+        """For what nobody needs any more, now that what makes it needless is written. It delays no
+        write. It may be given up, when the attempt ends or too much waits: the next sweep does it.
+        """
 
 
 class CommitsPort(ABC):

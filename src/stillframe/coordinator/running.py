@@ -1,8 +1,15 @@
-"""Runs an attempt for real: the control port, the slots, the thread that commits, the waiting."""
+"""Runs an attempt for real: the control port, the slots, the threads of the store and the sinks.
+
+An attempt is over when none of its slots runs, the sinks on the driver have committed what they
+were given and everything that was to be written is in the store: then the job's thread owns the
+ledger again, and what it reads there is all that became of the attempt.
+"""
 
 from __future__ import annotations
 
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stillframe.coordinator.attempt import RunningAttempt
@@ -11,6 +18,7 @@ from stillframe.coordinator.control import ControlServer
 from stillframe.coordinator.enumerators import DiscoveryThreads
 from stillframe.coordinator.history import Waiting
 from stillframe.coordinator.job_parts import JobParts
+from stillframe.coordinator.ledger_thread import LedgerThread
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
@@ -21,6 +29,7 @@ from stillframe.coordinator.mail import (
     SlotsEnded,
 )
 from stillframe.coordinator.sinks import CommitFailed, CommitThread
+from stillframe.errors import StillframeError
 from stillframe.graph.launch import Deployment, RunningSlots, SlotLaunch
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import EndSlot
@@ -31,6 +40,13 @@ from stillframe.wire import Address
 _END_SECONDS_MAX = 30.0
 _CANCEL_SECONDS_MAX = 60.0
 _LOOK_SECONDS = 0.5
+_WRITES_MAX = 16
+"""Beside what is known of every checkpoint in flight: one to be stored, an epoch, a savepoint."""
+_WRITE_SECONDS_MAX = 600.0
+"""A storage that has not answered for so long after the end of an attempt will not."""
+_DELETE_SECONDS_MAX = 30.0
+_DELETE_SECONDS_MAX_BROKEN = 1.0
+"""The next attempt sweeps as it begins, and is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +80,7 @@ def run_attempt(
     """
     attempt = parts.ledger.attempt
     commits = CommitThread(parts.sinks, stage.mailbox.put, parts.config.checkpoint_timeout_seconds)
+    store = LedgerThread(stage.mailbox.put, parts.config.max_concurrent_checkpoints + _WRITES_MAX)
     server = ControlServer(
         stage.driver.bind_host or stage.driver.host,
         stage.secret,
@@ -74,7 +91,7 @@ def run_attempt(
         parts.config.heartbeat_timeout_seconds,
     )
     discoveries = DiscoveryThreads(parts.plan, restored, attempt, stage.mailbox.put)
-    running = RunningAttempt(parts, server, commits, restored, state, discoveries)
+    running = RunningAttempt(parts, server, commits, store, restored, state, discoveries)
     watch = CommitWatch(parts, stage.deployment)
     launch = SlotLaunch(
         plan=parts.plan,
@@ -97,24 +114,26 @@ def run_attempt(
         state=parts.config.state,
     )
     slots: RunningSlots | None = None
+    waits = _Waits(parts, running, watch, store)
     try:
-        slots = stage.deployment.launch(
+        slots = waits.slots = stage.deployment.launch(
             launch, lambda reason: stage.mailbox.put(SlotsEnded(attempt, reason))
         )
-        waits = _Waits(parts, running, slots, watch)
         while running.outcome is None:
             left = running.wake_at_seconds() - parts.clock.monotonic_seconds()
             _handle_next(stage, running, left)
             running.on_time()
             waits.tell()
     finally:
-        _end(parts, stage, running, server, slots)
-        discoveries.close()
         given_up: CommitFailed | None = None
-        while given_up is None and not commits.finish(TELL_SECONDS):
-            given_up = watch.look()
-        while _handle_next(stage, running, 0.0):
-            pass
+        with _closed_at_last(stage, running, store):
+            _end(parts, stage, running, server, slots)
+            discoveries.close()
+            while given_up is None and not commits.finish(TELL_SECONDS):
+                given_up = watch.look()
+            _handle_all(stage, running)
+            _await_writes(parts, store, waits)
+            _handle_all(stage, running)
     for request in running.unanswered_requests():
         stage.mailbox.put(request)
     assert running.outcome is not None
@@ -123,20 +142,55 @@ def run_attempt(
     return running.outcome
 
 
+@contextmanager
+def _closed_at_last(stage: Stage, running: RunningAttempt, store: LedgerThread) -> Iterator[None]:
+    """Whatever goes wrong in the end: nothing is written any more, and whoever waits hears it."""
+    try:
+        yield
+    finally:
+        running.give_up()
+        is_broken = running.outcome is None or isinstance(running.outcome, AttemptBroke)
+        store.close(_DELETE_SECONDS_MAX_BROKEN if is_broken else _DELETE_SECONDS_MAX)
+        running.on_port_closed()
+        _handle_all(stage, running)
+
+
+def _await_writes(parts: JobParts, store: LedgerThread, waits: _Waits) -> None:
+    """Until the store has answered; who goes on without could begin with less than there is."""
+    deadline = parts.clock.monotonic_seconds() + _WRITE_SECONDS_MAX
+    while not store.await_writes(TELL_SECONDS):
+        waits.tell_of_storage()
+        if parts.clock.monotonic_seconds() > deadline:
+            raise StillframeError(
+                f"{_unanswered(parts, store)}, so that it is not known which checkpoint is the"
+                " newest: start the job again when the storage is back"
+            )
+    parts.history.over("storage")
+
+
+def _handle_all(stage: Stage, running: RunningAttempt) -> None:
+    """What is in the mailbox."""
+    while _handle_next(stage, running, 0.0):
+        pass
+
+
 class _Waits:
-    """Tells what an attempt waits for outside it: slots that do not come, a sink on the driver."""
+    """Tells what an attempt waits for outside it: slots that do not come, a sink on the driver, the
+    storage."""
 
     def __init__(
         self,
         parts: JobParts,
         running: RunningAttempt,
-        slots: RunningSlots,
         watch: CommitWatch,
+        store: LedgerThread,
     ) -> None:
+        self.slots: RunningSlots | None = None
+        """None: they have not been launched."""
         self._parts = parts
         self._running = running
-        self._slots = slots
         self._watch = watch
+        self._store = store
         self._tell_at = parts.clock.monotonic_seconds() + TELL_SECONDS
 
     def tell(self) -> None:
@@ -145,20 +199,33 @@ class _Waits:
         if now < self._tell_at:
             return
         self._tell_at = now + TELL_SECONDS
-        awaited = self._slots_awaited()
-        if awaited is None:
-            self._parts.history.over("slots")
-        else:
-            self._parts.history.begin("slots", Waiting(awaited))
+        self._show("slots", self._slots_awaited())
+        self.tell_of_storage()
         given_up = self._watch.look()
         if given_up is not None:
             self._running.handle(given_up)
 
+    def tell_of_storage(self) -> None:
+        is_slow = self._store.busy_seconds() >= TELL_SECONDS
+        self._show("storage", _unanswered(self._parts, self._store) if is_slow else None)
+
+    def _show(self, what: str, told: str | None) -> None:
+        if told is None:
+            self._parts.history.over(what)
+        else:
+            self._parts.history.begin(what, Waiting(told))
+
     def _slots_awaited(self) -> str | None:
-        if self._running.do_all_run or self._running.outcome is not None:
+        if self._running.do_all_run or self._running.outcome is not None or self.slots is None:
             return None
-        slots, why = self._parts.plan.slots, self._slots.wait_for()
+        slots, why = self._parts.plan.slots, self.slots.wait_for()
         return f"waiting for {slots} slot{'s' if slots > 1 else ''}{f': {why}' if why else ''}"
+
+
+def _unanswered(parts: JobParts, store: LedgerThread) -> str:
+    address = parts.ledger.store_address
+    where = f" ({address})" if address is not None else ""
+    return f"the storage{where} has not answered for {store.busy_seconds():.0f} s"
 
 
 def _handle_next(stage: Stage, running: RunningAttempt, seconds_max: float) -> bool:

@@ -53,6 +53,11 @@ Rules of this file
    later must not be seen before the earlier. So it is in flight from the start.
 8. A savepoint with which the job ends is stored when its last checkpoint is committed everywhere,
    and what follows that is the end: nobody can find it while the job may still commit something.
+9. Whether something that is being stored comes to exist is not ours to decide any more: no timeout,
+   no subtask and no newer checkpoint ends it, only the answer does. If the attempt is over before
+   the answer comes, a checkpoint that came to exist counts all the same: it is not announced, and
+   the next attempt begins with it and commits what it holds. A savepoint with which the job was to
+   end and that came to exist ends it, however the attempt ended: the job must not go on behind it.
 """
 
 from __future__ import annotations
@@ -263,6 +268,7 @@ class Checkpoints(Generic[Subtask, Snapshot]):
                 restored, False, math.inf, set(self._committing), False
             )
         self._storing: CheckpointId | None = None
+        self._is_over = False
         self._requested = False
         self._savepoint_wanted: Then | None = None
         self._rest_wanted = False
@@ -389,6 +395,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         self._close(stored, now_seconds)
         if stored.is_last_word:
             return [self._end()]
+        if self._is_over:
+            return []
         self._requested = self._settings.enabled
         return [LetGo(checkpoint_id), *self._go_on(now_seconds)]
 
@@ -422,6 +430,9 @@ class Checkpoints(Generic[Subtask, Snapshot]):
     ) -> list[Instruction[Subtask, Snapshot]]:
         """The log entry exists: the checkpoint is complete and nothing can undo it."""
         stored = self._take_storing(checkpoint_id)
+        if self._is_over:
+            self._close(stored, now_seconds)
+            return []
         subsumed = [
             older
             for older in self._pending.values()
@@ -451,6 +462,8 @@ class Checkpoints(Generic[Subtask, Snapshot]):
         """The metadata could not be written, and no log entry was."""
         failed = self._take_storing(checkpoint_id)
         aborted = self._fail(failed, reason, now_seconds)
+        if self._is_over:
+            return [aborted]
         if failed.savepoint is not None and self._has_last_completed:
             if not self._undrained:
                 return [aborted, Finish()]
@@ -458,6 +471,11 @@ class Checkpoints(Generic[Subtask, Snapshot]):
             self._has_last_completed = False
             self._due_at_seconds = self._next_due_at_seconds(now_seconds)
         return [aborted, *self._go_on(now_seconds)]
+
+    def on_over(self) -> None:
+        """The attempt is over, whatever ended it: all that may still be told is what became of what
+        is being stored."""
+        self._is_over = True
 
     def on_committed(
         self, checkpoint_id: CheckpointId, subtask: Subtask, now_seconds: float
@@ -520,7 +538,6 @@ class Checkpoints(Generic[Subtask, Snapshot]):
                     f" {self._settings.tolerable_failures:g}"
                 )
             ]
-        # Storing comes last: a caller may do it on the spot, and what follows is decided after it.
         return [*self._settle(), *self._trigger_if_due(now_seconds), *self._store_next()]
 
     def _settle(self) -> list[Instruction[Subtask, Snapshot]]:

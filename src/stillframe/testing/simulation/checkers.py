@@ -32,6 +32,7 @@ from stillframe.protocol.manifests import (
 from stillframe.runtime.task import Subtask
 from stillframe.state.channel_log import read_run
 from stillframe.state.disk_reading import tables_in
+from stillframe.state.duplicates import EXPIRES
 from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import TEMPORARY_PREFIX
@@ -501,7 +502,7 @@ class Checkers:
             for state in (*part.keyed, *part.broadcast):
                 groups = state.key_groups, range(1 << 15)
                 for batch in read_keyed_snapshot(content(state.file), *groups):
-                    held[part.uid].update(_rows_of(batch))
+                    held[part.uid].update(_rows_of(_remembered(batch, part.watermark_us)))
             if part.disk is not None:
                 for batch in self._rows_of_database(part.disk):
                     held[part.uid].update(_rows_of(batch))
@@ -586,6 +587,13 @@ def _content(file: FileHandle, read: Callable[[str], bytes]) -> pa.Buffer:
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, ...]]:
     return zip(*(map(str, column.to_pylist()) for column in batch.columns), strict=True)
+
+
+def _remembered(batch: pa.RecordBatch, time_us: int | None) -> pa.RecordBatch:
+    """Without keys that are due to be forgotten: a file that is shared may still have them."""
+    if EXPIRES not in batch.schema.names or time_us is None:
+        return batch
+    return batch.filter(batch.column(EXPIRES).to_numpy() > time_us)
 
 
 def _least_times(manifest: Manifest) -> Times:

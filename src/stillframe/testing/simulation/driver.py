@@ -28,7 +28,7 @@ from stillframe.coordinator.mail import (
     SlotsEnded,
     StopWanted,
 )
-from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, SlotsPort
+from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, LedgerPort, Letter, SlotsPort
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
@@ -46,6 +46,7 @@ from stillframe.protocol.messages import (
 )
 from stillframe.runtime.task import Subtask
 from stillframe.storage.store import Store
+from stillframe.testing.simulation.letters import SimulatedLine
 from stillframe.testing.simulation.slot import Exchange, SimulatedSlot
 from stillframe.testing.simulation.storage import Died
 from stillframe.testing.simulation.world import World
@@ -77,7 +78,7 @@ class DriverNeeds:
     on_refused: Callable[[str], None]
 
 
-class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
+class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
     """One driver process, from its start to its death or the end of the job."""
 
     def __init__(self, needs: DriverNeeds, number: int) -> None:
@@ -93,6 +94,12 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         self._enumerators: dict[OperatorUid, SplitEnumerator] = {}
         self._to_commit: deque[Manifest] = deque()
         """Epochs whose commit is under way or waits its turn."""
+        self._is_ending = False
+        """Whether the attempt is over, and what it left to be done is not."""
+        # Some storages are slow, so that a lot happens before they answer.
+        self._write_seconds_max = needs.world.random.choice([0.02, 0.1, 0.5])
+        self._delete_seconds_max = needs.world.random.choice([0.1, 0.5, 3.0])
+        self._open_lines()
         self._tick_at = 0.0
         # A user's function may take its time: meanwhile the next checkpoint must not complete.
         self._commit_seconds_max = needs.world.random.choice([0.5, 0.5, 4.0])
@@ -150,11 +157,16 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             slot.is_dead = True
 
     def _begin(self) -> None:
-        if self._to_commit:
+        if self._to_commit or not self._writes.is_idle:
             self._world.soon(lambda: self._do(self._begin))
             return
+        self._deletions.give_up()
+        self._is_ending = False
         start = self._starter.begin()
-        self._attempt = RunningAttempt(self._parts, self, self, start.restored, start.state, self)
+        self._open_lines()
+        self._attempt = RunningAttempt(
+            self._parts, self, self, self, start.restored, start.state, self
+        )
         self._enumerators = {
             uid: source.open_enumerator(enumerators.restored_enumerator(start.restored, uid).state)
             for uid, source in enumerators.enumerated_sources(self._needs.plan).items()
@@ -216,22 +228,28 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         attempt = self._attempt
         if attempt is None or attempt.outcome is None:
             return
-        attempt.unanswered_requests()  # nobody waits for them here
+        is_broken = isinstance(attempt.outcome, AttemptBroke)
+        if not self._is_ending:
+            self._is_ending = True
+            self._cut_off_slots() if is_broken else self.broadcast(EndSlot())
+        if self._to_commit or not self._writes.is_idle:
+            return  # this is looked at again after every step
+        attempt.give_up()
+        if not is_broken and not self._deletions.is_idle:
+            return
+        attempt.on_port_closed()
         match attempt.outcome:
             case AttemptStopped(is_cancelled):
                 self._world.note(f"driver {self.number} has stopped the job")
-                self.broadcast(EndSlot())
                 self._attempt = None
                 if is_cancelled:
                     self._starter.cancel()
                 self.is_dead = True
             case AttemptRested(wanted):
                 self._world.note(f"driver {self.number} goes on with {wanted.plan.slots} slots")
-                self.broadcast(EndSlot())
                 self._use(wanted.plan)
                 self._try_again()
             case AttemptFinished():
-                self.broadcast(EndSlot())
                 self._attempt = None
                 self._starter.finish()
                 self.is_dead = True
@@ -257,6 +275,8 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
 
     def _cut_off_slots(self) -> None:
         for slot in self.slots.values():
+            if slot.is_cut_off:
+                continue
             slot.is_cut_off = True
             # Mostly noticed at once; a stopped or partitioned one notices much later.
             seconds = self._world.random.choice([0.1, 0.1, 0.1, 5.0])
@@ -337,6 +357,18 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
         for slot in self.slots.values():
             slot.order(order)
 
+    def write(self, letter: Letter) -> None:
+        self._writes.put(letter)
+
+    def delete(self, letter: Letter) -> None:
+        self._deletions.put(letter)
+
+    def _open_lines(self) -> None:
+        """As threads are started for an attempt."""
+        line = partial(SimulatedLine, self._world, do=self._do, deliver=self._handle)
+        self._deletions = line(self._delete_seconds_max)
+        self._writes = line(self._write_seconds_max, on_fenced=self._deletions.give_up)
+
     def ask(self, uid: OperatorUid) -> None:
         attempt, enumerator = self.ledger.attempt, self._enumerators[uid]
 
@@ -378,4 +410,5 @@ class SimulatedDriver(SlotsPort, CommitsPort, DiscoveriesPort):
             self._attempt.handle(mail)
             self._tick()
         elif isinstance(mail, EpochCommitted):
-            self.ledger.note_committed(self._parts.sinks.committing_here, mail.epoch)
+            here = self._parts.sinks.committing_here
+            self.write(partial(self.ledger.note_committed, here, mail.epoch))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from stillframe.coordinator.history import CheckpointCompleted, Event
+from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointOutcome, SavepointTaken, SavepointWanted
 from stillframe.protocol.checkpoints import Then
@@ -31,6 +31,9 @@ _EVENTS_MAX = 20_000
 _STRAY_TIMES = 3
 _STRAY_SECONDS_MAX = 5.0
 _RESCALE_TRIES = 4
+_SAVEPOINTS = "/savepoints/"
+_STRIKES_AT_SAVEPOINT = 0.2
+"""How often a slot is killed between what a driver writes into a savepoint and the news of it."""
 _LAST_WORDS_SECONDS = 3.0
 """After peace: then the job is soon over."""
 _MISFITS = ("crash: TypeError", "crash: AttributeError", "crash: NameError")
@@ -147,6 +150,9 @@ class _Run:
         self._log_written_at = -1.0
         self._is_refused = False
         self._savepoints = 0
+        self._last_words: set[int] = set()
+        """Drivers whose job has stopped with a savepoint."""
+        self._strikes_at_last_word = self._world.own_random("strikes at last words")
 
     def play(self) -> Verdict:
         world = self._world
@@ -263,12 +269,20 @@ class _Run:
     def _on_event(self, driver: SimulatedDriver, event: Event) -> None:
         self._world.note(f"driver {driver.number}:", event)
         try:
+            self._check_not_behind_last_word(driver, event)
             self._checkers.on_event(event)
         except Exception as error:
             # Whoever tells events forgives a listener that raises.
             self._keep(error)
         if isinstance(event, CheckpointCompleted) and not self._world.is_calm:
             self._perhaps_kill_after_completion()
+
+    def _check_not_behind_last_word(self, driver: SimulatedDriver, event: Event) -> None:
+        """Somebody may start the job again, but it does not go on by itself."""
+        if isinstance(event, AttemptStarted) and driver.number in self._last_words:
+            raise Violation(
+                f"last: attempt {event.attempt} follows the savepoint with which the job stopped"
+            )
 
     def _on_stray(self, slot: SimulatedSlot, report: Acknowledged) -> None:
         """Nobody answers, so it is said again; by then another driver may listen in its place."""
@@ -311,6 +325,8 @@ class _Run:
     def _driver_trouble(self, operation: str, path: str) -> None:
         if operation == "link" and f"/{LOG_DIRECTORY}/" in path:
             self._log_written_at = self._world.now  # in the end: when the job was called finished
+        if operation == "link" and path.startswith(_SAVEPOINTS):
+            self._perhaps_strike_at_last_word()
         if self._world.is_calm:
             return
         if self._world.chance(self._rates.driver_dies_at_store):
@@ -322,6 +338,11 @@ class _Run:
             if operation in ("delete", "flush"):
                 self._delete_refused_at = self._world.now
             raise OSError(errno.EIO, f"refused to {operation}")
+
+    def _perhaps_strike_at_last_word(self) -> None:
+        """Also in peace: before, a savepoint with which a job stops hardly ever comes so far."""
+        if self._strikes_at_last_word.random() < _STRIKES_AT_SAVEPOINT:
+            self._world.after(0.0, self._kill_a_slot)
 
     def _slot_trouble(self, operation: str, path: str) -> None:
         if self._world.is_calm:
@@ -372,9 +393,9 @@ class _Run:
         self._savepoints += 1
         drawn: Then = self._world.random.choice(["go on", "go on", "stop"])
         then = then or drawn
-        address = f"/savepoints/{self._savepoints}"
+        address = f"{_SAVEPOINTS}{self._savepoints}"
         self._world.note(f"somebody wants a savepoint in {address}, and then the job to {then}")
-        told = partial(self._on_savepoint, then)
+        told = partial(self._on_savepoint, self._driver.number, then)
         self._driver.take_savepoint(SavepointWanted(address, then, told))
 
     def _cancel_the_job(self) -> None:
@@ -403,9 +424,11 @@ class _Run:
         if not driver.rescale(RescaleWanted(slots, self._job.plan(slots), try_again)):
             try_again("nothing runs")
 
-    def _on_savepoint(self, then: Then, outcome: SavepointOutcome) -> None:
+    def _on_savepoint(self, driver: int, then: Then, outcome: SavepointOutcome) -> None:
         self._world.note(str(outcome))
         if isinstance(outcome, SavepointTaken):
+            if then == "stop":
+                self._last_words.add(driver)
             place = self._world, self._disk, lambda operation, path: None, outcome.address
             self._checkers.check_savepoint(simulated_store(*place), is_last_word=then == "stop")
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from stillframe.coordinator import attempt, control, enumerators
+from stillframe.coordinator.attempt_checkpoints import AttemptCheckpoints
 from stillframe.coordinator.enumerators import Enumerators
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.ledger_mail import Stored
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.coordinator.starting import Starter
 from stillframe.protocol.joblog import checkpoint_completed
@@ -26,18 +28,46 @@ def _complete_without_the_log(original: Any) -> Any:
         after, _ = checkpoint_completed(self._record, completed, self._retained_max)
         self._record = replace(after, sequence=self._record.sequence)
         self._log._last = self._record
-        return completed
+        return Stored(completed, after.checkpoints, (), (), None)
 
     return complete
 
 
 def _delete_the_newest(original: Any) -> Any:
     def complete(self: Any, manifest: Any) -> Any:
-        completed = original(self, manifest)
-        self._kept().delete(completed.checkpoint_id, completed.attempt)
-        return completed
+        stored = original(self, manifest)
+        self._kept().delete(stored.completed.checkpoint_id, stored.completed.attempt)
+        return stored
 
     return complete
+
+
+def _delete_first(original: Any) -> Any:
+    def complete(self: Any, manifest: Any) -> Any:
+        kept = self._record.checkpoints
+        for gone in kept[: len(kept) + 1 - self._retained_max]:
+            self._kept().delete(gone.checkpoint_id, gone.attempt)
+        return original(self, manifest)
+
+    return complete
+
+
+def _announce_first(original: Any) -> Any:
+    def store_checkpoint(self: Any, *what: Any) -> None:
+        original(self, *what)
+        self._announce()
+
+    return store_checkpoint
+
+
+def _give_up_what_is_late(original: Any) -> Any:
+    def on_ledger_late(self: Any, event: Any) -> None:
+        if isinstance(event, Stored):
+            self._abort(event.completed.checkpoint_id, "the attempt is over")
+        else:
+            original(self, event)
+
+    return on_ledger_late
 
 
 def _write_all_the_same(original: Any) -> Any:
@@ -106,6 +136,18 @@ COORDINATOR_MUTANTS: Mapping[str, Mutant] = {
     "delete-a-checkpoint-too-early": Mutant(
         "retention deletes the newest checkpoint",
         Ledger, "complete", _delete_the_newest,
+    ),
+    "delete-before-the-entry-exists": Mutant(
+        "what an entry of the log will no longer need is deleted before it is written",
+        Ledger, "complete", _delete_first,
+    ),
+    "announce-before-the-entry-exists": Mutant(
+        "completion is announced when the store has been asked, not when it has answered",
+        AttemptCheckpoints, "_store_checkpoint", _announce_first,
+    ),
+    "give-up-what-was-stored-late": Mutant(
+        "a checkpoint that came to exist after the end of its attempt is deleted",
+        AttemptCheckpoints, "on_ledger_late", _give_up_what_is_late,
     ),
     "restore-newest-directory": Mutant(
         "the newest directory is restored instead of the newest completed checkpoint",

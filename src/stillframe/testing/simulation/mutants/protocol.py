@@ -143,6 +143,14 @@ def _go_on_after_the_last_word(original: Any) -> Any:
     return on_savepoint_stored
 
 
+def _go_on_behind_a_late_last_word(original: Any) -> Any:
+    def on_savepoint_stored(self: Any, checkpoint_id: Any, now_seconds: float) -> Any:
+        instructions = original(self, checkpoint_id, now_seconds)
+        return [] if self._is_over else instructions
+
+    return on_savepoint_stored
+
+
 def _snapshot_only_the_newest(original: Any) -> Any:
     def on_prepared(self: Any, checkpoint_id: Any, committables: Any) -> Any:
         held = original(self, checkpoint_id, committables)
@@ -267,6 +275,10 @@ PROTOCOL_MUTANTS: Mapping[str, Mutant] = {
     "commit-once-more-after-the-last-word": Mutant(
         "a job that stops with a savepoint takes one more checkpoint when the savepoint exists",
         Checkpoints, "on_savepoint_stored", _go_on_after_the_last_word,
+    ),
+    "go-on-behind-a-late-last-word": Mutant(
+        "an attempt that broke is restarted behind the savepoint with which the job stopped",
+        Checkpoints, "on_savepoint_stored", _go_on_behind_a_late_last_word,
     ),
     "say-the-last-word-too-early": Mutant(
         "the savepoint with which a job stops exists before what it holds is committed",
