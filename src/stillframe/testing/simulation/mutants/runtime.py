@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stillframe.ids import Attempt, Epoch
+from stillframe.api.sinks import Prepared
+from stillframe.ids import Attempt, Epoch, Mark, Writer
 from stillframe.protocol.alignment import Hold, Release
 from stillframe.runtime import assembly, building, restoring, state_files
 from stillframe.runtime.chain import Chain
@@ -236,7 +237,8 @@ def _without_the_attempt(original: Any) -> Any:
 def _commit_when_prepared(original: Any) -> Any:
     def described(self: Any, checkpoint_id: Any, written: Any) -> Any:
         if self.commits_here:
-            self.committer.commit(Epoch(0), written)
+            mark = Mark(Writer("", self.uid, None), checkpoint_id)
+            self.committer.commit(Epoch(0), [Prepared(mark, tuple(written))])
         return original(self, checkpoint_id, written)
 
     return described
