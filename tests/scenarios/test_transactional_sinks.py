@@ -101,7 +101,7 @@ def test_after_a_restart_nothing_newer_is_committed_before_what_was_restored(pag
 def test_the_incarnation_stays_when_the_job_is_started_again_and_is_drawn_again_for_another(
     page_views,
 ):
-    source = ClickSource(records=8_000, records_per_second=4_000, partitions=2)
+    source = ClickSource(records=10_000_000, records_per_second=4_000, partitions=2)
     for _ in range(2):
         running = start(page_views, source)
         running.next_checkpoint()
