@@ -103,18 +103,10 @@ class DriverSinks:
         self.under_way = CommitUnderWay(uid, name, epoch, time.monotonic(), thread)
         try:
             with calling(name, f"epoch {epoch}", operator=uid):
-                self._committers[uid].commit(epoch, [self._prepared(uid, manifest)])
+                prepared = prepared_by_all(uid, manifest, self._incarnation)
+                self._committers[uid].commit(epoch, [prepared])
         finally:
             self.under_way = None
-
-    def _prepared(self, uid: OperatorUid, manifest: Manifest) -> Prepared:
-        """All of it at once; it stays the work of the sink that prepared it, by its uid then."""
-        pending = [each for part in manifest.snapshots_of(uid) for each in part.commits]
-        writers = (each.writer for each in pending if each.writer is not None)
-        known_as = next((writer.uid for writer in writers), uid)
-        writer = Writer(self._incarnation, known_as, None)
-        committables = tuple(each.committable for each in pending)
-        return Prepared(Mark(writer, manifest.checkpoint_id), committables)
 
     @contextmanager
     def awaiting(self, uid: OperatorUid, epoch: Epoch, what: str) -> Iterator[None]:
@@ -130,7 +122,7 @@ class DriverSinks:
     def sweep(self, older_than: Attempt, manifest: Manifest | None) -> None:
         """Remove what older attempts left behind; what `manifest` still has to commit stays."""
         for uid, committer in self._committers.items():
-            pending = _pending(uid, manifest)
+            pending = pending_committables(uid, manifest)
             former = self._former.get(uid)
             with calling(self._names[uid], operator=uid):
                 committer.sweep(self._job, uid, older_than, pending)
@@ -154,7 +146,17 @@ class DriverSinks:
                 log.warning("%s could not be closed: %s", self._names[uid], error)
 
 
-def _pending(uid: OperatorUid, manifest: Manifest | None) -> list[Committable]:
+def prepared_by_all(uid: OperatorUid, manifest: Manifest, incarnation: str) -> Prepared:
+    """All of it at once; it stays the work of the sink that prepared it, by its uid then."""
+    pending = [each for part in manifest.snapshots_of(uid) for each in part.commits]
+    writers = (each.writer for each in pending if each.writer is not None)
+    known_as = next((writer.uid for writer in writers), uid)
+    writer = Writer(incarnation, known_as, None)
+    committables = tuple(each.committable for each in pending)
+    return Prepared(Mark(writer, manifest.checkpoint_id), committables)
+
+
+def pending_committables(uid: OperatorUid, manifest: Manifest | None) -> list[Committable]:
     if manifest is None:
         return []
     return [

@@ -264,12 +264,19 @@ def _reader(site: Site, read: Read) -> SourceReader:
         read.columns,
         read.grouped_by,
     )
-    if read.source.discovery_interval_seconds is not None:
-        return _reader_of_more(around.wake, read.source, splits, context)
-    reader = read.source.open(splits, context)
+    return opened_reader(around.wake, read.source, splits, context)
+
+
+def opened_reader(
+    wake: Callable[[], None], source: Source, splits: Sequence[Split], context: SourceContext
+) -> SourceReader:
+    """A reader that can be polled, whatever kind the source has."""
+    if source.discovery_interval_seconds is not None:
+        return _reader_of_more(wake, source, splits, context)
+    reader = source.open(splits, context)
     if not isinstance(reader, BlockingReader):
         return reader
-    threaded = ThreadedReader(splits, reader, around.wake, read.source.describe())
+    threaded = ThreadedReader(splits, reader, wake, source.describe())
     if reader.takes_splits:
         threaded.no_more_splits(until_now=False)
     return threaded
