@@ -366,7 +366,7 @@ class _BlocksForEver(BlockingReader):
         for split in self._splits:
             rest = batch_of(split.id, split.position["next"], _ROWS)
             yield Split(split.id, {"next": _ROWS}), rest
-        threading.Event().wait(8)
+        threading.Event().wait(1)
 
     def close(self):
         pass

@@ -25,6 +25,7 @@ from stillframe.connectors.generate import ClickSource, RateSource
 from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource
+from stillframe.runtime import reading
 from stillframe.testing.conformance import PromiseBroken, check_source
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -159,8 +160,8 @@ def test_a_source_that_breaks_a_promise_is_told_which(kind, promise):
     assert f"seed={told.seed}, checks=1" in str(told)
 
 
-@pytest.mark.slow
-def test_a_reader_that_does_not_end_when_it_is_interrupted_is_told():
+def test_a_reader_that_does_not_end_when_it_is_interrupted_is_told(monkeypatch):
+    monkeypatch.setattr(reading, "_CLOSE_SECONDS", 0.1)  # the reader waits for a second
     told = broken(small_sources.BlocksForEver)
 
     assert told.promise == "close gives everything back, and read ends soon after interrupt"
