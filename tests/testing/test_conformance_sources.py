@@ -26,7 +26,7 @@ from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.runtime import reading
-from stillframe.testing.conformance import PromiseBroken, check_source
+from stillframe.testing.conformance import PromiseBroken, check_source, source_job
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CHECKS = 40
@@ -161,7 +161,8 @@ def test_a_source_that_breaks_a_promise_is_told_which(kind, promise):
 
 
 def test_a_reader_that_does_not_end_when_it_is_interrupted_is_told(monkeypatch):
-    monkeypatch.setattr(reading, "_CLOSE_SECONDS", 0.1)  # the reader waits for a second
+    monkeypatch.setattr(reading, "_CLOSE_SECONDS", 0.5)  # the reader waits for a second
+    monkeypatch.setattr(source_job, "_CLOSE_SECONDS_MAX", 0.4)
     told = broken(small_sources.BlocksForEver)
 
     assert told.promise == "close gives everything back, and read ends soon after interrupt"
