@@ -182,6 +182,8 @@ class Checkers:
         # A driver may have died between the entry in the log and saying so.
         is_complete = checkpoint_id in self.completed or checkpoint_id in self.restored
         _require(is_complete, "told", what)
+        if self._past.is_left(checkpoint_id):
+            return  # by a slot of a former life
         for split in splits:
             index = split_index(split.id)
             self._let_go[index] = max(_next(split.position), self._let_go.get(index, 0))
@@ -274,6 +276,7 @@ class Checkers:
         self.completed.clear()
         self._announced.clear()
         self._restored_times.clear()
+        self._let_go.clear()
         self._has_said_last_word = False
 
     def _note_went_back(self, restored: CheckpointId | None) -> None:
@@ -283,6 +286,7 @@ class Checkers:
         if wanted == (restored or NO_CHECKPOINT):
             self._past.went_back()
             self._has_said_last_word = False
+            self._let_go.clear()  # whoever goes back knows that the source still has it
         else:
             self._past.went_on()
         self._count_again()

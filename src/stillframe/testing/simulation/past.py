@@ -37,10 +37,18 @@ class Past:
         self._left: list[tuple[float, float]] = []
         """Checkpoints that are of no former life that counts: above the first, up to the second."""
 
+    def is_left(self, number: CheckpointId) -> bool:
+        """Whether this checkpoint is of a former life, or may be."""
+        is_doubtful = self.wanted is not None and number > self.wanted
+        return is_doubtful or self._is_of_former_life(number)
+
+    def _is_of_former_life(self, number: CheckpointId) -> bool:
+        return any(first < number <= last for first, last in self._left)
+
     def takes(self, shown: Shown) -> bool:
         """Whether this counts, as far as anybody knows by now."""
         number = shown.prepared_for
-        if any(first < number <= last for first, last in self._left):
+        if self._is_of_former_life(number):
             return False
         if self.wanted is not None and number > self.wanted:
             self._doubtful.append(shown)
