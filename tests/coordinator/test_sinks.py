@@ -14,6 +14,8 @@ from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.ids import Mark, Writer
 from stillframe.protocol.manifests import Manifest, OperatorSnapshot, PendingCommit
+from stillframe.storage.local import LocalStore
+from stillframe.storage.staging import StagedFiles
 
 CLICKS = ClickSource(records=10)
 LIMIT_SECONDS = 20
@@ -56,12 +58,12 @@ class ThereSink(HereSink):
     commits_at_coordinator = False
 
 
-def driver_sinks(*sinks):
+def driver_sinks(*sinks, staging=None):
     read = Node(Read(CLICKS), CLICKS.schema)
     nodes = [
         Node(Write(sink), CLICKS.schema, (read,), given_uid=f"w{i}") for i, sink in enumerate(sinks)
     ]
-    return DriverSinks(build_plan("views", nodes, 2))
+    return DriverSinks(build_plan("views", nodes, 2), staging)
 
 
 def manifest(*snapshots, epoch=4):
@@ -235,3 +237,16 @@ def test_finishing_waits_for_the_commit_under_way():
     sink.go_on.set()
     finishing.join(LIMIT_SECONDS)
     assert events.get_nowait() == EpochCommitted(4)
+
+
+def test_what_a_dead_slot_had_begun_to_stage_is_swept_while_no_slot_runs_and_only_then(tmp_path):
+    sinks = driver_sinks(ThereSink(), staging=StagedFiles(LocalStore(tmp_path)))
+    begun = tmp_path / "prepared" / "w0" / ".tmp-1"
+    begun.parent.mkdir(parents=True)
+    begun.write_bytes(b"half a fi")
+
+    sinks.sweep(2, None, is_running=True)
+    assert begun.exists(), "it may be a running slot's"
+
+    sinks.sweep(2, None)
+    assert not begun.exists()

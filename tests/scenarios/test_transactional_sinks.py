@@ -98,6 +98,31 @@ def test_after_a_restart_nothing_newer_is_committed_before_what_was_restored(pag
     assert ids_outside(page_views) == list(range(20_000))
 
 
+def test_a_system_that_is_away_while_the_job_restarts_is_a_failure_like_any_other(
+    page_views, until
+):
+    """What the driver commits first, before slots start, cannot be committed then."""
+    source = ClickSource(records=20_000, records_per_second=5_000, partitions=4)
+    running = start(
+        page_views,
+        source,
+        SqliteSinkOnDriver,
+        checkpointInterval="100 ms",
+        restartAttempts="100",
+        restartDelay="100 ms",
+    )
+    running.next_checkpoint()
+    with contextlib.closing(sqlite3.connect(page_views.home / "outside.db", timeout=20)) as lock:
+        lock.execute("begin immediate")
+        until(lambda: bool(running.query.trouble))
+        running.kill(0)
+        until(lambda: any("database is locked" in reason for reason in failures(running)))
+        lock.rollback()
+    running.finish()
+
+    assert ids_outside(page_views) == list(range(20_000))
+
+
 def test_the_incarnation_stays_when_the_job_is_started_again_and_is_drawn_again_for_another(
     page_views,
 ):
@@ -119,6 +144,10 @@ def test_the_incarnation_stays_when_the_job_is_started_again_and_is_drawn_again_
         JobLog(open_store(f"{location}/page-views"), "page-views", ManualClock()).read().incarnation
         for location in (page_views.home / "chk", page_views.home / "elsewhere")
     }
+
+
+def failures(running):
+    return [event.reason for event in running.told if isinstance(event, AttemptFailed)]
 
 
 def completions(running):

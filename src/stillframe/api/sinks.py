@@ -48,6 +48,9 @@ class Staging(Protocol):
     def delete(self, name: str) -> None:
         """That it is gone already is fine."""
 
+    def delete_unfinished(self, directory: str) -> None:
+        """Remove what writers that died have begun. One that is still at it fails."""
+
     def names(self, directory: str) -> Set[str]:
         """All that is there, each as `<directory>/<file>`."""
 

@@ -19,7 +19,7 @@ import re
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -110,12 +110,15 @@ class StagingWriter(SinkWriter):
         staging: Staging,
         context: SinkContext,
         check_batch: Callable[[pa.RecordBatch], None] = lambda batch: None,
+        pool: Executor | None = None,
+        draw_token: Callable[[], str] = lambda: secrets.token_hex(4),
     ) -> None:
+        """`pool` writes the parts, in their order; None: a thread of its own does."""
         self._staging = staging
         self._directory = staging.directory(context.uid)
-        self._prefix = f"{context.attempt}-{context.subtask}-{secrets.token_hex(4)}"
+        self._prefix = f"{context.attempt}-{context.subtask}-{draw_token()}"
         self._check_batch = check_batch
-        self._pool = ThreadPoolExecutor(1, "stillframe-staging")
+        self._pool = pool or ThreadPoolExecutor(1, "stillframe-staging")
         self._epoch = _Epoch(0)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -303,7 +306,7 @@ class TransactionalCommitter(Committer):
         if self._given_staging is None:
             return
         kept = {str(each["receipt"]) for each in keep} | set(_part_names(keep))
-        for name in self._staging.names(self._staging.directory(uid)) - kept:
+        for name in sorted(self._staging.names(self._staging.directory(uid)) - kept):
             of_attempt = re.search(r"/(\d+)-[^/]+$", name)
             if of_attempt is not None and int(of_attempt[1]) < older_than:
                 self._staging.delete(name)

@@ -70,7 +70,7 @@ class Deletions:
             self._has_swept = True
             files, before = self._retention.retained_files(), Attempt(self._attempt - 1)
             self._port.delete(partial(self._ledger.sweep_all_but, stored.retained, files, before))
-            self._port.delete(partial(self._sinks.sweep, self._attempt, manifest))
+            self._port.delete(partial(self._sinks.sweep, self._attempt, manifest, is_running=True))
 
     def on_aborted(self, checkpoint_id: CheckpointId) -> None:
         """What a failed checkpoint of this attempt wrote and no other one needs."""

@@ -49,6 +49,7 @@ from stillframe.errors import (
     StartRefused,
     StillframeError,
     StorageError,
+    Unavailable,
     Unsettled,
     UserCodeError,
 )
@@ -309,7 +310,8 @@ class Job(threading.Thread):
 
     def _run_attempt_if_storage_lets(self) -> Outcome:
         """A storage that fails between two attempts is a failure like any other; at the first
-        start it is told at once. So is a sink that fails to commit what it had prepared."""
+        start it is told at once. A sink that fails to commit what it had prepared is one always,
+        and so is another system that cannot be reached for it."""
         try:
             return self._run_attempt()
         except SnapshotDamaged:
@@ -317,6 +319,8 @@ class Job(threading.Thread):
         except (StorageError, Unsettled) as error:
             if self.history.summary().attempts == 0:
                 raise
+            return AttemptBroke(str(error), "other")
+        except Unavailable as error:
             return AttemptBroke(str(error), "other")
         except UserCodeError as error:
             if self._ledger.record is None:  # a source's first splits: no attempt has begun

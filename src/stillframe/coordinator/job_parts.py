@@ -9,6 +9,7 @@ from stillframe.clock import Clock
 from stillframe.config import JobConfig
 from stillframe.coordinator.history import History
 from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.located import LocatedSnapshot, locate
 from stillframe.coordinator.recorder import Recorder
 from stillframe.coordinator.savepoints import OpenStore
 from stillframe.coordinator.sinks import DriverSinks
@@ -45,11 +46,18 @@ class JobParts:
     """Which states of a snapshot the plan cannot go on with, as far as that can be told here."""
     oom_kills: Callable[[], int | None] = lambda: None
     """How many processes the driver's machine has killed for want of memory."""
+    locate: Callable[[str], LocatedSnapshot] | None = None
+    """How a snapshot from elsewhere is found by its address; None: where addresses lead to."""
     recorder: Recorder = field(default_factory=Recorder)
     """What became of checkpoints and attempts, for people."""
 
     commit: Callable[[OperatorUid, Manifest], None] | None = None
     """Calls a sink that commits on the driver before an attempt begins; None: the sinks' own."""
+
+    def located(self, address: str) -> LocatedSnapshot:
+        if self.locate is not None:
+            return self.locate(address)
+        return locate(address, self.config.storage_settings)
 
     def now(self) -> Moment:
         return Moment(self.clock.wall_ms(), self.clock.monotonic_seconds())

@@ -82,6 +82,11 @@ def locate(
     which = checkpoint_of(name)
     if which is not None:
         return _one_checkpoint(open_store(above, settings), *which)
+    return located_in(place, checkpoint)
+
+
+def located_in(place: Store, checkpoint: int | None = None) -> LocatedSnapshot:
+    """What is in a job's directory, or in a savepoint's."""
     children = place.list("")
     if SAVEPOINT_METADATA in children:
         return LocatedSnapshot(place, _savepoint(place))

@@ -67,6 +67,7 @@ class DriverSinks:
         accepts_missing: frozenset[str] = frozenset(),
     ) -> None:
         self._job = plan.job
+        self._staging = staging
         sinks = {
             planned.uid: planned.operator.sink
             for _, planned in plan.operators()
@@ -119,9 +120,16 @@ class DriverSinks:
         finally:
             self.under_way = None
 
-    def sweep(self, older_than: Attempt, manifest: Manifest | None) -> None:
-        """Remove what older attempts left behind; what `manifest` still has to commit stays."""
+    def sweep(
+        self, older_than: Attempt, manifest: Manifest | None, *, is_running: bool = False
+    ) -> None:
+        """Remove what older attempts left behind; what `manifest` still has to commit stays.
+
+        While slots are running, files that somebody has begun to stage may be theirs.
+        """
         for uid, committer in self._committers.items():
+            if self._staging is not None and not is_running:
+                self._staging.delete_unfinished(self._staging.directory(uid))
             pending = pending_committables(uid, manifest)
             former = self._former.get(uid)
             with calling(self._names[uid], operator=uid):

@@ -17,7 +17,7 @@ from stillframe.coordinator.claims import claim_on, settle_claim
 from stillframe.coordinator.enumerators import enumerated_sources, refuse_bad_splits
 from stillframe.coordinator.history import AlreadyFinished, AttemptStarted, CheckpointDamaged
 from stillframe.coordinator.job_parts import JobParts, UnfitStates
-from stillframe.coordinator.located import LocatedSnapshot, locate, own_checkpoint
+from stillframe.coordinator.located import LocatedSnapshot, own_checkpoint
 from stillframe.coordinator.plan_descriptions import describe_edges, describe_operators
 from stillframe.errors import SnapshotDamaged, StartRefused, StillframeError
 from stillframe.graph.logical import Read, Write
@@ -215,7 +215,7 @@ class Starter:
                 f"the savepoint {self._elsewhere} is damaged ({self._savepoint_damage}):"
                 " bring the file back, or start from another one (restoreFrom)"
             )
-        found = locate(self._elsewhere, self._parts.config.storage_settings)
+        found = self._parts.located(self._elsewhere)
         missing = found.missing_files()
         if missing:
             raise StartRefused(

@@ -37,6 +37,9 @@ class StagedFiles:
     def delete(self, name: str) -> None:
         self._store.delete(_path(name))
 
+    def delete_unfinished(self, directory: str) -> None:
+        self._store.delete_unfinished(_path(directory))
+
     def names(self, directory: str) -> Set[str]:
         return {f"{directory}/{file}" for file in self._store.list(_path(directory))}
 

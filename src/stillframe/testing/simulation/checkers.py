@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -19,14 +20,15 @@ from stillframe.coordinator.history import (
     CheckpointFailed,
     Event,
 )
-from stillframe.ids import Attempt, CheckpointId, OperatorUid
-from stillframe.json_values import JsonValue
+from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Mark, OperatorUid, Writer
+from stillframe.json_values import JsonObject, JsonValue
 from stillframe.protocol.joblog import JobRecord, decode_record
 from stillframe.protocol.manifests import (
     ChannelState,
     DiskState,
     FileHandle,
     Manifest,
+    PendingCommit,
     decode_manifest,
 )
 from stillframe.runtime.task import Subtask
@@ -38,6 +40,7 @@ from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.local import TEMPORARY_PREFIX
 from stillframe.storage.paths import (
     LOG_DIRECTORY,
+    PREPARED_DIRECTORY,
     SAVEPOINT_METADATA,
     log_path,
     metadata_path,
@@ -45,7 +48,17 @@ from stillframe.storage.paths import (
 )
 from stillframe.storage.store import Store
 from stillframe.testing.simulation.jobs import SOURCE, Branch, SimulatedJob, counts_of
-from stillframe.testing.simulation.outside import NO_RECORDS, Records, Row, place_of, split_index
+from stillframe.testing.simulation.marked import MarkedOutside
+from stillframe.testing.simulation.outside import (
+    NO_RECORDS,
+    OnVisible,
+    Outside,
+    Records,
+    Row,
+    place_of,
+    split_index,
+)
+from stillframe.testing.simulation.past import Past, Shown
 from stillframe.testing.simulation.shapes import ids_of, is_on_edge, told_by
 from stillframe.testing.simulation.storage import Disk
 from stillframe.testing.simulation.timed import Place, Results, Timed, is_most, seconds
@@ -92,7 +105,7 @@ class Checkers:
         self._job = job
         self._disk = disk
         self._mode = job.config.checkpoint_mode
-        self._is_exact = self._mode in ("exactly-once", "stop-the-world")
+        self._is_exact = job.is_exact
         self._never_twice = self._mode != "at-least-once"
         self._has_said_last_word = False
         """Whether the job has stopped with a savepoint and was not started again."""
@@ -104,23 +117,30 @@ class Checkers:
         self._announced: set[tuple[Attempt, CheckpointId]] = set()
         self._last_place: dict[tuple[str, int, int, int], int] = {}
         self._ordered = {branch.uid for branch in job.branches if self._keeps_order(branch)}
-        self._seen = {branch.uid: Counter[Row]() for branch in job.branches}
+        self._seen: dict[str, Counter[Row]] = defaultdict(Counter)
+        self._shown: dict[str, list[Row]] = defaultdict(list)
         self._last_said: dict[str, dict[Place, tuple[int, ...]]] = defaultdict(dict)
         self._let_go: dict[int, int] = {}
         """Up to where each split may have been forgotten, because a source was told so."""
         job.source.hearing.on_complete = self._on_told
+        self._past = Past()
         for branch in job.branches:
             outside = job.outside[branch.uid]
             outside.on_visible = self._watcher(branch)
 
     def _keeps_order(self, branch: Branch) -> bool:
-        """A split may change its reader with the number of slots, or when others have ended."""
+        """A split may change its reader with the number of slots, or when others have ended. One
+        transaction for all subtasks has their rows in any order."""
+        is_together = branch.at_coordinator and not isinstance(
+            self._job.outside[branch.uid], Outside
+        )
         return (
             self._never_twice
             and not self._may_rescale
             and self._job.source.appear_at_seconds is None
             and branch.passes_records
             and branch.has_one_way
+            and not is_together
         )
 
     # --- as it happens ---
@@ -138,7 +158,11 @@ class Checkers:
             case CheckpointFailed(checkpoint_id, reason) if "it took longer than" in reason:
                 is_long = self._job.config.checkpoint_timeout_seconds >= _NO_TIMEOUT_SECONDS
                 _require(not is_long, "liveness", f"checkpoint {checkpoint_id} hangs: {reason}")
-            case AttemptStarted(attempt, checkpoint_id) if checkpoint_id is not None:
+            case AttemptStarted(attempt, checkpoint_id):
+                self._note_went_back(checkpoint_id)
+                self._restored_times.pop(attempt, None)  # of an attempt that a lost log knew
+                if checkpoint_id is None:
+                    return
                 self._has_said_last_word = False
                 self.restored.append(checkpoint_id)
                 self._note_restored(attempt, checkpoint_id)
@@ -158,6 +182,8 @@ class Checkers:
         # A driver may have died between the entry in the log and saying so.
         is_complete = checkpoint_id in self.completed or checkpoint_id in self.restored
         _require(is_complete, "told", what)
+        if self._past.is_left(checkpoint_id):
+            return  # by a slot of a former life
         for split in splits:
             index = split_index(split.id)
             self._let_go[index] = max(_next(split.position), self._let_go.get(index, 0))
@@ -203,24 +229,74 @@ class Checkers:
         is_behind = before_us is not None and (time_us is None or time_us < before_us)
         _require(not is_behind, "time", f"{who} went from {before_us} to {time_us}")
 
-    def _watcher(self, branch: Branch) -> Callable[[str, list[Row]], None]:
+    def _watcher(self, branch: Branch) -> OnVisible:
         uid = branch.uid
 
-        def watch(writer: str, rows: list[Row]) -> None:
+        def watch(writer: str, rows: list[Row], prepared_for: CheckpointId | None) -> None:
+            if prepared_for is not None:
+                shown = Shown(uid, writer, prepared_for, rows)
+                if not self._past.takes(shown):
+                    return
             what = f"{uid} shows {rows[:3]} after the savepoint with which the job stopped"
             _require(not self._has_said_last_word, "last", what)
-            for row in rows:
-                self._seen[uid][row] += 1
-                if not self._never_twice:
-                    continue
-                _require(self._seen[uid][row] == 1, "duplicates", f"{uid} shows {row} twice")
-                if not branch.passes_records:
-                    self._check_growth(branch, row)
+            self._show(branch, writer, rows)
             self._check_nothing_early(branch, rows)
-            if uid in self._ordered:
-                self._check_order(writer, rows)
 
         return watch
+
+    def _show(self, branch: Branch, writer: str, rows: list[Row]) -> None:
+        uid = branch.uid
+        self._shown[uid] += rows
+        for row in rows:
+            self._seen[uid][row] += 1
+            if not self._never_twice:
+                continue
+            _require(self._seen[uid][row] == 1, "duplicates", f"{uid} shows {row} twice")
+            if not branch.passes_records:
+                self._check_growth(branch, row)
+        if uid in self._ordered:
+            self._check_order(writer, rows)
+
+    # --- a person has the job go back ---
+
+    def go_back_to(self, checkpoint_id: CheckpointId) -> None:
+        """Somebody wants the job to go on from here; 0: from the beginning. The next attempt tells
+        whether it does, and until then nobody can say what belongs to it."""
+        newest = self.completed[-1] if self.completed else NO_CHECKPOINT
+        self._past.go_back_to(checkpoint_id, newest)
+
+    def begin_elsewhere(self, taken_by: CheckpointId) -> None:
+        """Another job goes on from a savepoint of this one; 0: from nothing, in its place.
+
+        It has numbers of its own, and of what is visible it goes on after what came before.
+        """
+        self._past.go_back_to(taken_by, None)
+        self._past.went_back()
+        self._count_again()
+        self.completed.clear()
+        self._announced.clear()
+        self._restored_times.clear()
+        self._let_go.clear()
+        self._has_said_last_word = False
+
+    def _note_went_back(self, restored: CheckpointId | None) -> None:
+        wanted = self._past.wanted
+        if wanted is None:
+            return
+        if wanted == (restored or NO_CHECKPOINT):
+            self._past.went_back()
+            self._has_said_last_word = False
+            self._let_go.clear()  # whoever goes back knows that the source still has it
+        else:
+            self._past.went_on()
+        self._count_again()
+
+    def _count_again(self) -> None:
+        for seen in (self._seen, self._shown, self._last_said, self._last_place):
+            seen.clear()
+        branches = {branch.uid: branch for branch in self._job.branches}
+        for shown in self._past.shown:
+            self._show(branches[shown.uid], shown.writer, shown.rows)
 
     def _check_growth(self, branch: Branch, row: Row) -> None:
         """What is said again is more than before; what is said once is not said again."""
@@ -280,14 +356,33 @@ class Checkers:
 
     def _check_prepared(self, manifest: Manifest, branch: Branch) -> None:
         """What a checkpoint leaves to be committed is there to be committed, or was."""
-        outside = self._job.outside[branch.uid]
         for part in manifest.snapshots_of(OperatorUid(f"write-{branch.uid}")):
-            for transaction in (str(kept.committable["transaction"]) for kept in part.commits):
+            for kept in part.commits:
                 _require(
-                    transaction in outside.prepared or transaction in outside.committed,
+                    self._is_prepared(branch, kept) or self._is_committed(manifest, branch, kept),
                     "transactions",
-                    f"checkpoint {manifest.checkpoint_id} holds {transaction}, which is gone",
+                    f"checkpoint {manifest.checkpoint_id} holds {kept}, which is gone",
                 )
+
+    def _is_prepared(self, branch: Branch, kept: PendingCommit) -> bool:
+        outside = self._job.outside[branch.uid]
+        if isinstance(outside, Outside):
+            return str(kept.committable["transaction"]) in outside.prepared
+        parts = cast(list[JsonObject], kept.committable["parts"])
+        return all(self._is_staged(str(part["name"])) for part in parts)
+
+    def _is_staged(self, name: str) -> bool:
+        return self._disk.read(f"{PREPARED_DIRECTORY}/{name}") is not None
+
+    def _is_committed(self, manifest: Manifest, branch: Branch, kept: PendingCommit) -> bool:
+        outside = self._job.outside[branch.uid]
+        if isinstance(outside, Outside):
+            return str(kept.committable["transaction"]) in outside.committed
+        assert kept.writer is not None
+        mark = Mark(kept.writer, kept.checkpoint_id)
+        if branch.at_coordinator:
+            mark = Mark(replace(kept.writer, subtask=None), manifest.checkpoint_id)
+        return outside.is_reported(mark) or self._is_staged(str(kept.committable["receipt"]))
 
     def _note_restored(self, attempt: Attempt, restored: CheckpointId) -> None:
         record = self._record()
@@ -378,7 +473,7 @@ class Checkers:
         records = self._job.all_records()
         for branch in self._job.branches:
             kept = branch.kept(records)
-            visible = self._job.outside[branch.uid].visible
+            visible = self._shown[branch.uid]
             if branch.timed is not None:
                 self._check_timed(branch, branch.timed, kept, visible)
             elif branch.counts:
@@ -394,11 +489,20 @@ class Checkers:
                 _require(
                     not more or not self._never_twice, "output", f"{branch.uid} has too many rows"
                 )
-            _require(
-                not self._job.outside[branch.uid].prepared,
-                "transactions",
-                f"{branch.uid} leaves {list(self._job.outside[branch.uid].prepared)[:3]} open",
-            )
+            outside = self._job.outside[branch.uid]
+            left = list(outside.prepared) if isinstance(outside, Outside) else []
+            _require(not left, "transactions", f"{branch.uid} leaves {left[:3]} open")
+        for system in self._job.marked:
+            self._check_marks(system)
+
+    def _check_marks(self, system: MarkedOutside) -> None:
+        written = [each.mark for each in system.written]
+        _require(system.noted == written, "marks", "there are rows without their mark")
+        newest: dict[Writer, CheckpointId] = {}
+        for mark in written:
+            before = newest.get(mark.writer, NO_CHECKPOINT)
+            _require(mark.checkpoint_id > before, "marks", f"{mark} comes after {before}")
+            newest[mark.writer] = mark.checkpoint_id
 
     def _check_timed(self, branch: Branch, timed: Timed, kept: Records, visible: list[Row]) -> None:
         """Whatever went wrong, what is made by event time is what it would have been without.
@@ -459,8 +563,8 @@ class Checkers:
         if self._mode == "at-most-once" and not self.restored:
             _require(last == exact, "output", _difference(last, exact))
 
-    def check_savepoint(self, store: Store, *, is_last_word: bool) -> None:
-        """All it names is in its own directory, as it was written."""
+    def check_savepoint(self, store: Store, *, is_last_word: bool) -> CheckpointId:
+        """All it names is in its own directory, as it was written; answers its number."""
         found = decode_manifest(store.read(SAVEPOINT_METADATA))
         for file in found.files():
             store.read_verified(file.path, file.length_bytes, file.crc32)
@@ -468,6 +572,7 @@ class Checkers:
             raise Violation("savepoint: it holds a database, or something to commit")
         if is_last_word:
             self._check_last_word(found, store)
+        return found.checkpoint_id
 
     def _check_last_word(self, savepoint: Manifest, store: Store) -> None:
         """What the job has committed by now is what the savepoint holds, and it commits no more.
@@ -489,10 +594,10 @@ class Checkers:
         what = f"{other} in savepoint {savepoint.checkpoint_id} and checkpoint {last.checkpoint_id}"
         _require(not other, "last", f"not the same of {what}")
         for branch in self._job.branches:
-            committed = self._job.outside[branch.uid].committed
             for part in last.snapshots_of(OperatorUid(f"write-{branch.uid}")):
-                left = {str(kept.committable["transaction"]) for kept in part.commits} - committed
-                _require(not left, "last", f"{sorted(left)[:1]} is not committed")
+                for kept in part.commits:
+                    is_committed = self._is_committed(last, branch, kept)
+                    _require(is_committed, "last", f"{kept} is not committed")
         self._has_said_last_word = True
 
     def _held_in(self, manifest: Manifest, content: Callable[[FileHandle], pa.Buffer]) -> Held:
@@ -515,6 +620,16 @@ class Checkers:
         held[SOURCE].update(begun)
         return held
 
+    def check_staged(self) -> None:
+        """All that was staged is committed, or swept."""
+        staged = [path for path in self._disk.paths() if path.startswith(f"{PREPARED_DIRECTORY}/")]
+        _require(not staged, "transactions", f"{staged[:3]} are left")
+
+    def has_checkpoint(self) -> bool:
+        """Whether the job has one of its own to begin with."""
+        record = self._record()
+        return record is not None and record.newest is not None
+
     def check_files(self) -> None:
         """The files on the storage are those the retained checkpoints need, and the log."""
         record = self._record()
@@ -527,7 +642,8 @@ class Checkers:
             needed |= {file.path for file in manifest.files()}
         # A temporary name that came back with the power goes with its checkpoint's directory.
         unfinished = {path.removesuffix("_metadata") + TEMPORARY_PREFIX for path in needed}
-        may_stay = (f"{LOG_DIRECTORY}/", *unfinished)
+        # What was deleted of staged output may be back too; the next start of the job sweeps it.
+        may_stay = (f"{LOG_DIRECTORY}/", f"{PREPARED_DIRECTORY}/", *unfinished)
         found = {path for path in self._disk.paths() if not path.startswith(may_stay)}
         _require(found == needed, "files", f"left {sorted(found - needed)[:3]}, missing"
                  f" {sorted(needed - found)[:3]}")  # fmt: skip

@@ -19,6 +19,7 @@ from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported
 from stillframe.coordinator.history import Event, History
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.located import located_in
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
@@ -33,7 +34,7 @@ from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, DriverSinks, EpochCommitted
 from stillframe.coordinator.starting import Starter
-from stillframe.errors import Fenced, StartRefused, StillframeError, StorageError
+from stillframe.errors import Fenced, StartRefused, StillframeError, StorageError, Unavailable
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex
 from stillframe.protocol.manifests import Manifest
@@ -44,7 +45,9 @@ from stillframe.protocol.messages import (
     Order,
     Report,
 )
+from stillframe.protocol.outside import retry_after_seconds
 from stillframe.runtime.task import Subtask
+from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import Store
 from stillframe.testing.simulation.letters import SimulatedLine
 from stillframe.testing.simulation.slot import Exchange, SimulatedSlot
@@ -100,6 +103,8 @@ class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
         self._write_seconds_max = needs.world.random.choice([0.02, 0.1, 0.5])
         self._delete_seconds_max = needs.world.random.choice([0.1, 0.5, 3.0])
         self._open_lines()
+        self._commit_failures = 0
+        self._commit_began_at = 0.0
         self._tick_at = 0.0
         # A user's function may take its time: meanwhile the next checkpoint must not complete.
         self._commit_seconds_max = needs.world.random.choice([0.5, 0.5, 4.0])
@@ -111,15 +116,17 @@ class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
             needs.config.checkpoints_retained,
             needs.world,
             written_by=f"driver {number}",
+            draw_incarnation=lambda: f"drawn-by-{number}",  # a seed gives the same ones again
         )
         self._parts = JobParts(
             needs.plan,
             needs.config,
             needs.world,
             self._history,
-            DriverSinks(needs.plan),
+            DriverSinks(needs.plan, StagedFiles(needs.store)),
             ledger,
             needs.open_store,
+            locate=lambda address: located_in(needs.open_store(address)),
         )
         self._starter = Starter(self._parts)
 
@@ -184,6 +191,8 @@ class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
                 self._needs.slot_store,
                 self._needs.config.checkpoint_mode,
                 self._needs.config.state,
+                self.ledger.incarnation,
+                start.savepoint,
             )
             self.slots[index] = slot
             exchange.slots[index] = slot
@@ -220,7 +229,7 @@ class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
         except StartRefused as error:
             self._needs.on_refused(str(error))
             self.die()
-        except StorageError as error:
+        except (StorageError, Unavailable) as error:
             self._world.note(f"driver {self.number}: {error}")
             self._try_again()
 
@@ -395,14 +404,26 @@ class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
         """One epoch after the other, as the real thread does."""
         manifest = self._to_commit[0]
         mail: Mail = EpochCommitted(manifest.epoch)
+        if not self._commit_failures:
+            self._commit_began_at = self._world.now
         try:
             for uid in self._parts.sinks.committing_here:
                 self._parts.sinks.commit(uid, manifest)
+        except Unavailable as error:
+            self._commit_failures += 1
+            patience_seconds = self._needs.config.checkpoint_timeout_seconds
+            is_patient = self._world.now - self._commit_began_at <= patience_seconds
+            if is_patient and self._attempt is not None:
+                seconds = retry_after_seconds(self._commit_failures)
+                self._world.after(seconds, lambda: self._do(self._commit_next))
+                return
+            mail = CommitFailed(str(error), cause="other")
         except StillframeError as error:
             mail = CommitFailed(str(error), cause="other")
         self._world.soon(lambda: self._do(lambda: self._note_commit(mail)))
 
     def _note_commit(self, mail: Mail) -> None:
+        self._commit_failures = 0
         self._to_commit.popleft()
         if self._to_commit:
             self._commit_later()

@@ -17,6 +17,7 @@ from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.testing.simulation.limits import Limits
+from stillframe.testing.simulation.marked import MarkedOutside, MarkedSink
 from stillframe.testing.simulation.outside import (
     NO_RECORDS,
     RECORD_SCHEMA,
@@ -63,6 +64,8 @@ _TIMED: tuple[Timed, ...] = (
 )  # fmt: skip
 _AVAILABLE_NOW_CHANCE = 0.5
 """Of sources that discover: how often a driver stops when it has read what was there."""
+_MARKED_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)
+"""Of the branches of a job, how many write to a system that takes marks."""
 _TIMED_CHANCE = 0.18
 _TIMED_PLAIN_CHANCE = 0.7
 """How often they have no other shape, in which event time would hardly go on while they run."""
@@ -118,7 +121,7 @@ class SimulatedJob:
 
     source: NumbersSource
     branches: tuple[Branch, ...]
-    outside: dict[str, Outside]
+    outside: dict[str, Outside | MarkedOutside]
     config: JobConfig
     backends: tuple[StateBackend, ...]
     """Of one driver after the other, in turns: what one kept, the next takes over."""
@@ -133,6 +136,15 @@ class SimulatedJob:
             "records": max(self.source.lengths),
             "keys": self.source.keys,
         }
+
+    @property
+    def is_exact(self) -> bool:
+        return self.config.checkpoint_mode in ("exactly-once", "stop-the-world")
+
+    @property
+    def marked(self) -> list[MarkedOutside]:
+        """The systems that take marks."""
+        return [each for each in self.outside.values() if isinstance(each, MarkedOutside)]
 
     @property
     def has_timers(self) -> bool:
@@ -181,7 +193,9 @@ class SimulatedJob:
         elif branch.counts:
             schema = COUNT_SCHEMA
             node = Node(Aggregate(("key",), CALLS), schema, (node,), f"count-{branch.uid}")
-        sink = TransactionalSink(self.outside[branch.uid], branch.uid, branch.at_coordinator)
+        outside = self.outside[branch.uid]
+        kind = MarkedSink if isinstance(outside, MarkedOutside) else TransactionalSink
+        sink = kind(outside, branch.uid, branch.at_coordinator)  # type: ignore[arg-type]
         return Node(Write(sink), schema, (node,), f"write-{branch.uid}")
 
 
@@ -291,7 +305,12 @@ def random_job(world: World, limits: Limits) -> SimulatedJob:
         and world.own_random("available now").random() < _AVAILABLE_NOW_CHANCE,
         **mode,
     )
-    outside = {branch.uid: Outside() for branch in branches}
+    drawn = world.own_random("marks")
+    share = drawn.choice(_MARKED_SHARES)
+    outside = {
+        branch.uid: MarkedOutside(world, drawn) if drawn.random() < share else Outside()
+        for branch in branches
+    }
     drawn = world.own_random("backends")
     (backends,) = drawn.choices(list(_BACKENDS), list(_BACKENDS.values()))
     return SimulatedJob(source, branches, outside, config, backends)

@@ -27,6 +27,15 @@ FAULTS = (
     "savepoints",
     "live_rescales",
     "cancels",
+    "outside_fails",
+    "aways",
+    "locks",
+    "handovers",
+    "forgets",
+    "older",
+    "anew",
+    "losses",
+    "twice",
 )
 """As in `Rates`; 0 leaves a kind of fault out."""
 

@@ -52,6 +52,8 @@ class Line(Generic[Message]):
         return self._from_json(cast(JsonObject, json.loads(json.dumps(message_to_json(message)))))
 
     def _arrive(self) -> None:
+        if not self._under_way:
+            return  # all were delivered at the end of the job
         # The oldest, whichever delay has run out: a connection never reorders.
         message = self._under_way.popleft()
         self._deliver(message)

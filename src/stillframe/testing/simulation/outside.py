@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import cast
@@ -44,6 +44,9 @@ _DISCOVERY_SECONDS = 0.5
 _CALM_BATCH_ROWS_MAX = 60
 
 Row = tuple[int, ...]
+OnVisible = Callable[[str, list[Row], CheckpointId | None], None]
+"""Called with who wrote the rows, one subtask of one sink, the rows, and, where that is known, the
+checkpoint they were prepared for."""
 
 
 Records = npt.NDArray[np.int64]
@@ -188,6 +191,11 @@ class _NumbersReader(SourceReader):
         """Nothing is held."""
 
 
+def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    columns = [column.to_numpy().tolist() for column in batch.columns]  # no nulls in any
+    return zip(*columns, strict=True)
+
+
 def split_name(split: int) -> str:
     return f"split-{split:03d}"
 
@@ -203,9 +211,7 @@ class Outside:
     prepared: dict[str, tuple[Attempt, list[Row]]] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
     """The marks of those that may be asked for again."""
-    visible: list[Row] = field(default_factory=list)
-    on_visible: Callable[[str, list[Row]], None] = lambda writer, rows: None
-    """Called with who wrote the rows, one subtask of one sink, and the rows."""
+    on_visible: OnVisible = lambda writer, rows, prepared_for: None
 
     def commit(self, transaction: str) -> None:
         if transaction in self.committed:
@@ -214,8 +220,7 @@ class Outside:
             raise StorageError(f"there is no prepared transaction {transaction}")
         _, rows = self.prepared.pop(transaction)
         self.committed.add(transaction)
-        self.visible += rows
-        self.on_visible(transaction.rsplit("-", 2)[0], rows)
+        self.on_visible(transaction.rsplit("-", 2)[0], rows, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +252,7 @@ class _TransactionalWriter(SinkWriter):
         self._rows: list[Row] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        columns = [column.to_numpy().tolist() for column in batch.columns]  # no nulls in any
-        self._rows += zip(*columns, strict=True)
+        self._rows += rows_of(batch)
 
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
         rows, self._rows = self._rows, []

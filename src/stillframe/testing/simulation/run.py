@@ -6,22 +6,27 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.coordinator.rescaling import RescaleWanted
 from stillframe.coordinator.savepoints import SavepointOutcome, SavepointTaken, SavepointWanted
+from stillframe.ids import CheckpointId
 from stillframe.protocol.checkpoints import Then
+from stillframe.protocol.joblog import JobRecord
 from stillframe.protocol.manifests import decode_manifest
 from stillframe.protocol.messages import Acknowledged
 from stillframe.storage.paths import LOG_DIRECTORY, metadata_path
+from stillframe.testing.simulation.by_hand import ByHand
 from stillframe.testing.simulation.checkers import Checkers, Violation
 from stillframe.testing.simulation.driver import DriverNeeds, SimulatedDriver
 from stillframe.testing.simulation.jobs import SimulatedJob, random_job
 from stillframe.testing.simulation.limits import FAULTS, NO_LIMITS, Limits
+from stillframe.testing.simulation.marked import MarkedOutside
 from stillframe.testing.simulation.mutants import MUTANTS
 from stillframe.testing.simulation.outside import Outside, Row
+from stillframe.testing.simulation.rates import random_rates
 from stillframe.testing.simulation.slot import SimulatedSlot
 from stillframe.testing.simulation.storage import Died, Disk, simulated_store
 from stillframe.testing.simulation.world import SimulationStuck, World
@@ -70,33 +75,6 @@ class Verdict:
         return self.violation is None and self.recoveries == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How much goes wrong in this run, and until when."""
-
-    peace_from: float
-    kills: int
-    driver_deaths: int
-    driver_stalls: int
-    store_fails: float
-    """Of the operations on files, of which one write to the store takes half a dozen."""
-    driver_dies_at_store: float
-    after_completion: float
-    """How often something is killed right after a checkpoint has completed."""
-    rescales: bool
-    rots: int
-    power_losses: int
-    repeats: float
-    """The share of control messages that come twice."""
-    clock_jumps: int
-    savepoints: int
-    """How often somebody asks for one, or for the job to stop with one."""
-    live_rescales: int
-    """How often somebody asks for another parallelism while the job runs; only if it rescales."""
-    cancels: int
-    """How often somebody cancels the job, which keeps its checkpoints and is started again."""
-
-
 def run_seed(
     seed: int, mutant: str | None = None, limits: Limits = NO_LIMITS, *, traced: bool = False
 ) -> Verdict:
@@ -128,12 +106,24 @@ class _Run:
         self._world = World(seed)
         self._disk = Disk()
         self._job: SimulatedJob = random_job(self._world, limits)
-        self._rates = _random_rates(self._world, limits)
+        self._rates = random_rates(self._world, self._job, limits)
         self._checkers = Checkers(
             self._job, self._disk, self._rates.rescales, self._world.new_directory
         )
         for outside in self._job.outside.values():
             self._watched(outside)
+        rates = self._rates
+        for system in self._job.marked:
+            system.fails = rates.outside_fails
+        self._by_hand = ByHand(
+            self._world,
+            self._disk,
+            self._job,
+            self._checkers,
+            self._kill_the_driver,
+            self._kill_everybody,
+            {"older": rates.older, "anew": rates.anew, "losses": rates.losses},
+        )
         self._slots = self._random_slots()
         self._first_slots = self._slots
         self._driver: SimulatedDriver | None = None
@@ -153,21 +143,22 @@ class _Run:
         self._last_words: set[int] = set()
         """Drivers whose job has stopped with a savepoint."""
         self._strikes_at_last_word = self._world.own_random("strikes at last words")
+        self._handovers = self._rates.handovers if self._rates.rescales and self._job.marked else 0
+        self._next_slots: int | None = None
+        self._back_to: int | None = None
+        """How many slots there were before what was prepared changed hands."""
+        self._taken: tuple[str, CheckpointId] | None = None
+        """A savepoint with which a second job may begin."""
 
     def play(self) -> Verdict:
         world = self._world
         violation = None
         try:
-            self._start_driver()
-            self._plan_faults()
-            self._let_it_run()
-            if not self._is_refused:
-                self._end_slots()
-                self._checkers.check_end()
-                # What the storage would not delete in the last sweep is left, and that is right.
-                if self._delete_refused_at != self._log_written_at:
-                    self._disk.lose_power(self._world.random)  # once more, when all is over
-                    self._checkers.check_files()
+            self._play_job()
+            if self._rates.twice and self._taken is not None and not self._is_refused:
+                self._by_hand.start_second(*self._taken)
+                self._is_over = self._world.is_calm = False
+                self._play_job()
         except Violation as error:
             violation = str(error)
         except SimulationStuck as error:
@@ -188,6 +179,20 @@ class _Run:
             self._drawn(),
         )
 
+    def _play_job(self) -> None:
+        self._start_driver()
+        self._plan_faults()
+        self._let_it_run()
+        if not self._is_refused:
+            self._end_slots()
+            self._checkers.check_end()
+            # What the storage would not delete in the last sweep is left, and that is right.
+            if self._delete_refused_at < self._log_written_at:
+                self._checkers.check_staged()
+            if self._delete_refused_at != self._log_written_at:
+                self._disk.lose_power(self._world.random)  # once more, when all is over
+                self._checkers.check_files()
+
     def _let_it_run(self) -> None:
         try:
             self._world.run(lambda: self._is_over, _EVENTS_MAX)
@@ -202,13 +207,13 @@ class _Run:
         self._raised = self._raised or error
         self._is_over = True
 
-    def _watched(self, outside: Outside) -> None:
+    def _watched(self, outside: Outside | MarkedOutside) -> None:
         """What a checker raises within a sink is taken for an error of that sink's."""
         watch = outside.on_visible
 
-        def on_visible(writer: str, rows: list[Row]) -> None:
+        def on_visible(writer: str, rows: list[Row], prepared_for: CheckpointId | None) -> None:
             try:
-                watch(writer, rows)
+                watch(writer, rows, prepared_for)
             except Violation as error:
                 self._keep(error)
                 raise
@@ -231,10 +236,14 @@ class _Run:
         if self._rates.rescales and self._world.chance(0.7):
             others = [slots for slots in (1, 2, 3) if slots != self._slots]
             self._slots = self._limits.cap("slots", self._world.random.choice(others))
+        if self._back_to is not None:
+            self._slots = 1
+        elif self._next_slots is not None:
+            self._slots, self._next_slots = self._next_slots, None
         needs = DriverNeeds(
             world=self._world,
             plan=self._job.plan(self._slots),
-            config=self._job.config_for(self._drivers),
+            config=self._by_hand.config(self._job.config_for(self._drivers)),
             store=simulated_store(self._world, self._disk, self._driver_trouble),
             open_store=partial(simulated_store, self._world, self._disk, self._driver_trouble),
             slot_store=partial(simulated_store, self._world, self._disk, self._slot_trouble),
@@ -268,14 +277,18 @@ class _Run:
 
     def _on_event(self, driver: SimulatedDriver, event: Event) -> None:
         self._world.note(f"driver {driver.number}:", event)
+        if isinstance(event, AttemptStarted):
+            self._by_hand.on_begun()
         try:
             self._check_not_behind_last_word(driver, event)
             self._checkers.on_event(event)
         except Exception as error:
             # Whoever tells events forgives a listener that raises.
             self._keep(error)
-        if isinstance(event, CheckpointCompleted) and not self._world.is_calm:
-            self._perhaps_kill_after_completion()
+        if isinstance(event, CheckpointCompleted):
+            self._by_hand.perhaps_act(self._record)
+            if not self._world.is_calm:
+                self._perhaps_kill_after_completion()
 
     def _check_not_behind_last_word(self, driver: SimulatedDriver, event: Event) -> None:
         """Somebody may start the job again, but it does not go on by itself."""
@@ -314,13 +327,19 @@ class _Run:
         """Unless somebody is killed in this run and none was restored yet: that is waited for."""
         world, rates = self._world, self._rates
         kills = rates.kills or rates.driver_deaths
-        if kills and not self._checkers.restored and world.now < 3 * rates.peace_from:
+        is_late = world.now >= 3 * rates.peace_from
+        if self._back_to is not None and not is_late:
+            world.after(0.5, self._make_peace)
+        elif kills and not self._checkers.restored and not is_late:
             self._strikes_at_completion = True
             world.after(0.5, self._make_peace)
         else:
             world.note("peace")
             world.is_calm = True
             self._plan_last_words()
+            for _ in range(3 * rates.twice):
+                ask = partial(self._ask_for_a_savepoint, "go on")
+                world.after(self._by_hand.random.random() * _LAST_WORDS_SECONDS, ask)
 
     def _driver_trouble(self, operation: str, path: str) -> None:
         if operation == "link" and f"/{LOG_DIRECTORY}/" in path:
@@ -367,7 +386,18 @@ class _Run:
         plan(rates.savepoints, self._ask_for_a_savepoint)
         plan(rates.live_rescales if rates.rescales else 0, self._ask_for_a_rescale)
         plan(rates.cancels, self._cancel_the_job)
+        plan(rates.aways, lambda: self._trouble_outside(MarkedOutside.go_away))
+        plan(rates.locks, lambda: self._trouble_outside(_lock_somebody))
+        plan(rates.forgets, lambda: self._trouble_outside(lambda outside, _: outside.forget()))
         plan(rates.clock_jumps, lambda: self._world.jump_clock(random.randint(-9999, 9999)))
+
+    def _trouble_outside(self, trouble: Callable[[MarkedOutside, float], None]) -> None:
+        """For some seconds."""
+        for outside in self._job.marked:
+            trouble(outside, outside.random.choice([0.5, 2.0, 6.0]))
+
+    def _record(self) -> JobRecord | None:
+        return self._driver.ledger.record if self._driver else None
 
     def _plan_last_words(self) -> None:
         """A job with timers is stopped with a savepoint again and again, as they may be due and not
@@ -413,6 +443,8 @@ class _Run:
         driver = self._driver
         if driver is None or self._job.config.checkpoint_mode == "at-most-once" or not tries:
             return
+        if self._back_to is not None:
+            return  # its commits are pending, and are to stay so
 
         def try_again(outcome: object) -> None:
             self._world.note("the rescale:", outcome)
@@ -430,10 +462,14 @@ class _Run:
             if then == "stop":
                 self._last_words.add(driver)
             place = self._world, self._disk, lambda operation, path: None, outcome.address
-            self._checkers.check_savepoint(simulated_store(*place), is_last_word=then == "stop")
+            store, is_last_word = simulated_store(*place), then == "stop"
+            number = self._checkers.check_savepoint(store, is_last_word=is_last_word)
+            self._taken = outcome.address, number
 
     def _perhaps_kill_after_completion(self) -> None:
         """The moments around a completion are the delicate ones."""
+        if self._handovers and self._hand_over():
+            return
         if self._power_fails_at_completion:
             self._power_fails_at_completion = False
             self._world.soon(self._lose_power)
@@ -447,13 +483,31 @@ class _Run:
             fault = self._world.random.choice([self._kill_a_slot, self._kill_the_driver])
             self._world.soon(fault, self._world.random.choice([0.05, 0.5]))
 
+    def _hand_over(self) -> bool:
+        """To one slot while commits of the last subtask are pending, and back: there that subtask
+        is at work again, and another one has to commit what it had prepared before."""
+        slots = self._driver.plan.slots if self._driver is not None else 1
+        if self._back_to is None and slots == 1:
+            return False
+        for outside in self._job.marked:
+            # Until that subtask has something newer to commit.
+            seconds = 10.0 if self._back_to is None else 3.0 + outside.random.random() * 4.0
+            outside.lock((self._back_to or slots) - 1, seconds)
+        if self._back_to is None:
+            self._back_to = slots
+        else:
+            self._next_slots, self._back_to = self._back_to, None
+            self._handovers -= 1
+        self._world.soon(self._kill_the_driver, 0.05)
+        return True
+
     def _kill_the_driver(self) -> None:
         if self._driver is not None:
             self._driver.die()
 
     def _rot_a_file(self) -> None:
         """Damage a state file of the newest checkpoint, then kill a slot so that it is read."""
-        record = self._driver.ledger.record if self._driver else None
+        record = self._record()
         newest = record.newest if record else None
         if newest is None:
             return
@@ -492,9 +546,12 @@ class _Run:
         if self._world.is_calm:
             return
         self._world.note("the power fails")
+        self._kill_everybody()
+        self._disk.lose_power(self._world.random)
+
+    def _kill_everybody(self) -> None:
         for driver in self._everyone:
             driver.lose_power()
-        self._disk.lose_power(self._world.random)
 
     def _stall_the_driver(self) -> None:
         """It sleeps; somebody takes it for dead and starts another; then it wakes up."""
@@ -506,24 +563,5 @@ class _Run:
         self._world.soon(self._start_driver, 3.0)
 
 
-def _random_rates(world: World, limits: Limits) -> Rates:
-    random = world.random
-    drawn = Rates(
-        peace_from=random.choice([4.0, 8.0, 15.0]),
-        kills=random.choice([0, 1, 1, 2, 4]),
-        driver_deaths=random.choice([0, 1, 1, 2]),
-        driver_stalls=random.choice([0, 0, 1]),
-        store_fails=random.choice([0.0, 0.0, 0.01, 0.04]),
-        driver_dies_at_store=random.choice([0.0, 0.0, 0.01, 0.02]),
-        after_completion=random.choice([0.0, 0.3, 0.6]),
-        rescales=random.random() < 0.4,
-        rots=random.random() < 0.08,
-        power_losses=random.choice([0, 0, 0, 1, 2]),
-        repeats=random.choice([0.0, 0.0, 0.0, 0.1, 0.5]),
-        clock_jumps=random.randint(0, 1),
-        savepoints=random.choice([0, 0, 1, 2]),
-        live_rescales=random.choice([0, 1, 2]),
-        cancels=random.choice([0, 0, 0, 1]),
-    )
-    # Drawn first, so that a limit changes nothing else about the run.
-    return replace(drawn, **{name: limits.cap(name, getattr(drawn, name)) for name in FAULTS})
+def _lock_somebody(outside: MarkedOutside, seconds: float) -> None:
+    outside.lock(outside.random.randint(0, 2), seconds)

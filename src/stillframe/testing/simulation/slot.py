@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from stillframe.config import CheckpointMode, StateSettings
-from stillframe.errors import SnapshotDamaged, StillframeError, UserCodeError
+from stillframe.errors import SnapshotDamaged, StillframeError, Unavailable, UserCodeError
 from stillframe.graph.plan import Plan, SubtaskRef
 from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
@@ -44,6 +44,7 @@ from stillframe.protocol.messages import (
     order_from_json,
     report_from_json,
 )
+from stillframe.protocol.outside import retry_after_seconds
 from stillframe.runtime.assembly import assemble
 from stillframe.runtime.building import Surroundings
 from stillframe.runtime.channels import InputChannel, OutputChannel, pull_barrier
@@ -60,6 +61,8 @@ from stillframe.runtime.task import (
 )
 from stillframe.runtime.writing import Writing, parts_of
 from stillframe.state.disk import DiskMemory
+from stillframe.storage.savepoint import StoreWithSavepoint
+from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import Store
 from stillframe.testing.simulation.checkers import Violation
 from stillframe.testing.simulation.line import Line
@@ -206,6 +209,8 @@ class SimulatedSlot(TaskEvents):
         open_store: Callable[[str], Store],
         mode: CheckpointMode,
         settings: StateSettings,
+        incarnation: str,
+        savepoint: Store | None,
     ) -> None:
         self.index = index
         self.attempt = attempt
@@ -218,7 +223,12 @@ class SimulatedSlot(TaskEvents):
         self._driver = driver
         self._exchange = exchange
         self._open_store = open_store
-        self._store = open_store(JOB_DIRECTORY)
+        self._incarnation = incarnation
+        own = open_store(JOB_DIRECTORY)
+        self._staging = StagedFiles(own)
+        self._store = own
+        if savepoint is not None:
+            self._store = StoreWithSavepoint(own, open_store(savepoint.address))
         self._mode = mode
         self._settings = settings
         self._taken: dict[FileHandle, FileHandle] = {}
@@ -232,6 +242,9 @@ class SimulatedSlot(TaskEvents):
             lambda report: self._driver.on_report(self, report),
         )
         self._commits: deque[tuple[SubtaskRef, Writing, Epoch, Commit]] = deque()
+        """The first is tried again until the other system takes it; the others wait."""
+        self._commit_failures = 0
+        self._commit_at = 0.0
         self._closed: set[CheckpointId] = set()
         """Checkpoints that it was told are complete, or given up."""
         self._is_step_due = False
@@ -339,6 +352,8 @@ class SimulatedSlot(TaskEvents):
             channels=order.channels,
             settings=self._settings,
             room=self._room(),
+            incarnation=self._incarnation,
+            staging=self._staging,
         )
         self._subtasks = assemble(around)
         if around.room is not None:
@@ -476,13 +491,26 @@ class SimulatedSlot(TaskEvents):
     def _commit_next(self) -> None:
         if not self._commits or self.is_dead:
             return
-        subtask, sink, epoch, commit = self._commits.popleft()
+        if self._world.now < self._commit_at:
+            self._world.after(self._commit_at - self._world.now, self._commit_next)
+            return
+        subtask, sink, epoch, commit = self._commits[0]
         try:
             sink.committer.commit(epoch, parts_of(commit.prepared))
             sink.committer.forget(commit.settled)
+        except Unavailable:
+            self._commit_failures += 1
+            self._commit_at = self._world.now + retry_after_seconds(self._commit_failures)
+            self._commit_next()
+            return
+        except Died:
+            self.is_dead = True
+            return
         except StillframeError as error:
             self._fail(error)
             return
+        self._commits.popleft()
+        self._commit_failures = 0
         self._mail(lambda: self._subtasks[subtask].on_committed(sink, commit.checkpoint_id))
 
     def committed(self, subtask: SubtaskRef, checkpoint_id: CheckpointId) -> None:

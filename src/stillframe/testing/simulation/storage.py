@@ -108,6 +108,28 @@ class Disk:
         data[len(data) // 2] ^= 0x55
         file.data = bytes(data)
 
+    def shut_out(self) -> None:
+        """Whoever is at work on it now gets no further, as after a loss of power."""
+        self.power_losses += 1
+
+    def remove(self, path: str) -> None:
+        """A directory with all that is in it, for good; by its whole path."""
+        self.move(path, None)
+
+    def move(self, path: str, to: str | None) -> None:
+        above, _, name = path.rpartition("/")
+        if path not in self.directories:
+            return
+        directory = self.directories[above or "/"]
+        entry = directory.entries.pop(name)
+        directory.unflushed.pop(name, None)
+        if to is not None:
+            directory.entries[to.rpartition("/")[2]] = entry
+        for each in [each for each in self.directories if f"{each}/".startswith(f"{path}/")]:
+            found = self.directories.pop(each)
+            if to is not None:
+                self.directories[to + each[len(path) :]] = found
+
     def lose_power(self, random: Random) -> None:
         """Forget what was not flushed, or some of it: nobody had been told that it is kept."""
         self.power_losses += 1

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from stillframe.testing.simulation.mutants.coordinator import COORDINATOR_MUTANTS
 from stillframe.testing.simulation.mutants.mutant import Mutant
+from stillframe.testing.simulation.mutants.outside import OUTSIDE_MUTANTS
 from stillframe.testing.simulation.mutants.protocol import PROTOCOL_MUTANTS
 from stillframe.testing.simulation.mutants.runtime import RUNTIME_MUTANTS
 from stillframe.testing.simulation.mutants.state import STATE_MUTANTS
@@ -24,4 +25,5 @@ MUTANTS: Mapping[str, Mutant] = {
     **STATE_MUTANTS,
     **COORDINATOR_MUTANTS,
     **STORAGE_MUTANTS,
+    **OUTSIDE_MUTANTS,
 }

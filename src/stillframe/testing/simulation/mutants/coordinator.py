@@ -105,7 +105,7 @@ def _from_the_beginning(original: Any) -> Any:
 
 
 def _sweep_everything(original: Any) -> Any:
-    return lambda self, older_than, manifest: original(self, older_than, None)
+    return lambda self, older_than, manifest, **when: original(self, older_than, None, **when)
 
 
 def _found_by_now(original: Any) -> Any:
