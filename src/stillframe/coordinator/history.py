@@ -421,6 +421,8 @@ class History:
                 self._this_attempt = {}
                 self._samples.clear()
                 self._present.clear()
+            case SlotsRunning():
+                self._present.pop("slots", None)  # and not only at the next look
             case AttemptFailed():
                 self._samples.clear()
                 self._present.clear()
