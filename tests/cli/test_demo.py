@@ -11,6 +11,7 @@ import pytest
 from stillframe.cli.comparison import Comparison
 from stillframe.cli.demo import JOB_FILE, Demo, _conclude, _say_failed
 from stillframe.cli.lines import Lines
+from stillframe.runtime.scratch import Scratch
 
 EXACT = Comparison(records=1_000, apps=10, lost=0, duplicated=0, differences=())
 EVENTS = [
@@ -28,7 +29,7 @@ EVENTS = [
 
 @pytest.fixture
 def chosen(tmp_path: Path) -> Demo:
-    return Demo(records=1_000, kills=3, parallelism=2, seed=7, directory=tmp_path)
+    return Demo(records=1_000, kills=3, parallelism=2, seed=7, scratch=Scratch(tmp_path))
 
 
 def concluded(chosen: Demo, found: Comparison, kills_done: int) -> tuple[bool, list[str]]:
@@ -79,7 +80,7 @@ def test_a_job_that_fails_is_a_fail(chosen):
 
 def test_the_job_lasts_long_enough_for_its_kills(chosen, tmp_path):
     assert chosen.records / chosen.records_per_second == pytest.approx(16.0)
-    more = Demo(records=1_000, kills=10, parallelism=4, seed=7, directory=tmp_path)
+    more = Demo(records=1_000, kills=10, parallelism=4, seed=7, scratch=Scratch(tmp_path))
     assert more.records / more.records_per_second > 40
 
 
@@ -104,6 +105,8 @@ def test_the_transcript_of_the_readme_has_the_lines_that_the_demo_prints():
 @pytest.mark.spark
 def test_the_demo_kills_a_slot_and_proves_that_nothing_was_lost(command, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "stillframe-demo-killed").mkdir()  # of one that nobody holds the lock of any more
+    (tmp_path / "stillframe-demo-killed.lock").touch()
     done = command("demo", "--records", "300000", "--kills", "1", "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

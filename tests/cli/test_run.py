@@ -107,6 +107,27 @@ def test_a_mistake_in_the_script_is_told_with_its_line(command, tmp_path):
     assert not list(tmp_path.glob("stillframe-run-*"))
 
 
+def test_what_a_run_that_was_killed_left_behind_is_removed_by_the_next(command, tmp_path):
+    killed = command("run", job_file(tmp_path, "import os; os.kill(os.getpid(), 9)"))
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("stillframe-run-*/"))
+
+    done = command("run", job_file(tmp_path, "print('done')"))
+
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert not list(tmp_path.glob("stillframe-run-*"))
+
+
+def test_the_logs_that_a_failed_run_has_named_are_kept_when_others_run(command, tmp_path):
+    failed = command("run", job_file(tmp_path, "raise RuntimeError('JAVA_GATEWAY_EXITED')"))
+    assert failed.returncode == 1
+    logs = Path(failed.stderr.splitlines()[-1].rsplit(" ", 1)[1]).parent
+
+    command("run", job_file(tmp_path, "pass"))
+
+    assert list(tmp_path.glob("stillframe-run-*")) == [logs]
+
+
 @pytest.mark.spark
 def test_an_interrupt_stops_the_queries_in_good_order(tmp_path):
     path = job_file(

@@ -12,6 +12,7 @@ from stillframe.coordinator.history import (
     JobEnded,
     SlotsRunning,
     Summary,
+    Waiting,
     format_bytes,
 )
 from stillframe.protocol.messages import Progress
@@ -140,3 +141,14 @@ def test_the_watermark_of_a_job_is_that_of_its_slowest_slot():
     history.report_progress(2, Progress(1, 0, watermark_us=5_000_000), 0.0)
 
     assert history.summary().watermark_us == 5_000_000
+
+
+def test_slots_are_not_waited_for_any_more_when_they_run():
+    history = History()
+    history.tell(AttemptStarted(1, None, ()))
+    history.begin("slots", Waiting("waiting for 2 slots"))
+    history.begin("commit", Waiting("a sink is away"))
+
+    history.tell(SlotsRunning(1, (47, 48)))
+
+    assert [str(event) for event in history.present()] == ["a sink is away"]

@@ -4,7 +4,8 @@ Users come as lines of JSON, three of which are no records. A function asks a se
 which is away for ten seconds and then hangs once. Each user is said when event time has passed the
 time of its record, and the place to which that is written is away for half a minute. In the middle
 of a burst of such timers the job is stopped with a savepoint, and goes on from it with another
-backend and another parallelism.
+backend and another parallelism. The rest of the burst could fire behind the savepoint's barrier,
+before the last checkpoint is taken: nothing of it may come out with that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +43,7 @@ from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import Attempt, Epoch, OperatorUid
 from stillframe.runtime.row_functions import RowMap
 from stillframe.testing.functions import GatedAlarm
+from stillframe.testing.sinks import GatedSink
 from stillframe.testing.sources import Gate
 
 SCHEMA = pa.schema([("user", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -120,6 +123,22 @@ class _AwayCommitter(Committer):
         self._committer.close()
 
 
+@dataclass(frozen=True)
+class BehindTheBarrier(Gate):
+    """Open, but for the time from the savepoint's first timers until somebody opens it."""
+
+    savepoint: str
+
+    @property
+    def is_open(self) -> bool:
+        return os.path.exists(self.path) or not timers_in(self.savepoint)
+
+
+def timers_in(savepoint: str) -> list[Path]:
+    """What the subtasks of the alarm have written into it: their barriers have passed."""
+    return list(Path(savepoint).glob("shared/*/alarms-*"))
+
+
 def write_input(page_views: Any) -> str:
     """Each user at the microsecond of its number, in four files; the broken lines among them."""
     home = page_views.home / "users"
@@ -135,7 +154,7 @@ def write_input(page_views: Any) -> str:
     return str(home)
 
 
-def plan_of(page_views: Any, home: str, burst: Gate, parallelism: int) -> Plan:
+def plan_of(page_views: Any, home: str, burst: Gate, prepared: Gate, parallelism: int) -> Plan:
     service = Away("service", page_views.gate("service"), seconds=10.0)
     store = Away("store", page_views.gate("store"), seconds=30.0)
     ask = RowMap(AskService(service, page_views.gate("hung")), SCHEMA)
@@ -146,30 +165,37 @@ def plan_of(page_views: Any, home: str, burst: Gate, parallelism: int) -> Plan:
     asked = Node(MapInArrow(ask, "AskService"), SCHEMA, (records,))
     timed = Node(WithWatermark("at", 0), SCHEMA, (asked,), given_uid="time")
     alarms = Node(Process(alarm, "alarm", ("user",)), FIRED, (timed,), given_uid="alarms")
-    sink = AwaySink(FileSink(str(page_views.home / "fired"), "parquet", FIRED), store)
+    files = GatedSink(FileSink(str(page_views.home / "fired"), "parquet", FIRED), prepared)
+    sink = AwaySink(files, store)
     write = Node(Write(sink), FIRED, (alarms,), given_uid="fired")
     return build_plan("night", [write], parallelism)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_night_of_troubles_ends_with_exact_output_and_every_trouble_told(page_views):
+def test_a_night_of_troubles_ends_with_exact_output_and_every_trouble_told(page_views, until):
+    savepoint = str(page_views.home / "savepoint")
     burst = page_views.gate("burst")
+    prepared = BehindTheBarrier(str(page_views.home / "prepared"), savepoint)
     home = write_input(page_views)
     options = {"restartDelay": None, "restartAttempts": None, "stuckTimeout": "5 seconds"}
-    night = page_views.start(plan_of(page_views, home, burst, 2), **options)
+    night = page_views.start(plan_of(page_views, home, burst, prepared, 2), **options)
 
     until_some_have_fired(page_views, night)
-    night.query.stop(savepoint=str(page_views.home / "savepoint"))
+    stopping = threading.Thread(target=lambda: night.query.stop(savepoint=savepoint))
+    stopping.start()
+    until(lambda: len(timers_in(savepoint)) == 2)
+    burst.open()  # behind the savepoint's barrier the rest is free to fire
+    prepared.open()
+    stopping.join(120)
     at_the_stop = fired(page_views)
     page_views.location = str(page_views.home / "elsewhere")
     morning = page_views.start(
-        plan_of(page_views, home, burst, 3),
+        plan_of(page_views, home, burst, prepared, 3),
         stateBackend="rocksdb",
-        restoreFrom=str(page_views.home / "savepoint"),
+        restoreFrom=savepoint,
         **options,
     )
-    burst.open()
     morning.finish()
 
     assert set(at_the_stop) <= set(range(USERS // 2)), "the rest of the burst had not fired"

@@ -325,8 +325,11 @@ def test_a_query_of_a_name_runs_once_also_without_a_location(
 
 
 def test_a_temporary_location_is_gone_when_the_query_has_ended(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "stillframe-temporary-killed").mkdir()  # its driver was killed
+    (tmp_path / "stillframe-temporary-killed.lock").touch()
     incoming = Incoming(tmp_path / "in")
     incoming.put(1)
     numbers = stillframe.on(spark).readStream.schema("n long").json(str(incoming.home))
@@ -336,4 +339,5 @@ def test_a_temporary_location_is_gone_when_the_query_has_ended(
 
     assert spark.table("for_now").count() == ROWS
     assert query.config.checkpoint_location is not None
-    assert not Path(query.config.checkpoint_location).exists()
+    assert query.config.checkpoint_location.startswith(str(tmp_path / "stillframe-temporary-"))
+    assert not list(tmp_path.glob("stillframe-temporary-*"))

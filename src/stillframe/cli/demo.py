@@ -6,8 +6,6 @@ import argparse
 import os
 import random
 import shlex
-import shutil
-import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from stillframe.cli.run import default_master
 from stillframe.cli.signals import Ending
 from stillframe.clock import SystemClock
 from stillframe.coordinator.history import CheckpointCommitted, Event, GuaranteeGiven
+from stillframe.runtime.scratch import Scratch
 
 if TYPE_CHECKING:
     from stillframe.cli.comparison import Comparison
@@ -47,7 +46,11 @@ class Demo:
     kills: int
     parallelism: int
     seed: int
-    directory: Path
+    scratch: Scratch
+
+    @property
+    def directory(self) -> Path:
+        return self.scratch.directory
 
     @property
     def master(self) -> str:
@@ -85,24 +88,17 @@ class Demo:
 def demo(arguments: argparse.Namespace) -> int:
     """0 if the output is exact, 1 if it is not or cannot be known."""
     lines = Lines(as_json=arguments.json)
-    directory = Path(tempfile.mkdtemp(prefix="stillframe-demo-"))
     chosen = Demo(
         records=arguments.records,
         kills=arguments.kills,
         parallelism=arguments.parallelism,
         seed=random.randrange(1_000_000) if arguments.seed is None else arguments.seed,
-        directory=directory,
+        scratch=Scratch(purpose="demo"),
     )
-    is_pass = False
     try:
-        is_pass = _prove(chosen, lines, is_debugging=arguments.debug)
-    except KeyboardInterrupt:
-        is_pass = True  # nothing failed; the directory is of no use to anybody
-        raise
+        return 0 if _prove(chosen, lines, is_debugging=arguments.debug) else 1
     finally:
-        if is_pass:
-            shutil.rmtree(directory, ignore_errors=True)
-    return 0 if is_pass else 1
+        chosen.scratch.remove()
 
 
 def _prove(chosen: Demo, lines: Lines, *, is_debugging: bool) -> bool:
@@ -159,8 +155,7 @@ def _run(chosen: Demo, follow: Callable[[Query], None]) -> None:
     }
     prepare_spark(chosen.master, conf, chosen.directory, is_verbose=False)
     keep_jvm_output(chosen.directory, pass_on=False)
-    tidy_up = partial(shutil.rmtree, chosen.directory, ignore_errors=True)
-    ending = Ending("stop", _SIGNAL_SECONDS_MAX, None, jvm_pid, tidy_up)
+    ending = Ending("stop", _SIGNAL_SECONDS_MAX, None, jvm_pid, chosen.scratch.remove)
     run_job_file(JOB_FILE, chosen.arguments, follow, ending)
 
 
@@ -216,6 +211,7 @@ def _conclude(chosen: Demo, found: Comparison, kills_done: int, lines: Lines) ->
 
 def _say_failed(chosen: Demo, why: str, lines: Lines) -> bool:
     """Always False, the demo's answer."""
+    chosen.scratch.keep()
     lines.say(
         "kept",
         f"everything is kept in {chosen.directory}, Spark's log in spark.log; to see it"

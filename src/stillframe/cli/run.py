@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from stillframe.cli.signals import Ending
 from stillframe.clock import SystemClock
 from stillframe.config import SESSION_PREFIX, job_option_names, parse_count, refuse_unknown
 from stillframe.errors import BuildError, JobFailed, StillframeError
+from stillframe.runtime.scratch import Scratch
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,25 +24,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not job.is_file():
         raise BuildError(f"there is no job file {job}: give the path of a PySpark script")
     conf = session_settings(arguments)
-    logs = Path(tempfile.mkdtemp(prefix="stillframe-run-"))
+    logs = Scratch(purpose="run")
     try:
         return _run(job, conf, logs, arguments)
     except JobFailed as error:
         raise JobFailed(f"{error} (Spark's log is {_kept(logs)})") from error
     finally:
-        if not (logs / _KEPT).exists():
-            shutil.rmtree(logs, ignore_errors=True)
+        logs.remove()
 
 
-_KEPT = "kept"
-"""A file of this name tells that somebody has been told of the logs."""
-
-
-def _kept(logs: Path) -> Path:
+def _kept(logs: Scratch) -> Path:
     from stillframe.spark.environment import log_file
 
-    (logs / _KEPT).touch()
-    return log_file(logs)
+    logs.keep()
+    return log_file(logs.directory)
 
 
 def session_settings(arguments: argparse.Namespace) -> dict[str, str]:
@@ -74,7 +68,7 @@ def default_master(parallelism: int = 1) -> str:
     return f"local[{max(parallelism, os.cpu_count() or 1) + 2}]"
 
 
-def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namespace) -> int:
+def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Namespace) -> int:
     from stillframe.cli.progress import Progress, form_for
     from stillframe.spark.environment import end_spark, jvm_pid, keep_jvm_output, prepare_spark
 
@@ -83,15 +77,15 @@ def _run(job: Path, conf: dict[str, str], logs: Path, arguments: argparse.Namesp
     form = form_for(sys.stderr, as_json=arguments.json)
     progress = Progress(form, SystemClock(), is_quiet=arguments.quiet)
     progress.waiting(f"starting Spark ({master})")
-    prepare_spark(master, conf, logs, is_verbose=arguments.debug)
+    prepare_spark(master, conf, logs.directory, is_verbose=arguments.debug)
     if not arguments.debug:
-        keep_jvm_output(logs, pass_on=True)
+        keep_jvm_output(logs.directory, pass_on=True)
     ending = Ending(
         arguments.on_signal,
         arguments.signal_timeout,
         arguments.savepoint_dir,
         jvm_pid,
-        tidy_up=lambda: shutil.rmtree(logs, ignore_errors=True),
+        tidy_up=logs.remove,
     )
     try:
         run_job_file(job, arguments.job_arguments, progress.follow, ending)

@@ -195,7 +195,7 @@ class AttemptFailed:
     def __str__(self) -> str:
         said = f"attempt {self.attempt} failed: {self.reason}"
         if self.restart_seconds is not None:
-            said += f"; restarting in {self.restart_seconds:.3g} s"
+            said += f"; restarting in {round(self.restart_seconds, 2):g} s"
         return "\n    ".join([said, *(in_words(self.blame) if self.blame is not None else ())])
 
 
@@ -421,6 +421,8 @@ class History:
                 self._this_attempt = {}
                 self._samples.clear()
                 self._present.clear()
+            case SlotsRunning():
+                self._present.pop("slots", None)  # and not only at the next look
             case AttemptFailed():
                 self._samples.clear()
                 self._present.clear()

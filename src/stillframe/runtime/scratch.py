@@ -14,29 +14,51 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "stillframe-scratch-"
 _LOCK = ".lock"
+
+
+class Scratch:
+    """A new directory of this process, until it is removed or kept, or the process ends."""
+
+    def __init__(self, parent: Path | None = None, purpose: str = "scratch") -> None:
+        """Below `parent`, or among the temporary files; its name says what it is for."""
+        home = parent or Path(tempfile.gettempdir())
+        prefix = f"stillframe-{purpose}-"
+        _sweep(home, prefix)
+        self._descriptor, lock = tempfile.mkstemp(_LOCK, prefix, home)
+        # Should a sweep get the lock first, the file has no name any more; nothing else is lost.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._lock = Path(lock)
+        self.directory = self._lock.with_suffix("")
+        self.directory.mkdir(mode=0o700)
+        self._is_kept = False
+
+    def keep(self) -> None:
+        """Somebody has been told of it: neither this process nor a sweep removes it."""
+        self._is_kept = True
+        self._lock.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Unless it is to be kept. May be called twice."""
+        if not self._is_kept:
+            _remove(self._lock)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 @contextlib.contextmanager
 def scratch_directory(parent: Path | None = None) -> Iterator[Path]:
     """A new directory, below `parent` or that of temporary files, for as long as it takes."""
-    home = parent or Path(tempfile.gettempdir())
-    _sweep(home)
-    descriptor, lock = tempfile.mkstemp(_LOCK, _PREFIX, home)
-    # Should a sweep get the lock first, the file has no name any more, and nothing else is lost.
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    directory = Path(lock.removesuffix(_LOCK))
+    scratch = Scratch(parent)
     try:
-        directory.mkdir(mode=0o700)
-        yield directory
+        yield scratch.directory
     finally:
-        _remove(Path(lock))
-        os.close(descriptor)
+        scratch.remove()
 
 
-def _sweep(home: Path) -> None:
-    for lock in home.glob(f"{_PREFIX}*{_LOCK}"):
+def _sweep(home: Path, prefix: str) -> None:
+    for lock in home.glob(f"{prefix}*{_LOCK}"):
         with contextlib.suppress(OSError):  # another user's, in use, or swept meanwhile
             descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
             try:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 
 from pyspark.sql import SparkSession
 
 from stillframe.coordinator.history import Event, JobEnded
 from stillframe.coordinator.query import Query
 from stillframe.errors import StartRefused
+from stillframe.runtime.scratch import Scratch
 from stillframe.spark.capacity import is_local
 
 log = logging.getLogger("stillframe")
 
 _made: dict[str, str | None] = {}
 """The directories, with the name of the query that each belongs to, if it has one and goes on."""
+_scratches: dict[str, Scratch] = {}
+"""What removes them."""
 
 
 def temporary_location(spark: SparkSession, job: str, *, is_named: bool) -> str:
@@ -32,8 +33,9 @@ def temporary_location(spark: SparkSession, job: str, *, is_named: bool) -> str:
             f"job {job!r} has no checkpointLocation, and a temporary one would be on the driver's"
             " machine alone: set it to a directory that all machines share"
         )
-    location = tempfile.mkdtemp(prefix="stillframe-temporary-")
-    _made[location] = job if is_named else None
+    scratch = Scratch(purpose="temporary")
+    location = str(scratch.directory)
+    _made[location], _scratches[location] = job if is_named else None, scratch
     log.warning(
         "job %r keeps its checkpoints in %s, which is deleted when it ends: set checkpointLocation"
         " to be able to resume it",
@@ -64,5 +66,6 @@ def remove_all() -> None:
 
 
 def _remove(location: str) -> None:
-    shutil.rmtree(location, ignore_errors=True)
-    _made.pop(location, None)
+    if location in _made:
+        _scratches.pop(location).remove()
+        del _made[location]
