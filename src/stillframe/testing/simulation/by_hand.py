@@ -28,7 +28,8 @@ Act = Literal["older", "anew", "losses"]
 
 
 class ByHand:
-    """Each act ends the driver; the next one is started as the person wants it."""
+    """Each act ends all drivers, also one that is stalled: without its log a job has no fence. The
+    next one is started as the person wants it; slots may go on for a while."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class ByHand:
         disk: Disk,
         job: SimulatedJob,
         checkers: Checkers,
-        kill_driver: Callable[[], None],
+        end_drivers: Callable[[], None],
         kill_everybody: Callable[[], None],
         acts: Mapping[Act, int],
     ) -> None:
@@ -45,7 +46,7 @@ class ByHand:
         self._disk = disk
         self._job = job
         self._checkers = checkers
-        self._kill_driver = kill_driver
+        self._end_drivers = end_drivers
         self._kill_everybody = kill_everybody
         self._acts = dict(acts)
         self.random = world.own_random("by hand")
@@ -96,7 +97,7 @@ class ByHand:
             return False
         self._wanted = self.random.choice(older).checkpoint_id
         self._world.note(f"somebody goes back to checkpoint {self._wanted}")
-        self._kill_driver()
+        self._end_drivers()
         self._checkers.go_back_to(self._wanted)
         return True
 
@@ -104,7 +105,7 @@ class ByHand:
         """Because the log is damaged, or gone."""
         if record is None or record.newest is None:
             return False
-        self._kill_driver()
+        self._end_drivers()
         if self.random.random() < 0.5:
             numbers = map(sequence_of, self._disk.names(LOG_DIRECTORY))
             self._disk.rot(log_path(max(number for number in numbers if number is not None)))

@@ -47,6 +47,7 @@ from stillframe.testing.simulation.outside import OnVisible, Row, rows_of
 from stillframe.testing.simulation.world import World
 
 _LATE_SECONDS_MAX = 4.0
+_BREAKS_MAX = 12
 _LATE_CHANCE = 0.3
 """That a transaction under way arrives right at the next request, and not when it likes."""
 
@@ -79,6 +80,7 @@ class MarkedOutside:
     """How many have been opened."""
     _began: dict[Writer, int] = field(default_factory=dict)
     _under_way: list[tuple[int, Written]] = field(default_factory=list)
+    _breaks_left: int = _BREAKS_MAX
     _away_until: float = 0.0
     _locked: tuple[int | None, float] = (None, 0.0)
     """A subtask whose marks nobody gets at, and until when."""
@@ -143,7 +145,10 @@ class MarkedOutside:
         self.noted.append(mark)
 
     def _breaks(self) -> bool:
-        return not self.world.is_calm and self.random.random() < self.fails
+        """In peace too, as most is committed then; but not for ever."""
+        breaks = self._breaks_left > 0 and self.random.random() < self.fails
+        self._breaks_left -= breaks
+        return breaks
 
     def _let_arrive(self) -> None:
         for began, written in list(self._under_way):

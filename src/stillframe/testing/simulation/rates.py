@@ -80,7 +80,7 @@ def random_rates(world: World, job: SimulatedJob, limits: Limits) -> Rates:
         savepoints=random.choice([0, 0, 1, 2]),
         live_rescales=random.choice([0, 1, 2]),
         cancels=random.choice([0, 0, 0, 1]),
-        outside_fails=own.choice([0.0, 0.1, 0.3]),
+        outside_fails=own.choice([0.0, 0.1, 0.4]),
         aways=own.choice([0, 0, 1, 2]),
         locks=own.choice([0, 0, 1, 3]),
         handovers=own.choice([0, 1, 2]),

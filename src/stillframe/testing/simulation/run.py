@@ -120,7 +120,7 @@ class _Run:
             self._disk,
             self._job,
             self._checkers,
-            self._kill_the_driver,
+            self._end_drivers,
             self._kill_everybody,
             {"older": rates.older, "anew": rates.anew, "losses": rates.losses},
         )
@@ -548,6 +548,10 @@ class _Run:
         self._world.note("the power fails")
         self._kill_everybody()
         self._disk.lose_power(self._world.random)
+
+    def _end_drivers(self) -> None:
+        for driver in self._everyone:
+            driver.die()
 
     def _kill_everybody(self) -> None:
         for driver in self._everyone:
