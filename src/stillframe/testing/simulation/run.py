@@ -149,6 +149,9 @@ class _Run:
         """How many slots there were before what was prepared changed hands."""
         self._taken: tuple[str, CheckpointId] | None = None
         """A savepoint with which a second job may begin."""
+        self._taken_in_attempt: tuple[str, CheckpointId] | None = None
+        """One whose prepared rows have not come out yet: they do with the next checkpoint, or, if
+        the attempt breaks before, are made again and belong to a later one."""
 
     def play(self) -> Verdict:
         world = self._world
@@ -279,6 +282,7 @@ class _Run:
         self._world.note(f"driver {driver.number}:", event)
         if isinstance(event, AttemptStarted):
             self._by_hand.on_begun()
+            self._taken_in_attempt = None
         try:
             self._check_not_behind_last_word(driver, event)
             self._checkers.on_event(event)
@@ -286,6 +290,7 @@ class _Run:
             # Whoever tells events forgives a listener that raises.
             self._keep(error)
         if isinstance(event, CheckpointCompleted):
+            self._taken = self._taken_in_attempt or self._taken
             self._by_hand.perhaps_act(self._record)
             if not self._world.is_calm:
                 self._perhaps_kill_after_completion()
@@ -464,7 +469,9 @@ class _Run:
             place = self._world, self._disk, lambda operation, path: None, outcome.address
             store, is_last_word = simulated_store(*place), then == "stop"
             number = self._checkers.check_savepoint(store, is_last_word=is_last_word)
-            self._taken = outcome.address, number
+            self._taken_in_attempt = outcome.address, number
+            if is_last_word:
+                self._taken = self._taken_in_attempt
 
     def _perhaps_kill_after_completion(self) -> None:
         """The moments around a completion are the delicate ones."""
