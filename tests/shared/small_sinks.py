@@ -36,8 +36,8 @@ class SmallSink(Sink):
 
     def stage(self, context: SinkContext, checkpoint_id: int, rows: list) -> list:
         """Make rows durable where nobody looks; answers the committables."""
-        name = f"{context.attempt}-{context.subtask}-{checkpoint_id}-{token_hex(4)}.json"
-        return self._staged(name, rows)
+        name = f"{context.attempt}-{context.subtask}-{checkpoint_id}-{token_hex(4)}"
+        return self._staged(f"{name}-{context.job}-{context.uid}.json", rows)
 
     def _staged(self, name: str, rows: list) -> list:
         if not rows:
@@ -113,7 +113,8 @@ class SmallCommitter(Committer):
     def sweep(self, job, uid, older_than, keep):
         kept = {each.get("file") for each in keep}
         for name in os.listdir(self._sink.path):
-            if name.endswith(".json") and self._sink.is_left_behind(name, older_than, kept):
+            is_ours = name.endswith(f"-{job}-{uid}.json")
+            if is_ours and self._sink.is_left_behind(name, older_than, kept):
                 os.unlink(os.path.join(self._sink.path, name))
 
 
@@ -184,7 +185,8 @@ class KeptInTheSink(SmallSink):
 
 class NamesWithoutTheAttempt(SmallSink):
     def stage(self, context, checkpoint_id, rows):
-        return self._staged(f"0-{context.subtask}-{checkpoint_id}.json", rows)
+        name = f"0-{context.subtask}-{checkpoint_id}-{context.incarnation}"
+        return self._staged(f"{name}-{context.job}-{context.uid}.json", rows)
 
     def is_left_behind(self, name, older_than, keep):
         return False

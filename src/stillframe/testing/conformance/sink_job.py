@@ -32,7 +32,7 @@ from stillframe.api.sinks import (
 )
 from stillframe.coordinator.sinks import pending_committables, prepared_by_all
 from stillframe.errors import Unavailable
-from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, SubtaskIndex
+from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid, SubtaskIndex
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.manifests import Manifest, PendingCommit
 from stillframe.runtime.writing import parts_of
@@ -40,6 +40,7 @@ from stillframe.testing.conformance.checkpoints import UID, dealt, stored
 from stillframe.testing.conformance.faults import Fault, Killed, Pause
 from stillframe.testing.conformance.outside import Outside
 from stillframe.testing.conformance.promises import Broken, Diary, keeping
+from stillframe.testing.conformance.sink_neighbours import Neighbour
 from stillframe.testing.conformance.sink_slots import (
     COMMITS,
     HANGS_SECONDS,
@@ -64,7 +65,7 @@ class SinkJob:
         self,
         sink: Sink,
         outside: Outside,
-        staging: Staging,
+        staging_of: Callable[[str], Staging],
         diary: Diary,
         eased: frozenset[str],
         open_writer: OpenWriter = lambda sink, context: sink.open_writer(context),
@@ -72,12 +73,14 @@ class SinkJob:
         self._sink = sink
         self._at_coordinator = sink.commits_at_coordinator
         self._outside = outside
-        self._staging = staging
         self._diary = diary
         self._eased = eased
         self._open_writer = open_writer
         # Not drawn from the seed: two runs against the same outside are two jobs.
         self._name = f"conformance {secrets.token_hex(6)}"
+        self._staging_of = staging_of
+        self._staging = staging_of(self._name)
+        self._neighbours: list[Neighbour] = []
         self._incarnation = secrets.token_hex(6)
         self._incarnations = self._attempts = self._checkpoints = self._epochs = 0
         self._completed: list[Manifest] = []
@@ -107,6 +110,9 @@ class SinkJob:
         self._sweep(self._now.number + 1, None, Fault(0))
         self.check()
         self._end(closes=True)
+        for neighbour in self._neighbours:
+            neighbour.commit()
+        self.check()
 
     # --- attempts
 
@@ -126,6 +132,7 @@ class SinkJob:
         self._incarnation = secrets.token_hex(6)
         self._incarnations += 1
         self._completed = []
+        self._neighbours = [each for each in self._neighbours if each.context.job != self._name]
         if "begin anew" not in self._eased:
             self._attempts = self._checkpoints = 0
         self._start(1 + more)
@@ -159,16 +166,18 @@ class SinkJob:
     def _open_slot(
         self, subtask: SubtaskIndex, restored: tuple[PendingCommit, ...], manifest: Manifest | None
     ) -> None:
-        context = SinkContext(
-            self._name, self._now.number, UID, subtask, self._incarnation, self._staging
-        )
-        slot = Slot(context, self._copy(), self._open_writer, restored)
+        slot = Slot(self._context(subtask), self._copy(), self._open_writer, restored)
         self._now.slots.append(slot)
         if manifest is not None and self._at_coordinator:
             slot.writing.on_committed(manifest.checkpoint_id)
         elif manifest is not None:
             commit = slot.writing.on_complete(manifest.checkpoint_id)
             slot.to_commit.append((manifest.epoch, commit))
+
+    def _context(self, subtask: SubtaskIndex) -> SinkContext:
+        return SinkContext(
+            self._name, self._now.number, UID, subtask, self._incarnation, self._staging
+        )
 
     def _copy(self) -> Sink:
         """What another process gets of the sink."""
@@ -177,11 +186,11 @@ class SinkJob:
         copied: Sink = pickle.loads(pickle.dumps(self._sink))
         return copied
 
-    def _opened_committer(self) -> Committer:
+    def _opened_committer(self, context: CommitterContext | None = None) -> Committer:
         # A handler may stay on the driver: there the sink is the one that was given.
         sink = self._sink if self._at_coordinator else self._copy()
         with keeping(COMMITS, "open_committer"):
-            return sink.open_committer(CommitterContext(self._name, self._staging))
+            return sink.open_committer(context or CommitterContext(self._name, self._staging))
 
     def _sweep(self, older_than: int, manifest: Manifest | None, fault: Fault) -> None:
         if "sweep" in self._eased:
@@ -450,17 +459,37 @@ class SinkJob:
         forgets = type(self._now.driver).forget is not Committer.forget
         return forgets and not held.isdisjoint(self._forgotten)
 
+    # --- others
+
+    def neighbour(self, is_of_this_job: int) -> None:
+        """Another sink has prepared something in the same place; it is committed at the end."""
+        if "neighbours" in self._eased or self._sink.is_whole:
+            return
+        name = f"beside {secrets.token_hex(6)}"
+        if is_of_this_job:
+            context = replace(self._context(SubtaskIndex(0)), uid=OperatorUid(name))
+        else:
+            staging = self._staging_of(name)
+            context = SinkContext(name, Attempt(1), UID, SubtaskIndex(0), name, staging)
+        sink, open_committer = self._copy(), self._opened_committer
+        writer = self._open_writer(sink, context)
+        self._neighbours.append(
+            Neighbour(sink, writer, open_committer, context, self._outside, self._diary)
+        )
+
     # --- the past
 
     def zombie_writes(self, subtask: int, later: int, closes: int) -> None:
-        """A writer of an older attempt goes on, for the newest checkpoint id or the next."""
+        """A writer of an older attempt goes on, for the newest checkpoint id or the next; no
+        writer sees a barrier twice."""
         zombie = self._zombies[-1] if self._zombies else None
         if zombie is None or not zombie.slots or "zombies" in self._eased:
             return
         slot = zombie.slots[subtask % len(zombie.slots)]
         where = f"written by attempt {zombie.number} when it was over"
         batch, rows = self._outside.batch(1, where)
-        its_id = CheckpointId(max(1, self._checkpoints + later))
+        its_id = CheckpointId(max(slot.rotated_last + 1, self._checkpoints + later))
+        slot.rotated_last = its_id
         self._diary.tell(
             f"{slot} of attempt {zombie.number}, which is over, writes row {rows[0]} and prepares"
             f" for checkpoint {its_id}"

@@ -44,6 +44,7 @@ class Slot:
             self.writing = Writing(context, sink, self.writer, restored)
         self.rows: dict[CheckpointId, list[int]] = {}
         """By rotation, until a checkpoint is complete that holds them."""
+        self.rotated_last = CheckpointId(0)
         self.unprepared: dict[CheckpointId, Callable[[], Sequence[Committable]]] = {}
         self.snapshots: dict[CheckpointId, OperatorSnapshot] = {}
         self.to_commit: deque[tuple[Epoch, Commit]] = deque()
@@ -62,6 +63,7 @@ class Slot:
     def rotate(self, checkpoint_id: CheckpointId) -> None:
         self.rows[checkpoint_id], self._epoch_rows = self._epoch_rows, []
         self._rotated.append(checkpoint_id)
+        self.rotated_last = checkpoint_id
         with keeping(PREPARES, "rotate"):
             self.unprepared[checkpoint_id] = self.writing.snapshot(checkpoint_id)
 

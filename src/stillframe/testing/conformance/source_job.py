@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from stillframe.api.sources import (
     BlockingReader,
@@ -44,6 +45,10 @@ SPLITS = (
     " be left out if there is an enumerator"
 )
 JSON = "a position, and an enumerator's state, is JSON that reads back as it was"
+FORWARD = (
+    "a split's position only goes forward, and goes_back knows that: of two that a reader had, the"
+    " later one does not lie before the other"
+)
 SIZE = "a position does not grow with what was read: it is in every checkpoint"
 HANDED_OUT = "a position that was handed out is not changed: make a new dict"
 FINDS_AGAIN = (
@@ -213,7 +218,7 @@ class SourceJob:
                 reader,
                 name=source.describe(),
                 awaits_splits=awaits,
-                goes_back=source.goes_back,
+                goes_back=partial(_never_back, source),
             )
         slot = Slot(reader, reading, {split.id for split in splits})
         self._slots.append(slot)
@@ -350,6 +355,13 @@ class SourceJob:
         self.trigger()
         self.complete(-1)
 
+    def two_in_flight(self, subtask: int) -> None:
+        """The next checkpoint begins, with records in between, before this one is complete."""
+        self.trigger()
+        self.poll(subtask, 0)
+        self.trigger()
+        self.complete(-2)
+
     # --- splits that come
 
     def grow(self) -> None:
@@ -398,6 +410,14 @@ class SourceJob:
             self._truth.learn(splits)
         self._ids |= {split.id for split in splits}
         self._ever |= {split.id: split for split in splits}
+
+
+def _never_back(source: Source, position: JsonObject, later: JsonObject) -> bool:
+    with keeping(FORWARD, "goes_back"):
+        goes_back = source.goes_back(position, later)
+    if goes_back:
+        raise Broken(FORWARD, f"it was {position}, then {later}, which is before", is_plain=True)
+    return False
 
 
 def _as_json(value: JsonObject) -> JsonObject:

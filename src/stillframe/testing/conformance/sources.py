@@ -30,6 +30,7 @@ _KINDS = (
     Kind("whole_checkpoint", 4),
     Kind("trigger", 3),
     Kind("complete", 3, (range(2),)),
+    Kind("two_in_flight", 2, (_SUBTASKS,)),
     Kind("abort", 1, (range(2),)),
     Kind("restart", 4, (range(3), (0, 0, 0, 1), (0, 1))),
     Kind("zombie_polls", 2, (_SUBTASKS,)),
