@@ -366,9 +366,7 @@ def test_offsets_that_the_broker_has_deleted_are_an_error(kafka):
 
     with (
         closing(Reading(source_of(kafka, topic), splits)) as reading,
-        pytest.raises(
-            DataError, match=r"from offset 0, but Kafka at .* only from offset 4 on"
-        ),
+        pytest.raises(DataError, match=r"from offset 0, but Kafka at .* only from offset 4 on"),
     ):
         reading.read()
 

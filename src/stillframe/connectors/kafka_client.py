@@ -61,11 +61,13 @@ class Topic:
     partitions: tuple[int, ...]
 
 
-def made(kind: type[Any], settings: Settings, **config: Any) -> Any:
-    """A client; what the user gave comes before what we set."""
+def made(
+    kind: type[Any], settings: Settings, usual: Mapping[str, Any] | None = None, **ours: Any
+) -> Any:
+    """A client; what the user gave comes before what is usual, and what must be before both."""
     # Its own log goes to stderr; what matters of it comes by the callback.
     try:
-        return kind({"log_level": 0, **config, **settings.config()})
+        return kind({"log_level": 0, **(usual or {}), **settings.config(), **ours})
     except KafkaException as error:
         said = error.args[0].str()
         raise BuildError(

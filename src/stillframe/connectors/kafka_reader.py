@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
@@ -34,11 +34,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from stillframe.api.sources import BlockingReader, ReadItem, SourceContext, Split
 from stillframe.connectors.kafka_client import Client, Partition, made, refused
 from stillframe.connectors.kafka_columns import Columns
-from stillframe.connectors.kafka_options import GROUP, Settings
+from stillframe.connectors.kafka_options import GROUP
 from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.errors import DataError, Unavailable
 from stillframe.ids import CheckpointId
-from stillframe.json_values import JsonObject
 
 _MESSAGES_MAX = 10_000
 _POLL_SECONDS = 0.1
@@ -50,6 +49,23 @@ _LOOK_SECONDS = 5.0
 """How often it is asked whether the topics are still the same."""
 _MISSING_SECONDS_MAX = 30.0
 """A broker that has just started may not know all topics yet."""
+
+_USUAL: Mapping[str, Any] = {
+    "group.id": "stillframe",
+    "isolation.level": "read_committed",
+    # Records are waited for at the broker for so long; then it says that the end is reached.
+    "fetch.wait.max.ms": 100,
+    "fetch.message.max.bytes": 4 << 20,
+    "queued.min.messages": 200_000,
+    "queued.max.messages.kbytes": 64 << 10,
+}
+_OURS: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    # Where an offset is gone the job says what becomes of it, not the client.
+    "auto.offset.reset": "error",
+}
 
 log = logging.getLogger("stillframe")
 
@@ -128,7 +144,7 @@ class KafkaReader(BlockingReader):
     def read(self) -> Iterator[ReadItem]:
         settings = self._source.settings
         self._client = Client(settings, _ANSWER_SECONDS_MAX)
-        self._consumer = made(Consumer, settings, **_config(settings), error_cb=self._hear)
+        self._consumer = made(Consumer, settings, _USUAL, **_OURS, error_cb=self._hear)
         while not self._ending.is_set():
             has_all, stops = self._has_all, self._stops_now  # what was given by then is taken below
             while not self._coming.empty():
@@ -344,23 +360,6 @@ class KafkaReader(BlockingReader):
             raise raised
         if error.code() == KafkaError._ALL_BROKERS_DOWN or self._trouble is None:
             self._trouble = str(raised)
-
-
-def _config(settings: Settings) -> JsonObject:
-    return {
-        "group.id": settings.get(GROUP) or "stillframe",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        # Where an offset is gone the job says what becomes of it, not the client.
-        "auto.offset.reset": "error",
-        "isolation.level": "read_committed",
-        # Records are waited for at the broker for so long; then it says that the end is reached.
-        "fetch.wait.max.ms": 100,
-        "fetch.message.max.bytes": 4 << 20,
-        "queued.min.messages": 200_000,
-        "queued.max.messages.kbytes": 64 << 10,
-    }
 
 
 def _partition(split: Split) -> Partition:
