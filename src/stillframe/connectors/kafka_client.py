@@ -50,6 +50,9 @@ _SILENT_SECONDS_MAX = 2.0
 """How long a connection that fails is tried again."""
 _SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 
+_USUAL: Mapping[str, Any] = {"reconnect.backoff.max.ms": 2_000}
+"""A broker that is back is found within seconds."""
+
 Partition: TypeAlias = tuple[str, int]
 
 
@@ -67,7 +70,7 @@ def made(
     """A client; what the user gave comes before what is usual, and what must be before both."""
     # Its own log goes to stderr; what matters of it comes by the callback.
     try:
-        return kind({"log_level": 0, **(usual or {}), **settings.config(), **ours})
+        return kind({"log_level": 0, **_USUAL, **(usual or {}), **settings.config(), **ours})
     except KafkaException as error:
         said = error.args[0].str()
         raise BuildError(

@@ -92,7 +92,6 @@ SINK_OPTIONS = (
     "markTopic",
     "deliveryGuarantee",
     "onRefused",
-    "acceptMissingOutput",
     "kafka.*",
 )
 
@@ -122,7 +121,7 @@ def sink_from_options(options: Options, schema: pa.Schema) -> Sink:
     if refused not in ("fail", "go on"):
         raise BuildError(f"option onRefused is 'fail' or 'go on', not {refused!r}")
     on_refused: OnRefused = "fail" if refused == "fail" else "go on"
-    return KafkaSink(destination, mark_topic, on_refused, options.get("acceptMissingOutput", ""))
+    return KafkaSink(destination, mark_topic, on_refused)
 
 
 def _check_columns(schema: pa.Schema, topic: str | None) -> None:

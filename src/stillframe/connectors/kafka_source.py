@@ -175,6 +175,16 @@ class _Partitions(SplitEnumerator):
         self._found = {topic: set(numbers) for topic, numbers in found.items()}
 
     def discover(self) -> Discovered:
+        if self._is_first:
+            return self._found_now()
+        try:
+            return self._found_now()
+        except Unavailable as error:
+            # What is known is read on, and its readers say what they wait for.
+            log.warning("no look for new partitions: %s", error)
+            return Discovered([], self._state())
+
+    def _found_now(self) -> Discovered:
         source = self._source
         topics = self._client.subscribed(source.subscribed)
         if self._is_first:
@@ -200,9 +210,11 @@ class _Partitions(SplitEnumerator):
         for name, number in new:
             self._found.setdefault(name, set()).add(number)
         self._is_first = False
-        state: JsonObject = {"partitions": {name: sorted(at) for name, at in self._found.items()}}
         is_last = source.ending is not None or bool(source.subscribed.assigned)
-        return Discovered(splits, state, is_last)
+        return Discovered(splits, self._state(), is_last)
+
+    def _state(self) -> JsonObject:
+        return {"partitions": {name: sorted(at) for name, at in self._found.items()}}
 
 
 def _position(of: Partition, topic_id: str, offset: int, ends: dict[Partition, int]) -> JsonObject:

@@ -25,6 +25,7 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileFormat, FileSink
 from stillframe.connectors.files import local_path
 from stillframe.connectors.staged import Handler, StagedSink
+from stillframe.connectors.transactional import TransactionalSink
 from stillframe.errors import BuildError
 from stillframe.graph.logical import (
     Aggregate,
@@ -287,7 +288,12 @@ class StreamWriter:
     @property
     def _keeps_rows(self) -> bool:
         """Whether rows go where the next driver finds them again."""
-        return self._is_file or (self._function is None and not self._format.is_own)
+        return self._is_file or self._is_made_of_options
+
+    @property
+    def _is_made_of_options(self) -> bool:
+        """Whether the options say all about the sink; ours that need more are built here."""
+        return self._function is None and (not self._format.is_own or self._is_own("kafka"))
 
     def _sink_options(self) -> dict[str, str]:
         """Those that are the sink's own."""
@@ -308,9 +314,9 @@ class StreamWriter:
         if self._function is not None:
             self._refuse_without_checkpoints(config)
             return self._foreach_batch_sink(self._function, job, config)
-        if not self._format.is_own:
+        if self._is_made_of_options:
             self._refuse_without_checkpoints(config)
-            return self._users_sink()
+            return self._sink_of_options(config)
         match self._format.name:
             case "noop":
                 return DiscardSink()
@@ -325,7 +331,7 @@ class StreamWriter:
             case _:
                 return self._file_sink("parquet", config)
 
-    def _users_sink(self) -> Sink:
+    def _sink_of_options(self, config: JobConfig) -> Sink:
         conf = self._stream.still.spark_setting
         sink: Sink = self._format.made(self._sink_options(), self._schema, conf)
         if sink.is_whole and not self._is_whole:
@@ -335,6 +341,8 @@ class StreamWriter:
             )
         if self._is_whole and not sink.is_whole:
             raise self._incomplete()
+        if isinstance(sink, TransactionalSink) and config.accept_missing_output:
+            return sink.accepting(config.accept_missing_output)
         return sink
 
     def _file_sink(self, format: FileFormat, config: JobConfig) -> FileSink:
