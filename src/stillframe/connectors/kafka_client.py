@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -44,6 +45,10 @@ _SOON = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _AGAIN_SECONDS = 0.05
 _SILENT_SECONDS_MAX = 2.0
@@ -87,10 +92,12 @@ def refused(error: KafkaError, settings: Settings) -> StillframeError:
             f"Kafka at {settings.servers} refuses this client ({said}): correct the kafka.* options"
             " for security, or what this user may do there"
         )
-    return Unavailable(
-        f"Kafka at {settings.servers} cannot be reached ({said}): start it, or correct"
-        " kafka.bootstrap.servers"
-    )
+    if error.code() in _SILENT:
+        return Unavailable(
+            f"Kafka at {settings.servers} cannot be reached ({said}): start it, or correct"
+            " kafka.bootstrap.servers"
+        )
+    return Unavailable(f"Kafka at {settings.servers} cannot do what is asked of it now ({said})")
 
 
 class Client:
@@ -103,8 +110,8 @@ class Client:
         self._admin = made(AdminClient, settings, error_cb=self._hear)
 
     def _hear(self, error: KafkaError) -> None:
-        # That all brokers are down is said after why they are.
-        if self._heard is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+        # That all brokers are down says less than why.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._heard = error
 
     def topic_names(self) -> list[str]:
@@ -211,6 +218,28 @@ class Client:
                     raise self._refused(error) from None
             time.sleep(_AGAIN_SECONDS)
 
+    def group_offset(self, group: str, topic: str) -> int | None:
+        """Of partition 0; None: there is none. Waits for one that a transaction has not decided.
+
+        Not by a consumer of the group: one that was made while its coordinator was away may not
+        find it for a long time.
+        """
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+        deadline = time.monotonic() + self._seconds
+        while True:
+            [future] = self._admin.list_consumer_group_offsets(
+                [wanted], require_stable=True, request_timeout=self._seconds
+            ).values()
+            try:
+                [found] = self._answer(future).topic_partitions
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return int(found.offset) if found.offset >= 0 else None
+            except KafkaException as error:
+                if error.args[0].code() not in _SOON or time.monotonic() > deadline:
+                    raise self._refused(error) from None
+            time.sleep(_AGAIN_SECONDS)
+
     def topic_setting(self, topic: str, name: str) -> str | None:
         """A setting of a topic; None: this user may not see it."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -231,7 +260,9 @@ class Client:
         began = time.monotonic()
         while (waited := time.monotonic() - began) < self._seconds + 1:
             with suppress(TimeoutError):
-                return future.result(_AGAIN_SECONDS)
+                answer = future.result(_AGAIN_SECONDS)
+                self._heard = None
+                return answer
             self._admin.poll(0)
             heard = self._heard
             if heard is not None and (heard.code() in _FINAL or waited > _SILENT_SECONDS_MAX):

@@ -136,6 +136,9 @@ class KafkaReader(BlockingReader):
     def records_malformed(self) -> int:
         return self._columns.records_malformed
 
+    def awaits(self) -> str | None:
+        return self._trouble
+
     def interrupt(self) -> None:
         self._ending.set()
 
@@ -183,11 +186,12 @@ class KafkaReader(BlockingReader):
         if first is None:
             return []
         more: list[Any] = self._consumer.consume(_MESSAGES_MAX - 1, _LINGER_SECONDS)
-        self._trouble = None
         return [first, *more]
 
     def _batches(self, messages: list[Any]) -> Iterator[ReadItem]:
         told = [message for message in messages if message.error() is not None]
+        if len(told) < len(messages):
+            self._trouble = None
         if told:
             messages = [message for message in messages if message.error() is None]
         for partition, part in self._by_partition(messages):
@@ -358,7 +362,8 @@ class KafkaReader(BlockingReader):
         raised = refused(error, self._source.settings)
         if isinstance(raised, DataError):
             raise raised
-        if error.code() == KafkaError._ALL_BROKERS_DOWN or self._trouble is None:
+        # One of several brokers may be away, and a connection may break and be made again.
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._trouble is None:
             self._trouble = str(raised)
 
 

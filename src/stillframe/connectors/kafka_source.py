@@ -171,6 +171,7 @@ class _Partitions(SplitEnumerator):
         self._source = source
         self._client = Client(source.settings)
         self._is_first = state is None
+        self._is_away = False
         found = {} if state is None else cast("dict[str, list[int]]", state["partitions"])
         self._found = {topic: set(numbers) for topic, numbers in found.items()}
 
@@ -178,11 +179,15 @@ class _Partitions(SplitEnumerator):
         if self._is_first:
             return self._found_now()
         try:
-            return self._found_now()
+            found = self._found_now()
         except Unavailable as error:
             # What is known is read on, and its readers say what they wait for.
-            log.warning("no look for new partitions: %s", error)
+            if not self._is_away:
+                log.warning("new partitions cannot be looked for: %s", error)
+            self._is_away = True
             return Discovered([], self._state())
+        self._is_away = False
+        return found
 
     def _found_now(self) -> Discovered:
         source = self._source

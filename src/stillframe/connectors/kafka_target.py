@@ -10,7 +10,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from stillframe.api.sinks import Target
-from stillframe.connectors.kafka_client import made, refused
+from stillframe.connectors.kafka_client import Client, made, refused
 from stillframe.connectors.kafka_options import Settings
 from stillframe.connectors.kafka_sink import Destination
 from stillframe.errors import DataError, StillframeError, StorageError, Unavailable
@@ -50,10 +50,6 @@ _USUAL: Mapping[str, Any] = {
     "partitioner": "murmur2_random",
 }
 _OURS: Mapping[str, Any] = {"enable.idempotence": True, "delivery.report.only.error": True}
-_OF_MARKS: Mapping[str, Any] = {
-    "enable.auto.commit": False,
-    "isolation.level": "read_committed",
-}
 
 
 class Producing:
@@ -169,34 +165,28 @@ class KafkaTarget(Target):
         self._of: Writer | None = None
         self._producing: Producing | None = None
         self._group: Any = None
+        self._client: Client | None = None
         self._is_in_transaction = False
 
     def begin(self, writer: Writer) -> CheckpointId | None:
         if writer != self._of:
             self.close()
             self._open(writer)
-        try:
-            [found] = self._group.committed([TopicPartition(self._mark_topic, 0)], self._seconds)
-        except KafkaException as error:
-            raise understood(error, self._destination.settings) from error
-        if found.error is not None:
-            raise refused(found.error, self._destination.settings)
-        return CheckpointId(found.offset) if found.offset >= 0 else None
+        assert self._client is not None
+        found = self._client.group_offset(_name(writer), self._mark_topic)
+        return None if found is None else CheckpointId(found)
 
     def _open(self, writer: Writer) -> None:
-        name = f"stillframe/{writer}"
-        self._producing = Producing(self._destination, **{"transactional.id": name})
+        settings = self._destination.settings
+        self._client = self._client or Client(settings, self._seconds)
+        self._producing = Producing(self._destination, **{"transactional.id": _name(writer)})
         try:
             self._producing.producer.init_transactions(self._seconds)
         except KafkaException as error:
-            raise understood(error, self._destination.settings) from error
+            raise understood(error, settings) from error
         # It never joins: its group is where the mark is kept, and nothing else.
-        ours: dict[str, Any] = {
-            "group.id": name,
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-        }
-        self._group = made(Consumer, self._destination.settings, **ours)
+        ours: dict[str, Any] = {"group.id": _name(writer), "enable.auto.commit": False}
+        self._group = made(Consumer, settings, **ours)
         self._of = writer
 
     def write(
@@ -236,6 +226,11 @@ class KafkaTarget(Target):
         if self._group is not None:
             self._group.close()
         self._of = self._producing = self._group = None
+
+
+def _name(writer: Writer) -> str:
+    """Of a transactional id, and of the group that keeps its mark."""
+    return f"stillframe/{writer}"
 
 
 def understood(error: KafkaException, settings: Settings) -> StillframeError:
