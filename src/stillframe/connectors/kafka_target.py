@@ -17,9 +17,7 @@ from stillframe.errors import DataError, StillframeError, StorageError, Unavaila
 from stillframe.ids import CheckpointId, Mark, Writer
 
 _ANSWER_SECONDS_MAX = 15.0
-_COMMIT_SECONDS_MAX = 120.0
 _ABORT_SECONDS_MAX = 5.0
-_FLUSH_SECONDS_MAX = 120.0
 _ROOM_SECONDS = 0.1
 _POLL_ROWS = 10_000
 _FENCED = {
@@ -48,6 +46,9 @@ _USUAL: Mapping[str, Any] = {
     "message.max.bytes": 100 << 20,
     # A key goes where Java's clients, and so Spark, would send it.
     "partitioner": "murmur2_random",
+    # A producer that begins anew with all brokers when none answers keeps the group's coordinator
+    # of before, and waits for it for ever: seen with librdkafka 2.16, whatever the time limit.
+    "metadata.recovery.strategy": "none",
 }
 _OURS: Mapping[str, Any] = {"enable.idempotence": True, "delivery.report.only.error": True}
 
@@ -108,13 +109,16 @@ class Producing:
         raise refused(failed, self.settings)
 
     def flush(self) -> None:
-        left = self.producer.flush(_FLUSH_SECONDS_MAX)
-        self.raise_failure()
-        if left:
-            raise Unavailable(
-                f"Kafka at {self.settings.servers} has not taken {left} records within"
-                f" {_FLUSH_SECONDS_MAX:g} s"
-            )
+        """For as long as it takes, if the broker takes some."""
+        left = len(self.producer)
+        while left:
+            before, left = left, self.producer.flush(_ANSWER_SECONDS_MAX)
+            self.raise_failure()
+            if left >= before:
+                raise Unavailable(
+                    f"Kafka at {self.settings.servers} has taken none of {left} records within"
+                    f" {_ANSWER_SECONDS_MAX:g} s"
+                )
 
     def close(self) -> None:
         """What was not flushed is dropped.
@@ -203,12 +207,13 @@ class KafkaTarget(Target):
             for batch in rows:
                 for place, reason in self._producing.produced(batch):
                     refuse(batch.slice(place, 1), reason)
+            self._producing.flush()
             # The mark is the offset of a group: in the transaction, or not at all.
             offset = TopicPartition(self._mark_topic, 0, mark.checkpoint_id)
             producer.send_offsets_to_transaction(
                 [offset], self._group.consumer_group_metadata(), self._seconds
             )
-            producer.commit_transaction(_COMMIT_SECONDS_MAX)
+            producer.commit_transaction(self._seconds)
             self._is_in_transaction = False
         except KafkaException as error:
             self._producing.raise_failure()
