@@ -158,7 +158,6 @@ class KafkaSink(TransactionalSink):
     destination: Destination
     mark_topic: str
     on_refused: OnRefused = "fail"
-    accepts_missing: str = ""
 
     def open_target(self) -> Target:
         from stillframe.connectors.kafka_target import KafkaTarget

@@ -20,7 +20,6 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -62,12 +61,6 @@ class TransactionalSink(Sink):
 
     on_refused: OnRefused = "fail"
     """What the job does when rows are refused after their checkpoint is complete."""
-
-    def accepting(self, missing: str) -> TransactionalSink:
-        """The same, but the job goes on without this output (`accepts_missing`)."""
-        made = copy(self)
-        object.__setattr__(made, "accepts_missing", missing)  # it may be frozen
-        return made
 
     @abstractmethod
     def open_target(self) -> Target:

@@ -25,7 +25,6 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileFormat, FileSink
 from stillframe.connectors.files import local_path
 from stillframe.connectors.staged import Handler, StagedSink
-from stillframe.connectors.transactional import TransactionalSink
 from stillframe.errors import BuildError
 from stillframe.graph.logical import (
     Aggregate,
@@ -316,7 +315,7 @@ class StreamWriter:
             return self._foreach_batch_sink(self._function, job, config)
         if self._is_made_of_options:
             self._refuse_without_checkpoints(config)
-            return self._sink_of_options(config)
+            return self._sink_of_options()
         match self._format.name:
             case "noop":
                 return DiscardSink()
@@ -331,7 +330,7 @@ class StreamWriter:
             case _:
                 return self._file_sink("parquet", config)
 
-    def _sink_of_options(self, config: JobConfig) -> Sink:
+    def _sink_of_options(self) -> Sink:
         conf = self._stream.still.spark_setting
         sink: Sink = self._format.made(self._sink_options(), self._schema, conf)
         if sink.is_whole and not self._is_whole:
@@ -341,8 +340,6 @@ class StreamWriter:
             )
         if self._is_whole and not sink.is_whole:
             raise self._incomplete()
-        if isinstance(sink, TransactionalSink) and config.accept_missing_output:
-            return sink.accepting(config.accept_missing_output)
         return sink
 
     def _file_sink(self, format: FileFormat, config: JobConfig) -> FileSink:
