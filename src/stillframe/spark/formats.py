@@ -175,6 +175,7 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
     ),
     "kafka": _Kafka(
         kind=KafkaSink,
+        guarantee="exactly-once",
         option_names=SINK_OPTIONS,
         make=sink_from_options,
         how="rows are staged, then one transaction writes them with a mark, for readers with"
