@@ -105,8 +105,8 @@ class KafkaReader(BlockingReader):
         self._reading: dict[Partition, _Reading] = {}
         self._assigned: set[Partition] = set()
         """Those that the consumer reads."""
-        self._ended: frozenset[str] = frozenset()
-        """The splits that have ended, for the loop thread."""
+        self._ends: dict[str, int] = {}
+        """Of each split that has an end, for the loop thread."""
         self._has_all = False
         self._stops_now = False
         self._knows_ends = False
@@ -129,9 +129,9 @@ class KafkaReader(BlockingReader):
         self._has_all = True
 
     def has_ended(self, split: Split) -> bool:
-        end = split.position.get("end")
-        at = cast(int, split.position["offset"])
-        return split.id in self._ended or (end is not None and at >= cast(int, end))
+        # By the position alone: this thread is ahead of the one that asks.
+        end = self._ends.get(split.id, split.position.get("end"))
+        return end is not None and _offset(split) >= cast(int, end)
 
     def records_malformed(self) -> int:
         return self._columns.records_malformed
@@ -202,7 +202,7 @@ class KafkaReader(BlockingReader):
             if part:
                 batch = self._columns.batch(*partition, part)
                 self._newest_ms = part[-1].timestamp()[1]
-                yield self._at(reading, part[-1].offset() + 1), batch
+                yield reading.moved(part[-1].offset() + 1), batch
         for message in told:
             yield from self._heard((message.topic(), message.partition()), message)
         self._leave_ended()
@@ -228,7 +228,7 @@ class KafkaReader(BlockingReader):
             return
         if error.code() == KafkaError._PARTITION_EOF:
             if message.offset() > reading.offset or reading.end is not None:
-                yield self._at(reading, max(message.offset(), reading.offset)), None
+                yield reading.moved(max(message.offset(), reading.offset)), None
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             yield self._lost(partition, reading), None
         else:
@@ -254,14 +254,7 @@ class KafkaReader(BlockingReader):
     def _moved_to(self, partition: Partition, reading: _Reading, offset: int) -> Split:
         self._consumer.incremental_unassign([TopicPartition(*partition)])
         self._consumer.incremental_assign([TopicPartition(*partition, offset)])
-        return self._at(reading, offset)
-
-    def _at(self, reading: _Reading, offset: int) -> Split:
-        """The split at this offset; whether it has ended is known before it is given out."""
-        split = reading.moved(offset)
-        if reading.has_ended:
-            self._ended |= {split.id}
-        return split
+        return reading.moved(offset)
 
     def _leave_ended(self) -> None:
         ended = {at for at in self._assigned if self._reading[at].has_ended}
@@ -280,8 +273,9 @@ class KafkaReader(BlockingReader):
         for partition, reading in self._reading.items():
             end = ends[partition]
             reading.end = end if reading.end is None else min(end, reading.end)
+            self._ends[reading.split.id] = reading.end
             if reading.has_ended:
-                yield self._at(reading, reading.offset), None
+                yield reading.split, None
         self._knows_ends = True
         self._leave_ended()
 
@@ -321,9 +315,7 @@ class KafkaReader(BlockingReader):
         end = cast("int | None", split.position.get("end"))
         reading = _Reading(split, _offset(split), end)
         self._reading[partition] = reading
-        if reading.has_ended:
-            self._ended |= {split.id}
-        else:
+        if not reading.has_ended:
             self._consumer.incremental_assign([TopicPartition(*partition, reading.offset)])
             self._assigned.add(partition)
         yield split, None
