@@ -17,6 +17,8 @@ from stillframe.errors import DataError, StillframeError, StorageError, Unavaila
 from stillframe.ids import CheckpointId, Mark, Writer
 
 _ANSWER_SECONDS_MAX = 15.0
+_COMMIT_SECONDS_MAX = 120.0
+"""It flushes first. Not by flush(), whose callbacks raise where the client was fenced."""
 _ABORT_SECONDS_MAX = 5.0
 _ROOM_SECONDS = 0.1
 _POLL_ROWS = 10_000
@@ -24,6 +26,8 @@ _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError._FATAL,
+    KafkaError._PURGE_QUEUE,
 }
 _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -106,7 +110,7 @@ class Producing:
                 f"{self._destination.describe()} refuses a record ({failed.str()}): correct the"
                 " topic or its settings, then start the job again, it goes on"
             )
-        raise refused(failed, self.settings)
+        raise understood(KafkaException(failed), self.settings)
 
     def flush(self) -> None:
         """For as long as it takes, if the broker takes some."""
@@ -207,13 +211,12 @@ class KafkaTarget(Target):
             for batch in rows:
                 for place, reason in self._producing.produced(batch):
                     refuse(batch.slice(place, 1), reason)
-            self._producing.flush()
             # The mark is the offset of a group: in the transaction, or not at all.
             offset = TopicPartition(self._mark_topic, 0, mark.checkpoint_id)
             producer.send_offsets_to_transaction(
                 [offset], self._group.consumer_group_metadata(), self._seconds
             )
-            producer.commit_transaction(self._seconds)
+            producer.commit_transaction(_COMMIT_SECONDS_MAX)
             self._is_in_transaction = False
         except KafkaException as error:
             self._producing.raise_failure()
@@ -241,6 +244,7 @@ def _name(writer: Writer) -> str:
 def understood(error: KafkaException, settings: Settings) -> StillframeError:
     """What a committer raises for this."""
     told: KafkaError = error.args[0]
+    # A client that was fenced drops what it has, and tells so of each record.
     if told.code() in _FENCED:
         return StorageError(
             "another committer of this job has taken over, so this one must not write"
