@@ -1,4 +1,4 @@
-"""What the tests share: a Spark session and an S3 server, started only for those that ask."""
+"""What the tests share: a Spark session, an S3 server and a Kafka broker, for those that ask."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from kafka_broker import Broker
     from pyspark.sql import SparkSession
 
 
@@ -321,3 +322,20 @@ def s3_settings(gateway: Gateway) -> dict[str, str]:
         "fs.s3a.endpoint.region": "us-east-1",
         "fs.s3a.connection.request.timeout": "1s",
     }
+
+
+# --- Kafka ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A Kafka broker for all tests of a worker; a test that kills it starts it again."""
+    from kafka_broker import Broker
+
+    with closing(hold_port()) as held, closing(hold_port()) as controller:
+        broker = Broker(tmp_path_factory.mktemp("kafka"), port_of(held), port_of(controller))
+        try:
+            broker.start()
+            yield broker
+        finally:
+            broker.stop()

@@ -85,14 +85,41 @@ def working_directory(
     system.setWorkingDirectory(before)
 
 
+KAFKA = ROOT / "docs/connectors/kafka.md"
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest) -> str:
+    """A broker with the topics of the page about it."""
+    broker = request.getfixturevalue("kafka")
+    broker.create("page-views", 2)
+    broker.create("counts")
+    broker.send("page-views", [b'{"app":"app1","user":7}'] * 10)
+    return str(broker.address)
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_every_python_block_about_kafka_runs(spark, working_directory, servers, kafka):
+    run_blocks(KAFKA, spark, servers=servers)
+
+    assert b"10" in kafka.values("counts")
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "document", [page for page in DOCUMENTS if blocks(page, "python")], ids=name_of
+    "document",
+    [page for page in DOCUMENTS if page != KAFKA and blocks(page, "python")],
+    ids=name_of,
 )
 def test_every_python_block_of_a_document_runs(document, spark, working_directory):
+    run_blocks(document, spark)
+
+
+def run_blocks(document: Path, spark: Any, **known: Any) -> None:
     import stillframe
 
-    known: dict[str, Any] = {"spark": spark, "still": stillframe.on(spark)}
+    known |= {"spark": spark, "still": stillframe.on(spark)}
     for line, code in blocks(document, "python"):
         if is_the_example(code):
             continue  # it never ends; tests/cli/test_readme.py runs it by its commands

@@ -10,6 +10,8 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.function_sink import to_function
 from stillframe.connectors.generate import ClickSource
+from stillframe.connectors.kafka_options import Settings
+from stillframe.connectors.kafka_sink import Destination, KafkaSink
 from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.graph.guarantees import weigh
@@ -26,6 +28,7 @@ SINKS = {
     "console": STAGED,
     "memory": STAGED.kept_by_driver(),
     "noop": DiscardSink(),
+    "kafka": KafkaSink(Destination(Settings("localhost:9092"), "out"), "out"),
     "to_function(deliver)": to_function(print),
 }
 MODES = ("exactly-once", "stop-the-world", "at-least-once", "at-most-once")

@@ -32,6 +32,14 @@ class Format:
     tested_by: ClassVar[tuple[str, ...]] = ()
     """The tests that show it, by their paths in the repository."""
 
+    def check_start(self) -> None:
+        """Raise `StartRefused` for what would keep a job from running, such as a table that is not
+        there.
+
+        Called on the driver each time a job is started, not when it restarts itself: it may ask
+        the other system, for some seconds at most.
+        """
+
 
 def not_made_of_options(cls: type[Format], of: str) -> BuildError:
     return BuildError(

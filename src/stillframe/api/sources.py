@@ -133,6 +133,13 @@ class SourceReader(ABC):
         """
         return 0
 
+    def awaits(self) -> str | None:
+        """What has to come back before there are records again, such as a server, in a sentence.
+
+        Called now and then, for `status`. None: nothing, though there may be no records.
+        """
+        return None
+
     def add_splits(self, splits: Sequence[Split]) -> None:
         """Read these too.
 
@@ -240,6 +247,10 @@ class BlockingReader(ABC):
     def records_malformed(self) -> int:
         """As of a `SourceReader`. Called while `read` is iterated by another thread."""
         return 0
+
+    def awaits(self) -> str | None:
+        """As of a `SourceReader`. Called while `read` is iterated by another thread."""
+        return None
 
     @abstractmethod
     def read(self) -> Iterator[ReadItem]:

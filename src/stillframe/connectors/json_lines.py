@@ -264,13 +264,17 @@ def json_from_options(
     path: str, schema: pa.Schema, following: Following | None, options: Mapping[str, str]
 ) -> JsonLinesSource:
     """What `readStream.format("json").option(…)` asks for."""
-    spelled = {name.lower(): name for name in JSON_OPTIONS}
-    given = {
-        spelled[name.lower()]: text for name, text in options.items() if name.lower() in spelled
-    }
+    rules = rules_from_options(options, "the source json")
+    is_multi_line = parse_flag("multiLine", _given(options).get("multiLine", "false"))
+    return JsonLinesSource(path, schema, following, rules, is_multi_line=is_multi_line)
+
+
+def rules_from_options(options: Mapping[str, str], of: str) -> JsonRules:
+    """What Spark's options for JSON say; `of`: whose they are, in words."""
+    given = _given(options)
     for name in given:
         if name in _REFUSED:
-            raise BuildError(f"the source json does not take the option {name}: {_REFUSED[name]}")
+            raise BuildError(f"{of} does not take the option {name}: {_REFUSED[name]}")
     encoding = given.get("encoding", given.get("charset", "UTF-8"))
     if encoding.upper().replace("_", "-") not in ("UTF-8", "UTF8"):
         raise BuildError(f"option encoding is {encoding!r}, but only UTF-8 is read: convert it")
@@ -279,14 +283,17 @@ def json_from_options(
             f"option lineSep is {given['lineSep']!r}, but lines end with a line feed, a carriage"
             " return or both: leave it out"
         )
-    rules = JsonRules(
+    return JsonRules(
         zone=given.get("timeZone", "UTC"),
         mode=_mode(given.get("mode", "PERMISSIVE")),
         corrupt_column=given.get("columnNameOfCorruptRecord", "_corrupt_record"),
         **{_FLAGS[name]: parse_flag(name, text) for name, text in given.items() if name in _FLAGS},
     )
-    is_multi_line = parse_flag("multiLine", given.get("multiLine", "false"))
-    return JsonLinesSource(path, schema, following, rules, is_multi_line=is_multi_line)
+
+
+def _given(options: Mapping[str, str]) -> dict[str, str]:
+    spelled = {name.lower(): name for name in JSON_OPTIONS}
+    return {spelled[name.lower()]: options[name] for name in options if name.lower() in spelled}
 
 
 def _mode(text: str) -> Mode:

@@ -75,13 +75,13 @@ class TransactionalSink(Sink):
         """
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        return StagingWriter(_required(context.staging, self), context, self.check_batch)
+        return StagingWriter(required_staging(context.staging, self), context, self.check_batch)
 
     def open_committer(self, context: CommitterContext) -> Committer:
         return TransactionalCommitter(self, context)
 
 
-def _required(staging: Staging | None, sink: Sink) -> Staging:
+def required_staging(staging: Staging | None, sink: Sink) -> Staging:
     if staging is None:
         raise DataError(
             f"the sink {sink.describe()} stages its rows with the checkpoints, and there are none:"
@@ -191,7 +191,7 @@ class TransactionalCommitter(Committer):
 
     @property
     def _staging(self) -> Staging:
-        return _required(self._given_staging, self._sink)
+        return required_staging(self._given_staging, self._sink)
 
     def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         for part in prepared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.errors import BuildError
@@ -28,6 +29,8 @@ class Records:
     batch: pa.RecordBatch
     malformed: int
     """How many are malformed, or were and are dropped."""
+    text_of_row: npt.NDArray[np.int64]
+    """Which of the texts each row is of."""
 
 
 class RecordReader:
@@ -46,11 +49,11 @@ class RecordReader:
         if bad and self._rules.mode == "FAILFAST":
             row = min(bad)
             raise Malformed(int(parsed.text_of_row[row]), bad[row])
-        batch = self._with_corrupt_column(texts, parsed)
+        batch, text_of_row = self._with_corrupt_column(texts, parsed), parsed.text_of_row
         if bad and self._rules.mode == "DROPMALFORMED":
             kept = np.setdiff1d(np.arange(batch.num_rows), list(bad))
-            batch = batch.take(pa.array(kept))
-        return Records(batch, len(bad))
+            batch, text_of_row = batch.take(pa.array(kept)), text_of_row[kept]
+        return Records(batch, len(bad), text_of_row)
 
     def _with_corrupt_column(self, texts: Texts, parsed: Parsed) -> pa.RecordBatch:
         if self._corrupt_at < 0:

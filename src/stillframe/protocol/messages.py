@@ -291,7 +291,7 @@ class Progress:
     oom_kills: int | None = None
     """How many processes its machine has killed for want of memory; None: nothing is known."""
     awaits: str | None = None
-    """What a sink of the slot waits for before it commits again, in a sentence."""
+    """What a source or sink of the slot waits for before it goes on, in a sentence."""
 
 
 FailureCause = Literal["permanent", "damaged snapshot", "lost slot", "other"]

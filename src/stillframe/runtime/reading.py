@@ -122,6 +122,10 @@ class AheadReader(SourceReader):
         self._completed.append((checkpoint_id, splits))
         self._news.set()
 
+    def awaits(self) -> str | None:
+        reader = self._now_reading
+        return None if reader is None else reader.awaits()
+
     def at_work(self) -> ReaderAtWork | None:
         """What the reader is doing; None: nothing."""
         call, reader, thread = self._calls, self._now_reading, self._thread.ident

@@ -450,7 +450,7 @@ class _Slot(TaskEvents):
             or self._sink_watch.look(self._subtasks.values())
             or self._reader_watch.look(self._subtasks.values())
         )
-        awaits = (sink.awaits for subtask in self._subtasks.values() for sink in subtask.sinks)
+        awaits = (subtask.awaits for subtask in self._subtasks.values())
         return replace(
             self._progress(),
             hanging=hanging,

@@ -115,6 +115,12 @@ class Reading(StatefulOperator):
     def records_malformed(self) -> int:
         return self._reader.records_malformed()
 
+    @property
+    def awaits(self) -> str | None:
+        """What the reader waits for, if it says so."""
+        awaited = self._reader.awaits()
+        return None if awaited is None else f"{self._name} waits: {awaited}"
+
     def on_splits(self, splits: Sequence[Split], is_last: bool, stops: bool = False) -> None:
         """More splits to read, and whether they are the last, perhaps only for now; those it knows
         are passed over."""

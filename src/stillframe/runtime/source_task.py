@@ -171,6 +171,10 @@ class SourceSubtask(Subtask):
         return self._source.records_malformed
 
     @property
+    def awaits(self) -> str | None:
+        return self._source.awaits or super().awaits
+
+    @property
     def reader_at_work(self) -> ReaderAtWork | None:
         return self._source.reader_at_work
 

@@ -262,6 +262,11 @@ class Subtask(ABC):
         return 0
 
     @property
+    def awaits(self) -> str | None:
+        """What has to come back, in a sentence, before records are read or committed here again."""
+        return next(filter(None, (sink.awaits for sink in self._sinks)), None)
+
+    @property
     def reader_at_work(self) -> ReaderAtWork | None:
         """What a source's reader is doing in a thread of its own, if there is one."""
         return None

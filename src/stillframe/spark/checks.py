@@ -116,7 +116,7 @@ def refuse_unfit_executors(
 
 def brings_own_ends(plan: Plan) -> bool:
     """Whether it has a source or sink of another package, which the slots have to import."""
-    modules = [type(end).__module__.partition(".")[0] for end in _ends(plan)]
+    modules = [type(end).__module__.partition(".")[0] for end in ends_of(plan)]
     return any(module not in ("stillframe", "__main__") for module in modules)
 
 
@@ -130,7 +130,7 @@ def refuse_missing_ends(there: Versions) -> None:
         )
 
 
-def _ends(plan: Plan) -> Iterator[Source | Sink]:
+def ends_of(plan: Plan) -> Iterator[Source | Sink]:
     for _, planned in plan.operators():
         match planned.operator:
             case Read(source=end) | Write(sink=end):
@@ -139,7 +139,7 @@ def _ends(plan: Plan) -> Iterator[Source | Sink]:
 
 def _pickled_ends(plan: Plan) -> dict[str, bytes]:
     pickler: Any = cloudpickle
-    return {f"the class {type(end).__name__}": pickler.dumps(end) for end in _ends(plan)}
+    return {f"the class {type(end).__name__}": pickler.dumps(end) for end in ends_of(plan)}
 
 
 def no_python_that_fits(said_by_spark: str) -> str | None:

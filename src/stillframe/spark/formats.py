@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from stillframe.connectors.generate import (
     rate_from_options,
 )
 from stillframe.connectors.json_lines import JSON_OPTIONS, JsonLinesSource, json_from_options
+from stillframe.connectors.kafka_options import SECRET_OPTIONS
+from stillframe.connectors.kafka_sink import SINK_OPTIONS, KafkaSink, sink_from_options
+from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.connectors.staged import StagedSink
@@ -84,6 +87,15 @@ class _Generator(OwnFormat):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Kafka(OwnFormat):
+    secret_options: ClassVar[tuple[str, ...]] = SECRET_OPTIONS
+    make: Callable[[Options, Any], Source | Sink]
+
+    def from_options(self, options: Options, schema: pa.Schema | None) -> Source | Sink:
+        return self.make(options, schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _OwnSink(OwnFormat):
     """One that the writer builds, because it needs more than options."""
 
@@ -132,6 +144,15 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
         needs="a server that lets one client connect again",
         tested_by=("tests/connectors/test_socket.py", "tests/scenarios/test_guarantees.py"),
     ),
+    "kafka": _Kafka(
+        kind=KafkaSource,
+        option_names=KafkaSource.option_names,
+        make=KafkaSource.from_options,
+        how="a position is a partition's offset and the id of its topic; offsets that are gone, or"
+        " a topic that was made again, are an error",
+        needs="topics that keep records until they are read",
+        tested_by=("tests/connectors/test_kafka_source.py", "tests/scenarios/test_kafka.py"),
+    ),
 }
 
 _SHARED = "a checkpoint location that driver and executors share"
@@ -151,6 +172,17 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
         how="the same",
         needs="the same",
         tested_by=("tests/connectors/test_file_sink.py",),
+    ),
+    "kafka": _Kafka(
+        kind=KafkaSink,
+        guarantee="exactly-once",
+        option_names=SINK_OPTIONS,
+        make=sink_from_options,
+        how="rows are staged, then one transaction writes them with a mark, for readers with"
+        " `read_committed`; with the option `deliveryGuarantee` they are written as they come, at"
+        " least once",
+        needs="brokers with transactions, and " + _SHARED,
+        tested_by=("tests/connectors/test_kafka_sink.py", "tests/scenarios/test_kafka.py"),
     ),
     "memory": _OwnSink(
         kind=StagedSink,

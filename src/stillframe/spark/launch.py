@@ -110,6 +110,8 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
         return _rehearsals[-1].look(plan, config)
     checks.refuse_unsendable(plan)
     checks.refuse_too_few_slots(plan.slots, runs_spark_jobs, room)
+    for end in checks.ends_of(plan):
+        end.check_start()
     if not _runs_here(spark) or checks.brings_own_ends(plan):
         checks.refuse_unfit_executors(spark, plan.slots, plan)
     deployment = SparkDeployment(

@@ -104,7 +104,7 @@ class StreamReader:
 
     def _session_options(self) -> dict[str, str]:
         """What the session says about reading, below what the options say."""
-        if not self._format.is_own or self._format.name != "json":
+        if not self._format.is_own or self._format.name not in ("json", "kafka"):
             return {}
         conf = self._still.spark.conf
         return {

@@ -287,7 +287,12 @@ class StreamWriter:
     @property
     def _keeps_rows(self) -> bool:
         """Whether rows go where the next driver finds them again."""
-        return self._is_file or (self._function is None and not self._format.is_own)
+        return self._is_file or self._is_made_of_options
+
+    @property
+    def _is_made_of_options(self) -> bool:
+        """Whether the options say all about the sink; ours that need more are built here."""
+        return self._function is None and (not self._format.is_own or self._is_own("kafka"))
 
     def _sink_options(self) -> dict[str, str]:
         """Those that are the sink's own."""
@@ -308,9 +313,9 @@ class StreamWriter:
         if self._function is not None:
             self._refuse_without_checkpoints(config)
             return self._foreach_batch_sink(self._function, job, config)
-        if not self._format.is_own:
+        if self._is_made_of_options:
             self._refuse_without_checkpoints(config)
-            return self._users_sink()
+            return self._sink_of_options()
         match self._format.name:
             case "noop":
                 return DiscardSink()
@@ -325,7 +330,7 @@ class StreamWriter:
             case _:
                 return self._file_sink("parquet", config)
 
-    def _users_sink(self) -> Sink:
+    def _sink_of_options(self) -> Sink:
         conf = self._stream.still.spark_setting
         sink: Sink = self._format.made(self._sink_options(), self._schema, conf)
         if sink.is_whole and not self._is_whole:

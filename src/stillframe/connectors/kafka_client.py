@@ -1,0 +1,284 @@
+"""What is asked of Kafka beside records, and what its errors mean, each in one sentence.
+
+Rules of this file
+------------------
+1. A client is made in the process that uses it, never before a fork, and kept in a variable: one
+   that is collected drops its requests without a word.
+2. Everything has a limit. What may heal is `Unavailable`, what will not is a `DataError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+
+from stillframe.connectors.kafka_options import EARLIEST, LATEST, Places, Settings, Subscribed
+from stillframe.errors import BuildError, DataError, StillframeError, Unavailable
+
+ANSWER_SECONDS_MAX = 10.0
+_FINAL = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError._SSL,
+}
+
+_SOON = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
+}
+_AGAIN_SECONDS = 0.05
+_SILENT_SECONDS_MAX = 2.0
+"""How long a connection that fails is tried again."""
+_SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+
+_USUAL: Mapping[str, Any] = {"reconnect.backoff.max.ms": 2_000}
+"""A broker that is back is found within seconds."""
+
+Partition: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    id: str
+    """Which topic of this name it is: one that is deleted and made again has another. Empty where
+    the broker is too old to tell."""
+    partitions: tuple[int, ...]
+
+
+def made(
+    kind: type[Any], settings: Settings, usual: Mapping[str, Any] | None = None, **ours: Any
+) -> Any:
+    """A client; what the user gave comes before what is usual, and what must be before both."""
+    # Its own log goes to stderr; what matters of it comes by the callback.
+    try:
+        return kind({"log_level": 0, **_USUAL, **(usual or {}), **settings.config(), **ours})
+    except KafkaException as error:
+        said = error.args[0].str()
+        raise BuildError(
+            f"the Kafka client does not take its settings ({said}): correct the kafka.* options,"
+            " which have librdkafka's names"
+        ) from None
+
+
+def refused(error: KafkaError, settings: Settings) -> StillframeError:
+    """What a job raises for this."""
+    said = error.str()
+    if error.code() in _FINAL:
+        return DataError(
+            f"Kafka at {settings.servers} refuses this client ({said}): correct the kafka.* options"
+            " for security, or what this user may do there"
+        )
+    if error.code() in _SILENT:
+        return Unavailable(
+            f"Kafka at {settings.servers} cannot be reached ({said}): start it, or correct"
+            " kafka.bootstrap.servers"
+        )
+    return Unavailable(f"Kafka at {settings.servers} cannot do what is asked of it now ({said})")
+
+
+class Client:
+    """Asks about topics and offsets. Used by one thread."""
+
+    def __init__(self, settings: Settings, answer_seconds_max: float = ANSWER_SECONDS_MAX) -> None:
+        self._settings = settings
+        self._seconds = answer_seconds_max
+        self._heard: KafkaError | None = None
+        self._admin = made(AdminClient, settings, error_cb=self._hear)
+
+    def _hear(self, error: KafkaError) -> None:
+        # That all brokers are down says less than why.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._heard = error
+
+    def topic_names(self) -> list[str]:
+        try:
+            return sorted(self._admin.list_topics(timeout=self._seconds).topics)
+        except KafkaException as error:
+            raise self._refused(error) from None
+
+    def described(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of these topics that exist."""
+        found: dict[str, Topic] = {}
+        wanted = sorted(set(names))
+        if not wanted:
+            return found
+        asked = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._seconds)
+        for name, future in asked.items():
+            try:
+                told = self._answer(future)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise self._refused(error) from None
+            numbers = sorted(each.id for each in told.partitions)
+            found[name] = Topic(str(told.topic_id or ""), tuple(numbers))
+        return found
+
+    def subscribed(self, to: Subscribed) -> dict[str, Topic]:
+        """The topics that are there of those that are read, with the partitions that are."""
+        names = to.named or [name for name in self.topic_names() if to.takes(name)]
+        found = self.described(names)
+        for name, wanted in to.assigned:
+            if name in found:
+                missing = set(wanted) - set(found[name].partitions)
+                if missing:
+                    raise DataError(
+                        f"topic {name} at {self._settings.servers} has no partition"
+                        f" {min(missing)}: correct the option assign"
+                    )
+                found[name] = Topic(found[name].id, wanted)
+        return found
+
+    def refuse_missing(self, names: Iterable[str]) -> dict[str, Topic]:
+        found = self.described(names)
+        for name in names:
+            if name not in found:
+                raise DataError(
+                    f"topic {name} does not exist in Kafka at {self._settings.servers}: create it,"
+                    " or correct its name"
+                )
+        return found
+
+    def places(
+        self, partitions: Iterable[Partition], places: Places, *, is_committed: bool
+    ) -> dict[Partition, int]:
+        """The offsets that are meant by these places."""
+        meant = {each: places.of(*each) for each in partitions}
+        if places.kind == "offset":
+            asked = {each: place for each, place in meant.items() if place < 0}
+            return meant | self._offsets(asked, is_committed=is_committed)
+        found = self._offsets(
+            {each: OffsetSpec.for_timestamp(place) for each, place in meant.items()},
+            is_committed=is_committed,
+        )
+        after = [each for each, offset in found.items() if offset < 0]
+        if after and not places.latest_if_none:
+            topic, partition = after[0]
+            raise DataError(
+                f"partition {partition} of topic {topic} has no record at or after"
+                f" {meant[after[0]]} ms, which {places.option} names: give an earlier time, or set"
+                " startingOffsetsByTimestampStrategy to latest"
+            )
+        return found | self._offsets(dict.fromkeys(after, LATEST), is_committed=is_committed)
+
+    def ends(self, partitions: Iterable[Partition], *, is_committed: bool) -> dict[Partition, int]:
+        return self._offsets(dict.fromkeys(partitions, LATEST), is_committed=is_committed)
+
+    def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return self._offsets(dict.fromkeys(partitions, EARLIEST), is_committed=False)
+
+    def _offsets(
+        self, asked: Mapping[Partition, Any], *, is_committed: bool
+    ) -> dict[Partition, int]:
+        if not asked:
+            return {}
+        words = {EARLIEST: OffsetSpec.earliest(), LATEST: OffsetSpec.latest()}
+        specs = {
+            TopicPartition(*each): words.get(spec, spec) if isinstance(spec, int) else spec
+            for each, spec in asked.items()
+        }
+        level = IsolationLevel.READ_COMMITTED if is_committed else IsolationLevel.READ_UNCOMMITTED
+        deadline = time.monotonic() + self._seconds
+        while True:
+            answers = self._admin.list_offsets(
+                specs, isolation_level=level, request_timeout=self._seconds
+            )
+            try:
+                return {
+                    (of.topic, of.partition): self._answer(future).offset
+                    for of, future in answers.items()
+                }
+            except KafkaException as error:
+                # A topic that was just made may have no leader yet.
+                if error.args[0].code() not in _SOON or time.monotonic() > deadline:
+                    raise self._refused(error) from None
+            time.sleep(_AGAIN_SECONDS)
+
+    def group_offset(self, group: str, topic: str) -> int | None:
+        """Of partition 0; None: there is none. Waits for one that a transaction has not decided.
+
+        Not by a consumer of the group: one that was made while its coordinator was away may not
+        find it for a long time.
+        """
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+        deadline = time.monotonic() + self._seconds
+        while True:
+            [future] = self._admin.list_consumer_group_offsets(
+                [wanted], require_stable=True, request_timeout=self._seconds
+            ).values()
+            try:
+                [found] = self._answer(future).topic_partitions
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return int(found.offset) if found.offset >= 0 else None
+            except KafkaException as error:
+                if error.args[0].code() not in _SOON or time.monotonic() > deadline:
+                    raise self._refused(error) from None
+            time.sleep(_AGAIN_SECONDS)
+
+    def topic_setting(self, topic: str, name: str) -> str | None:
+        """A setting of a topic; None: this user may not see it."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        [future] = self._admin.describe_configs([resource], request_timeout=self._seconds).values()
+        try:
+            found = self._answer(future).get(name)
+        except KafkaException as error:
+            if error.args[0].code() in (
+                KafkaError.TOPIC_AUTHORIZATION_FAILED,
+                KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            ):
+                return None
+            raise self._refused(error) from None
+        return None if found is None else found.value
+
+    def _answer(self, future: Future[Any]) -> Any:
+        """Sooner than at the deadline if the callback hears that there will be none."""
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < self._seconds + 1:
+            with suppress(TimeoutError):
+                answer = future.result(_AGAIN_SECONDS)
+                self._heard = None
+                return answer
+            self._admin.poll(0)
+            heard = self._heard
+            if heard is not None and (heard.code() in _FINAL or waited > _SILENT_SECONDS_MAX):
+                break
+        raise self._silent()
+
+    def _refused(self, error: KafkaException) -> StillframeError:
+        told: KafkaError = error.args[0]
+        return self._silent() if told.code() in _SILENT else refused(told, self._settings)
+
+    def _silent(self) -> StillframeError:
+        """That there was no answer is all a call says; the callback has heard why."""
+        self._admin.poll(0)
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            return refused(heard, self._settings)
+        return Unavailable(
+            f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s"
+        )

@@ -1,0 +1,164 @@
+"""Messages of Kafka as columns: Spark's own, or with typed ones made of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from stillframe.errors import BuildError, DataError
+from stillframe.json_texts.columns import Texts
+from stillframe.json_texts.records import Malformed, RecordReader, nullable, refuse_unreadable
+from stillframe.json_texts.rules import JsonRules
+
+ValueFormat = Literal["binary", "string", "json"]
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_KAFKAS = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", HEADERS),
+    ]
+)
+_SHOWN_BYTES_MAX = 80
+_SPARKS_RULES = JsonRules()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Which columns a message becomes."""
+
+    value_format: ValueFormat = "binary"
+    declared: pa.Schema | None = None
+    """Of JSON: the columns that the values have."""
+    rules: JsonRules = _SPARKS_RULES
+    with_headers: bool = False
+
+    def check(self) -> None:
+        if self.value_format == "json":
+            if self.declared is None:
+                raise BuildError(
+                    "valueFormat is json, so the columns of the values have to be declared: say"
+                    ' .schema("app string, at timestamp")'
+                )
+            refuse_unreadable(self.declared, self.rules)
+        elif self.declared is not None:
+            raise BuildError(
+                "the source kafka has a schema of its own: leave .schema(...) out, or set"
+                " valueFormat to json for values of that schema"
+            )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """With JSON, Kafka's own columns come behind those of the values, but for `value` itself
+        and those whose names the values use."""
+        kafkas = [field for field in _KAFKAS if field.name != "headers" or self.with_headers]
+        if self.declared is not None:
+            used = {name.lower() for name in self.declared.names} | {"value"}
+            kafkas = [field for field in kafkas if field.name.lower() not in used]
+            return pa.schema([*nullable(self.declared), *kafkas])
+        if self.value_format == "string":
+            kafkas[1] = pa.field("value", pa.string())
+        return pa.schema(kafkas)
+
+
+class Columns:
+    """Makes batches of messages, with the columns that the job reads and no others."""
+
+    def __init__(self, shape: Shape, read: Sequence[str] | None) -> None:
+        schema = shape.schema
+        self._schema = schema if read is None else pa.schema([schema.field(n) for n in read])
+        declared = [] if shape.declared is None else shape.declared.names
+        self._of_json = [name for name in self._schema.names if name in declared]
+        self._kafkas = [name for name in self._schema.names if name not in declared]
+        self._json = None
+        # Also where the job reads no column of them: how many rows there are depends on the texts.
+        if shape.declared is not None:
+            self._json = RecordReader(nullable(shape.declared), shape.rules)
+        self.records_malformed = 0
+
+    def batch(self, topic: str, partition: int, messages: Sequence[Any]) -> pa.RecordBatch:
+        """Of messages of one partition, none of which is an error."""
+        columns = {
+            name: _MAKERS[name](messages) if name in _MAKERS else _same(name, topic, partition)
+            for name in self._kafkas
+        }
+        rows: pa.Array | None = None
+        if self._json is not None:
+            columns, rows = self._with_values(topic, partition, messages, columns)
+        arrays = []
+        for field in self._schema:
+            column = columns[field.name]
+            if isinstance(column, pa.Scalar):
+                column = pa.repeat(column, len(messages))
+            elif column.type != field.type:  # strings, which the runtime checks
+                column = column.view(field.type)
+            is_by_row = rows is None or field.name in self._of_json
+            arrays.append(column if is_by_row else column.take(rows))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _with_values(
+        self, topic: str, partition: int, messages: Sequence[Any], columns: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], pa.Array | None]:
+        """With the columns of the values, and which message each row is of unless it is its own.
+
+        A tombstone, or an empty value, is a row of nulls.
+        """
+        assert self._json is not None
+        values = [message.value() for message in messages]
+        texts = [v if v and not v.isspace() else b"{}" for v in values]
+        try:
+            records = self._json.read(Texts.of(texts))
+        except Malformed as error:
+            begins = texts[error.place][:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
+            raise DataError(
+                f"the value at offset {messages[error.place].offset()} of partition {partition} of"
+                f" topic {topic} does not fit the schema ({error.why}): correct the schema, or set"
+                f" mode to PERMISSIVE; it begins {begins!r}"
+            ) from None
+        self.records_malformed += records.malformed
+        typed = {name: records.batch.column(name) for name in self._of_json}
+        is_each_its_own = len(records.text_of_row) == len(messages) and bool(
+            (records.text_of_row == np.arange(len(messages))).all()
+        )
+        return {**columns, **typed}, None if is_each_its_own else pa.array(records.text_of_row)
+
+
+def _same(name: str, topic: str, partition: int) -> pa.Scalar:
+    return pa.scalar(topic if name == "topic" else partition, _KAFKAS.field(name).type)
+
+
+def _times(messages: Sequence[Any]) -> pa.Array:
+    millis = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
+    return pa.array(millis * 1000).view(pa.timestamp("us", tz="UTC"))
+
+
+def _time_types(messages: Sequence[Any]) -> pa.Array:
+    """librdkafka counts them from 1, Spark from 0."""
+    return pa.array([message.timestamp()[0] - 1 for message in messages], pa.int32())
+
+
+def _headers(messages: Sequence[Any]) -> pa.Array:
+    found = [message.headers() for message in messages]
+    return pa.array(
+        [each and [{"key": key, "value": value} for key, value in each] for each in found], HEADERS
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Sequence[Any]], pa.Array]] = {
+    "key": lambda messages: pa.array([each.key() for each in messages], pa.binary()),
+    "value": lambda messages: pa.array([each.value() for each in messages], pa.binary()),
+    "offset": lambda messages: pa.array([each.offset() for each in messages], pa.int64()),
+    "timestamp": _times,
+    "timestampType": _time_types,
+    "headers": _headers,
+}

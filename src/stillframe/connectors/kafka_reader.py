@@ -1,0 +1,367 @@
+"""Reads all Kafka partitions of one subtask with one consumer, from offsets that we keep.
+
+Theory of operation
+-------------------
+The consumer is told each partition and offset (`incremental_assign`); no group takes part. Its own
+threads fetch ahead. One `poll` waits for the first message, one `consume` takes what else is there,
+and the messages of each partition become a batch whose position is the offset behind the last.
+
+The end of a partition may be a transaction's marker, which is an offset but no record. So a
+position also moves when the client says that it has come to the end (partition EOF), and whether a
+partition has been read up to somewhere is asked of the position, never of the last record.
+
+Rules of this file
+------------------
+1. Everything but `add_splits`, `no_more_splits`, `has_ended`, `interrupt` and what tells figures is
+   done by the reader's own thread.
+2. No partition is read before it is known to be of the topic of which the position speaks: one that
+   was deleted and made again has the same offsets and other records.
+3. While no broker answers, the reader waits and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from stillframe.api.sources import BlockingReader, ReadItem, SourceContext, Split
+from stillframe.connectors.kafka_client import Client, Partition, made, refused
+from stillframe.connectors.kafka_columns import Columns
+from stillframe.connectors.kafka_options import GROUP
+from stillframe.connectors.kafka_source import KafkaSource
+from stillframe.errors import DataError, Unavailable
+from stillframe.ids import CheckpointId
+
+_MESSAGES_MAX = 10_000
+_POLL_SECONDS = 0.1
+_LINGER_SECONDS = 0.005
+"""How long more messages are waited for when one has come."""
+_ANSWER_SECONDS_MAX = 2.0
+"""`read` has to come back in time: what gets no answer is asked again."""
+_LOOK_SECONDS = 5.0
+"""How often it is asked whether the topics are still the same."""
+_MISSING_SECONDS_MAX = 30.0
+"""A broker that has just started may not know all topics yet."""
+
+_USUAL: Mapping[str, Any] = {
+    "group.id": "stillframe",
+    "isolation.level": "read_committed",
+    # Records are waited for at the broker for so long; then it says that the end is reached.
+    "fetch.wait.max.ms": 100,
+    "fetch.message.max.bytes": 4 << 20,
+    "queued.min.messages": 200_000,
+    "queued.max.messages.kbytes": 64 << 10,
+}
+_OURS: Mapping[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    # Where an offset is gone the job says what becomes of it, not the client.
+    "auto.offset.reset": "error",
+}
+
+log = logging.getLogger("stillframe")
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One partition, as far as it was given out."""
+
+    split: Split
+    offset: int
+    end: int | None
+    """Behind which nothing is read."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.end is not None and self.offset >= self.end
+
+    def moved(self, offset: int) -> Split:
+        self.offset = offset if self.end is None else min(offset, self.end)
+        self.split = Split(self.split.id, {**self.split.position, "offset": self.offset})
+        return self.split
+
+
+class KafkaReader(BlockingReader):
+    takes_splits = True
+
+    def __init__(
+        self, source: KafkaSource, splits: Sequence[Split], context: SourceContext
+    ) -> None:
+        self._source = source
+        self._clock = context.clock
+        self._columns = Columns(source.shape, context.columns)
+        self._coming: queue.SimpleQueue[Split] = queue.SimpleQueue()
+        self.add_splits(splits)
+        self._new: list[Split] = []
+        """Those that were taken and wait to be looked at."""
+        self._reading: dict[Partition, _Reading] = {}
+        self._assigned: set[Partition] = set()
+        """Those that the consumer reads."""
+        self._ends: dict[str, int] = {}
+        """Of each split that has an end, for the loop thread."""
+        self._has_all = False
+        self._stops_now = False
+        self._knows_ends = False
+        self._missing_since: dict[str, float] = {}
+        self._looked_at = 0.0
+        self._trouble: str | None = None
+        self._newest_ms = 0
+        self._ending = threading.Event()
+        self._consumer: Any = None
+        self._client: Client | None = None
+
+    # --- the loop thread
+
+    def add_splits(self, splits: Sequence[Split]) -> None:
+        for split in splits:
+            self._coming.put(split)
+
+    def no_more_splits(self, *, until_now: bool) -> None:
+        self._stops_now = until_now
+        self._has_all = True
+
+    def has_ended(self, split: Split) -> bool:
+        # By the position alone: this thread is ahead of the one that asks.
+        end = self._ends.get(split.id, split.position.get("end"))
+        return end is not None and _offset(split) >= cast(int, end)
+
+    def records_malformed(self) -> int:
+        return self._columns.records_malformed
+
+    def awaits(self) -> str | None:
+        return self._trouble
+
+    def interrupt(self) -> None:
+        self._ending.set()
+
+    # --- the reader's thread
+
+    def read(self) -> Iterator[ReadItem]:
+        settings = self._source.settings
+        self._client = Client(settings, _ANSWER_SECONDS_MAX)
+        self._consumer = made(Consumer, settings, _USUAL, **_OURS, error_cb=self._hear)
+        while not self._ending.is_set():
+            has_all, stops = self._has_all, self._stops_now  # what was given by then is taken below
+            while not self._coming.empty():
+                self._new.append(self._coming.get())
+            yield from self._looked()
+            if stops and not self._new and not self._knows_ends:
+                yield from self._found_ends()
+            is_over = has_all and not self._new and (self._knows_ends or not stops)
+            if is_over and all(each.has_ended for each in self._reading.values()):
+                return
+            messages = self._consumed()
+            if messages:
+                yield from self._batches(messages)
+            else:
+                yield None
+
+    def on_checkpoint_complete(self, checkpoint_id: CheckpointId, splits: Sequence[Split]) -> None:
+        """Those who watch a group's lag are told; nothing here depends on it."""
+        if self._consumer is None or self._source.settings.get(GROUP) is None or not splits:
+            return
+        offsets = [
+            TopicPartition(*_partition(split), cast(int, split.position["offset"]))
+            for split in splits
+        ]
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            log.warning("offsets of %s were not committed: %s", self._source.describe(), error)
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def _consumed(self) -> list[Any]:
+        first = self._consumer.poll(_POLL_SECONDS)
+        if first is None:
+            return []
+        more: list[Any] = self._consumer.consume(_MESSAGES_MAX - 1, _LINGER_SECONDS)
+        return [first, *more]
+
+    def _batches(self, messages: list[Any]) -> Iterator[ReadItem]:
+        told = [message for message in messages if message.error() is not None]
+        if len(told) < len(messages):
+            self._trouble = None
+        if told:
+            messages = [message for message in messages if message.error() is None]
+        for partition, part in self._by_partition(messages):
+            reading = self._reading[partition]
+            end = reading.end
+            if end is not None:
+                part = [message for message in part if message.offset() < end]
+            if part:
+                batch = self._columns.batch(*partition, part)
+                self._newest_ms = part[-1].timestamp()[1]
+                yield reading.moved(part[-1].offset() + 1), batch
+        for message in told:
+            yield from self._heard((message.topic(), message.partition()), message)
+        self._leave_ended()
+
+    def _by_partition(self, messages: list[Any]) -> Iterator[tuple[Partition, list[Any]]]:
+        if len(self._reading) == 1:  # the usual case, and the fastest
+            if messages:
+                yield next(iter(self._reading)), messages
+            return
+        parts: dict[Partition, list[Any]] = {}
+        keys = [(message.topic(), message.partition()) for message in messages]
+        begin = 0
+        for key, run in groupby(keys):
+            end = begin + sum(1 for _ in run)
+            parts.setdefault(key, []).extend(messages[begin:end])
+            begin = end
+        yield from parts.items()
+
+    def _heard(self, partition: Partition, message: Any) -> Iterator[ReadItem]:
+        """What the client says of a partition instead of a record."""
+        reading, error = self._reading.get(partition), message.error()
+        if reading is None:
+            return
+        if error.code() == KafkaError._PARTITION_EOF:
+            if message.offset() > reading.offset or reading.end is not None:
+                yield reading.moved(max(message.offset(), reading.offset)), None
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            yield self._lost(partition, reading), None
+        else:
+            self._hear(error)
+
+    def _lost(self, partition: Partition, reading: _Reading) -> Split:
+        """The broker does not have the offset any more."""
+        assert self._client is not None
+        begins = self._client.begins([partition])[partition]
+        topic, number = partition
+        said = (
+            f"partition {number} of topic {topic} was to be read from offset {reading.offset}, but"
+            f" Kafka at {self._source.settings.servers} has it only from offset {begins} on"
+        )
+        if self._source.fails_on_data_loss:
+            raise DataError(
+                f"{said}: records that were not read are gone; to go on without them set"
+                " failOnDataLoss to false"
+            )
+        log.warning("%s: the job goes on there, because failOnDataLoss is false", said)
+        return self._moved_to(partition, reading, begins)
+
+    def _moved_to(self, partition: Partition, reading: _Reading, offset: int) -> Split:
+        self._consumer.incremental_unassign([TopicPartition(*partition)])
+        self._consumer.incremental_assign([TopicPartition(*partition, offset)])
+        return reading.moved(offset)
+
+    def _leave_ended(self) -> None:
+        ended = {at for at in self._assigned if self._reading[at].has_ended}
+        if ended:
+            self._consumer.incremental_unassign([TopicPartition(*at) for at in ended])
+            self._assigned -= ended
+
+    def _found_ends(self) -> Iterator[ReadItem]:
+        """Where the partitions end now, so that a job which reads what is there can stop."""
+        assert self._client is not None
+        try:
+            ends = self._client.ends(self._reading, is_committed=self._source.reads_committed)
+        except Unavailable as error:
+            self._trouble = str(error)
+            return
+        for partition, reading in self._reading.items():
+            end = ends[partition]
+            reading.end = end if reading.end is None else min(end, reading.end)
+            self._ends[reading.split.id] = reading.end
+            if reading.has_ended:
+                yield reading.split, None
+        self._knows_ends = True
+        self._leave_ended()
+
+    # --- whether the topics are those of the positions
+
+    def _looked(self) -> Iterator[ReadItem]:
+        """Look at the topics if it is time to; begin to read what is new and theirs."""
+        assert self._client is not None
+        now = self._clock.monotonic_seconds()
+        if not self._new and (not self._reading or now < self._looked_at + _LOOK_SECONDS):
+            return
+        self._looked_at = now
+        splits = [*self._new, *(reading.split for reading in self._reading.values())]
+        try:
+            topics = self._client.described({_partition(split)[0] for split in splits})
+        except Unavailable as error:
+            self._trouble = str(error)
+            return
+        self._trouble = None
+        self._note_missing({_partition(split)[0] for split in splits} - set(topics), now)
+        waiting, self._new = self._new, []
+        for split in waiting:
+            topic, _ = _partition(split)
+            if topic not in topics:
+                self._new.append(split)
+                continue
+            yield from self._begun(self._of_same_topic(split, topics[topic].id))
+        for partition, reading in self._reading.items():
+            if partition[0] in topics:
+                of_now = self._of_same_topic(reading.split, topics[partition[0]].id)
+                if of_now is not reading.split and partition in self._assigned:
+                    reading.split = of_now
+                    yield self._moved_to(partition, reading, _offset(of_now)), None
+
+    def _begun(self, split: Split) -> Iterator[ReadItem]:
+        partition = _partition(split)
+        end = cast("int | None", split.position.get("end"))
+        reading = _Reading(split, _offset(split), end)
+        self._reading[partition] = reading
+        if not reading.has_ended:
+            self._consumer.incremental_assign([TopicPartition(*partition, reading.offset)])
+            self._assigned.add(partition)
+        yield split, None
+
+    def _of_same_topic(self, split: Split, now: str) -> Split:
+        """The split, or its successor in a topic that was made again."""
+        topic, number = _partition(split)
+        before = split.position.get("topic_id", "")
+        if not before or not now or before == now:
+            return split
+        said = (
+            f"topic {topic} at {self._source.settings.servers} was deleted and made again since"
+            f" partition {number} was read up to offset {_offset(split)}"
+        )
+        if self._source.fails_on_data_loss:
+            raise DataError(
+                f"{said}: to read the new one from its beginning set failOnDataLoss to false"
+            )
+        log.warning("%s: the new one is read from its beginning", said)
+        return Split(split.id, {**split.position, "topic_id": now, "offset": 0})
+
+    def _note_missing(self, missing: set[str], now: float) -> None:
+        self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
+        for topic, since in self._missing_since.items():
+            self._trouble = f"topic {topic} is not there at {self._source.settings.servers}"
+            if self._source.fails_on_data_loss and now - since > _MISSING_SECONDS_MAX:
+                raise DataError(
+                    f"topic {topic} at {self._source.settings.servers} was deleted while it was"
+                    " read: take it out of the job, or set failOnDataLoss to false"
+                )
+
+    # --- what it waits for
+
+    def _hear(self, error: KafkaError) -> None:
+        """Called by the client while it is polled."""
+        raised = refused(error, self._source.settings)
+        if isinstance(raised, DataError):
+            raise raised
+        # One of several brokers may be away, and a connection may break and be made again.
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._trouble is None:
+            self._trouble = str(raised)
+
+
+def _partition(split: Split) -> Partition:
+    return cast(str, split.position["topic"]), cast(int, split.position["partition"])
+
+
+def _offset(split: Split) -> int:
+    return cast(int, split.position["offset"])

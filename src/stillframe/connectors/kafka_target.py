@@ -1,0 +1,253 @@
+"""Writes rows to Kafka: `Producing` for one producer, `KafkaTarget` for transactions with marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from stillframe.api.sinks import Target
+from stillframe.connectors.kafka_client import Client, made, refused
+from stillframe.connectors.kafka_options import Settings
+from stillframe.connectors.kafka_sink import Destination
+from stillframe.errors import DataError, StillframeError, StorageError, Unavailable
+from stillframe.ids import CheckpointId, Mark, Writer
+
+_ANSWER_SECONDS_MAX = 15.0
+_COMMIT_SECONDS_MAX = 120.0
+"""It flushes first. Not by flush(), whose callbacks raise where the client was fenced."""
+_ABORT_SECONDS_MAX = 5.0
+_ROOM_SECONDS = 0.1
+_POLL_ROWS = 10_000
+_FENCED = {
+    KafkaError._FENCED,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError._FATAL,
+    KafkaError._PURGE_QUEUE,
+}
+_REFUSED = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+}
+
+
+_USUAL: Mapping[str, Any] = {
+    "linger.ms": 20,
+    "batch.size": 1 << 20,
+    "batch.num.messages": 20_000,
+    "compression.type": "lz4",
+    "queue.buffering.max.messages": 500_000,
+    "queue.buffering.max.kbytes": 128 << 10,
+    # What is too large was refused before by the topic's own limit.
+    "message.max.bytes": 100 << 20,
+    # A key goes where Java's clients, and so Spark, would send it.
+    "partitioner": "murmur2_random",
+    # A producer that begins anew with all brokers when none answers keeps the group's coordinator
+    # of before, and waits for it for ever: seen with librdkafka 2.16, whatever the time limit.
+    "metadata.recovery.strategy": "none",
+}
+_OURS: Mapping[str, Any] = {"enable.idempotence": True, "delivery.report.only.error": True}
+
+
+class Producing:
+    """One producer, and what has become of its rows."""
+
+    def __init__(self, destination: Destination, **ours: Any) -> None:
+        self._destination = destination
+        self._failed: KafkaError | None = None
+        self.producer = made(
+            Producer,
+            destination.settings,
+            _USUAL,
+            **{**_OURS, **ours},
+            on_delivery=self._on_failure,
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self._destination.settings
+
+    def _on_failure(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+
+    def produced(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+        """Queue these rows; the places of those that the client itself refuses, and why."""
+        produce, poll = self.producer.produce, self.producer.poll
+        for place, row in enumerate(_rows(batch, self._destination.topic)):
+            topic, value, key, partition, headers = row
+            while True:
+                try:
+                    produce(topic, value, key, partition, headers=headers)
+                    break
+                except BufferError:
+                    poll(_ROOM_SECONDS)
+                    self.raise_failure()
+                except KafkaException as error:
+                    if error.args[0].code() not in _REFUSED:
+                        raise understood(error, self.settings) from error
+                    yield place, error.args[0].str()
+                    break
+            if place % _POLL_ROWS == 0:
+                poll(0)
+        poll(0)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is None:
+            return
+        if failed.code() in _REFUSED:
+            raise DataError(
+                f"{self._destination.describe()} refuses a record ({failed.str()}): correct the"
+                " topic or its settings, then start the job again, it goes on"
+            )
+        raise understood(KafkaException(failed), self.settings)
+
+    def flush(self) -> None:
+        """For as long as it takes, if the broker takes some."""
+        left = len(self.producer)
+        while left:
+            before, left = left, self.producer.flush(_ANSWER_SECONDS_MAX)
+            self.raise_failure()
+            if left >= before:
+                raise Unavailable(
+                    f"Kafka at {self.settings.servers} has taken none of {left} records within"
+                    f" {_ANSWER_SECONDS_MAX:g} s"
+                )
+
+    def close(self) -> None:
+        """What was not flushed is dropped.
+
+        Not by the client's own close: that raises for one that was fenced, and waits. A client
+        ends with its last reference.
+        """
+        self.producer.purge()
+        self.producer = None
+
+
+def _rows(
+    batch: pa.RecordBatch, topic: str | None
+) -> Iterator[tuple[str, bytes, bytes, int, list[tuple[str, bytes]] | None]]:
+    names, rows = batch.schema.names, batch.num_rows
+
+    def column(name: str, otherwise: Any) -> list[Any]:
+        if name not in names:
+            return [otherwise] * rows
+        return [otherwise if value is None else value for value in batch.column(name).to_pylist()]
+
+    headers = [
+        each and [(pair["key"], pair["value"]) for pair in each] for each in column("headers", None)
+    ]
+    topics = [topic] * rows if topic is not None else column("topic", None)
+    yield from zip(
+        topics,
+        column("value", None),
+        column("key", None),
+        column("partition", -1),
+        headers,
+        strict=True,
+    )
+
+
+class KafkaTarget(Target):
+    """One transactional producer at a time: that of the writer whose part is committed."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        mark_topic: str,
+        answer_seconds_max: float = _ANSWER_SECONDS_MAX,
+    ) -> None:
+        self._seconds = answer_seconds_max
+        self._destination = destination
+        self._mark_topic = mark_topic
+        self._of: Writer | None = None
+        self._producing: Producing | None = None
+        self._group: Any = None
+        self._client: Client | None = None
+        self._is_in_transaction = False
+
+    def begin(self, writer: Writer) -> CheckpointId | None:
+        if writer != self._of:
+            self.close()
+            self._open(writer)
+        assert self._client is not None
+        found = self._client.group_offset(_name(writer), self._mark_topic)
+        return None if found is None else CheckpointId(found)
+
+    def _open(self, writer: Writer) -> None:
+        settings = self._destination.settings
+        self._client = self._client or Client(settings, self._seconds)
+        self._producing = Producing(self._destination, **{"transactional.id": _name(writer)})
+        try:
+            self._producing.producer.init_transactions(self._seconds)
+        except KafkaException as error:
+            raise understood(error, settings) from error
+        # It never joins: its group is where the mark is kept, and nothing else.
+        ours: dict[str, Any] = {"group.id": _name(writer), "enable.auto.commit": False}
+        self._group = made(Consumer, settings, **ours)
+        self._of = writer
+
+    def write(
+        self,
+        mark: Mark,
+        rows: Iterator[pa.RecordBatch],
+        refuse: Callable[[pa.RecordBatch, str], None],
+    ) -> None:
+        assert self._producing is not None, "begin comes first"
+        producer = self._producing.producer
+        try:
+            producer.begin_transaction()
+            self._is_in_transaction = True
+            for batch in rows:
+                for place, reason in self._producing.produced(batch):
+                    refuse(batch.slice(place, 1), reason)
+            # The mark is the offset of a group: in the transaction, or not at all.
+            offset = TopicPartition(self._mark_topic, 0, mark.checkpoint_id)
+            producer.send_offsets_to_transaction(
+                [offset], self._group.consumer_group_metadata(), self._seconds
+            )
+            producer.commit_transaction(_COMMIT_SECONDS_MAX)
+            self._is_in_transaction = False
+        except KafkaException as error:
+            self._producing.raise_failure()
+            raise understood(error, self._destination.settings) from error
+
+    def abandon(self) -> None:
+        if self._is_in_transaction and self._producing is not None:
+            with suppress(KafkaException):  # the next one who begins ends it
+                self._producing.producer.abort_transaction(_ABORT_SECONDS_MAX)
+        self._is_in_transaction = False
+
+    def close(self) -> None:
+        if self._producing is not None:
+            self._producing.close()
+        if self._group is not None:
+            self._group.close()
+        self._of = self._producing = self._group = None
+
+
+def _name(writer: Writer) -> str:
+    """Of a transactional id, and of the group that keeps its mark."""
+    return f"stillframe/{writer}"
+
+
+def understood(error: KafkaException, settings: Settings) -> StillframeError:
+    """What a committer raises for this."""
+    told: KafkaError = error.args[0]
+    # A client that was fenced drops what it has, and tells so of each record.
+    if told.code() in _FENCED:
+        return StorageError(
+            "another committer of this job has taken over, so this one must not write"
+            f" ({told.str()})"
+        )
+    return refused(told, settings)

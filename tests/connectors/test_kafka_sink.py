@@ -1,0 +1,323 @@
+"""Kafka as a sink, against a real broker: each row once for those who read what is committed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
+from stillframe.connectors.kafka_sink import sink_from_options
+from stillframe.connectors.kafka_target import KafkaTarget
+from stillframe.errors import BuildError, DataError, StartRefused, StorageError, Unavailable
+from stillframe.ids import Mark, Writer
+from stillframe.options import Options
+from stillframe.storage.local import LocalStore
+from stillframe.storage.staging import StagedFiles
+
+pytestmark = pytest.mark.kafka
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+def sink_of(address, topic, schema=SCHEMA, **options):
+    given = {"kafka.bootstrap.servers": address, "topic": topic}
+    given |= {name.replace("__", "."): text for name, text in options.items()}
+    given = {name: text for name, text in given.items() if text is not None}
+    return sink_from_options(Options("the sink kafka", given), schema)
+
+
+class House:
+    """A job's store, and a topic outside of it."""
+
+    def __init__(self, directory, kafka):
+        self.kafka = kafka
+        self.topic = kafka.topic(2)
+        self.staging = StagedFiles(LocalStore(directory / "job"))
+        self.incarnation = f"i-{self.topic}"
+        self.sink = sink_of(kafka.address, self.topic)
+
+    def writer(self, sink=None, attempt=1, subtask=0):
+        context = SinkContext("job", attempt, "rows", subtask, self.incarnation, self.staging)
+        return (sink or self.sink).open_writer(context)
+
+    def stage(self, checkpoint_id, *values, subtask=0, sink=None, batch=None):
+        """One part, as the committer is given it."""
+        with closing(self.writer(sink, subtask=subtask)) as writer:
+            writer.write(batch or pa.record_batch([pa.array(values, pa.string())], SCHEMA))
+            committables = writer.rotate(checkpoint_id)()
+        return Prepared(self.mark(checkpoint_id, subtask), tuple(committables))
+
+    def mark(self, checkpoint_id, subtask=0):
+        return Mark(Writer(self.incarnation, "rows", subtask), checkpoint_id)
+
+    def commit(self, *parts, sink=None):
+        """By another process each time, as far as Kafka can tell."""
+        context = CommitterContext("job", self.staging)
+        with closing((sink or self.sink).open_committer(context)) as committer:
+            committer.commit(0, parts)
+
+    def target(self):
+        return closing(self.sink.open_target())
+
+    def visible(self):
+        return sorted(value.decode() for value in self.kafka.values(self.topic))
+
+
+@pytest.fixture
+def house(tmp_path, kafka):
+    return House(tmp_path, kafka)
+
+
+def rows(*values):
+    return iter([pa.record_batch([pa.array(values, pa.string())], SCHEMA)])
+
+
+def refuse_nothing(batch, reason):
+    raise AssertionError(reason)
+
+
+# --- Exactly once ----------------------------------------------------------------------------
+
+
+def test_what_is_staged_is_seen_when_it_is_committed_and_once(house):
+    part = house.stage(1, "a", "b")
+    assert house.visible() == []
+
+    house.commit(part)
+    house.commit(part)
+
+    assert house.visible() == ["a", "b"]
+
+
+def test_a_transaction_whose_receipt_was_never_noted_is_found_by_its_mark(house):
+    part = house.stage(7, "a")
+    with house.target() as target:
+        assert target.begin(part.mark.writer) is None
+        target.write(part.mark, rows("a"), refuse_nothing)
+
+    house.commit(part)
+
+    assert house.visible() == ["a"]
+
+
+def test_a_later_checkpoint_is_written_and_its_mark_speaks_for_those_before(house):
+    house.commit(house.stage(3, "a"), house.stage(5, "b"))
+
+    with house.target() as target:
+        assert target.begin(house.mark(5).writer) == 5
+    assert house.visible() == ["a", "b"]
+
+
+def test_parts_of_several_writers_are_committed_by_one(house):
+    """As after a change of the parallelism."""
+    house.commit(house.stage(3, "a"), house.stage(3, "b", subtask=1), house.stage(4, "c"))
+
+    assert house.visible() == ["a", "b", "c"]
+
+
+def test_an_older_committer_is_shut_out_in_the_middle_of_its_transaction(house):
+    mark = house.mark(2)
+    with house.target() as older, house.target() as newer:
+        older.begin(mark.writer)
+
+        def half_way():
+            yield from rows("a")
+            assert newer.begin(mark.writer) is None, "what is open there can never be done"
+
+        with pytest.raises(StorageError, match="another committer of this job has taken over"):
+            older.write(mark, half_way(), refuse_nothing)
+        older.abandon()
+        newer.write(mark, rows("a"), refuse_nothing)
+
+    assert house.visible() == ["a"]
+
+
+def test_one_who_has_looked_before_another_wrote_cannot_write_after_it(house):
+    """The classic zombie: its look is from before the other's transaction."""
+    mark = house.mark(2)
+    with house.target() as older, house.target() as newer:
+        assert older.begin(mark.writer) is None
+        assert newer.begin(mark.writer) is None
+        newer.write(mark, rows("a"), refuse_nothing)
+        with pytest.raises(StorageError, match="taken over"):
+            older.write(mark, rows("a"), refuse_nothing)
+        older.abandon()
+
+    assert house.visible() == ["a"]
+
+
+def test_what_was_left_open_by_one_that_died_holds_readers_back_only_until_the_next_begins(house):
+    mark = house.mark(2)
+    dead = house.kafka.transaction(f"stillframe/{mark.writer}")
+    dead.produce(house.topic, b"never", partition=0)
+    dead.flush(30)
+
+    with house.target() as target:
+        assert target.begin(mark.writer) is None
+    house.kafka.send(house.topic, [b"behind"])
+
+    assert house.visible() == ["behind"]
+
+
+def test_two_jobs_with_one_savepoint_do_not_see_each_others_marks(house):
+    house.commit(house.stage(3, "a"))
+    house.incarnation += "-again"
+
+    house.commit(house.stage(3, "b"))
+
+    assert house.visible() == ["a", "b"]
+
+
+def test_keys_headers_topics_and_partitions_go_where_their_columns_say(house, kafka):
+    other = kafka.topic(3)
+    schema = pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ]
+    )
+    written = [
+        {"key": b"k", "value": b"v", "topic": other, "partition": 2,
+         "headers": [{"key": "h", "value": b"1"}]},
+        {"key": b"k", "value": None, "topic": house.topic, "partition": 1, "headers": None},
+    ]  # fmt: skip
+    sink = sink_of(kafka.address, None, schema, markTopic=house.topic)
+    batch = pa.RecordBatch.from_pylist(written, schema)
+
+    house.commit(house.stage(1, sink=sink, batch=batch), sink=sink)
+
+    [message] = kafka.messages(other)
+    assert (message.partition(), message.key(), message.value()) == (2, b"k", b"v")
+    assert message.headers() == [("h", b"1")]
+    [tombstone] = kafka.messages(house.topic)
+    assert (tombstone.partition(), tombstone.value(), tombstone.headers()) == (1, None, None)
+
+
+def test_a_key_goes_to_the_partition_that_javas_clients_would_choose(house, kafka):
+    """So that streams written by Spark and by us can be joined partition by partition."""
+    topic = kafka.topic(10)
+    schema = pa.schema([("key", pa.string()), ("value", pa.string())])
+    sink = sink_of(kafka.address, topic, schema)
+    batch = pa.record_batch([["a", "foo", "user-17"], ["x", "x", "x"]], schema)
+
+    house.commit(house.stage(1, sink=sink, batch=batch), sink=sink)
+
+    found = {message.key(): message.partition() for message in kafka.messages(topic)}
+    assert found == {key: murmur2(key) % 10 for key in (b"a", b"foo", b"user-17")}
+
+
+def murmur2(key):
+    """Kafka's, in Java's DefaultPartitioner: made positive by cutting the sign off."""
+    mask, m = 0xFFFFFFFF, 0x5BD1E995
+    h = (0x9747B28C ^ len(key)) & mask
+    whole = len(key) // 4 * 4
+    for at in range(0, whole, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = (h * m & mask) ^ k
+    rest = key[whole:]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+# --- At least once ---------------------------------------------------------------------------
+
+
+def test_at_least_once_rows_are_there_when_the_barrier_has_passed(house):
+    sink = sink_of(house.kafka.address, house.topic, deliveryGuarantee="at-least-once")
+    assert sink.guarantee == "at-least-once"
+
+    part = house.stage(1, "a", "b", sink=sink)
+
+    assert part.committables == ()
+    assert house.visible() == ["a", "b"]
+
+
+# --- What goes wrong -------------------------------------------------------------------------
+
+
+def test_a_value_that_is_too_large_is_refused_when_it_is_written(house, kafka):
+    small = kafka.topic(max_message_bytes="2000")
+    sink = sink_of(kafka.address, small)
+
+    with pytest.raises(DataError, match=f"is larger than the 2000 that topic {small} takes"):
+        house.stage(1, "x" * 3000, sink=sink)
+    house.commit(house.stage(2, *["x" * 1500] * 10, sink=sink), sink=sink)
+
+    assert len(kafka.values(small)) == 10, "together they are more, each of them is not"
+
+
+def test_a_value_larger_than_the_clients_usual_limit_passes_where_the_topic_takes_it(house, kafka):
+    large = kafka.topic(max_message_bytes="5000000")
+    sink = sink_of(kafka.address, large)
+
+    house.commit(house.stage(1, "x" * 3_000_000, sink=sink), sink=sink)
+
+    assert [len(value) for value in kafka.values(large)] == [3_000_000]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"value": "x", "topic": None, "partition": 0}, "a row has no topic"),
+        ({"value": "x", "topic": "nowhere", "partition": 0}, "topic nowhere does not exist"),
+        ({"value": "x", "topic": "TOPIC", "partition": 2}, "partition 2 of topic .* which has 2"),
+        ({"value": "x", "topic": "TOPIC", "partition": -1}, "partition -1 of topic .*"),
+    ],
+)
+def test_a_row_that_has_nowhere_to_go_is_refused_when_it_is_written(house, row, said):
+    schema = pa.schema([("value", pa.string()), ("topic", pa.string()), ("partition", pa.int32())])
+    sink = sink_of(house.kafka.address, None, schema, markTopic=house.topic)
+    row["topic"] = house.topic if row["topic"] == "TOPIC" else row["topic"]
+
+    with pytest.raises(DataError, match=said):
+        house.stage(1, sink=sink, batch=pa.RecordBatch.from_pylist([row], schema))
+
+
+def test_a_topic_that_does_not_exist_is_refused_before_the_start(kafka):
+    with pytest.raises(StartRefused, match="topic nowhere does not exist in Kafka at"):
+        sink_of(kafka.address, "nowhere").check_start()
+
+
+def test_a_broker_that_is_away_can_be_waited_for(free_port):
+    sink = sink_of(f"127.0.0.1:{free_port}", "out")
+    target = KafkaTarget(sink.destination, "out", answer_seconds_max=0.5)
+
+    with closing(target), pytest.raises(Unavailable, match=f"127.0.0.1:{free_port} cannot be"):
+        target.begin(Writer("i", "u", 0))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        ([("n", pa.int64())], {}, "needs a column value, and the stream has n"),
+        ([("value", pa.int64())], {}, "column value is int64, and the sink kafka wants a string"),
+        ([("value", pa.string()), ("n", pa.int64())], {}, "does not take a column n"),
+        ([("value", pa.string())], {"topic": None}, "needs the option topic, or a column topic"),
+        (
+            [("value", pa.string()), ("topic", pa.string())],
+            {"topic": None},
+            "option markTopic has to name one",
+        ),
+        (
+            [("value", pa.string())],
+            {"deliveryGuarantee": "twice"},
+            "deliveryGuarantee is exactly-once or at-least-once, not 'twice'",
+        ),
+        (
+            [("value", pa.string())],
+            {"kafka__transactional__id": "x"},
+            "kafka.transactional.id is not to be set",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_when_the_sink_is_described(schema, options, said):
+    with pytest.raises(BuildError, match=said):
+        sink_of("127.0.0.1:1", **{"topic": "out", **options}, schema=pa.schema(schema))

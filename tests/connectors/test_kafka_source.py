@@ -1,0 +1,428 @@
+"""Kafka as a source, against a real broker: where it begins, what it gives, where it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.sources import EndOfData, SourceContext, Split
+from stillframe.clock import SystemClock
+from stillframe.connectors.kafka_source import KafkaSource
+from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
+from stillframe.options import Options
+from stillframe.runtime.reading import ThreadedReader
+
+pytestmark = pytest.mark.kafka
+
+WAIT_SECONDS_MAX = 60.0
+
+
+def source_of(kafka, topic=None, schema=None, **options):
+    given = {"kafka.bootstrap.servers": kafka.address, "startingOffsets": "earliest"}
+    if topic is not None:
+        given["subscribe"] = topic
+    given |= {name.replace("__", "."): str(value) for name, value in options.items()}
+    return KafkaSource.from_options(Options("the source kafka", given), schema)
+
+
+def found_by(source, state=None):
+    with closing(source.open_enumerator(state)) as enumerator:
+        return enumerator.discover()
+
+
+class Reading:
+    """A reader as a slot has it, and all that it has given."""
+
+    def __init__(self, source, splits, columns=None, until_now=True, has_all=True):
+        self.woken = threading.Event()
+        context = SourceContext(0, 1, SystemClock(), columns=columns)
+        self.reader = ThreadedReader([], source.open([], context), self.woken.set)
+        self.reader.add_splits(splits)
+        if has_all:
+            self.reader.no_more_splits(until_now=until_now)
+        self.batches = []
+
+    def read(self, rows=None):
+        """Until the end, or until so many rows have come."""
+        for _ in range(3_000):
+            if rows is not None and sum(batch.num_rows for batch in self.batches) >= rows:
+                return self.table()
+            self.woken.clear()
+            match self.reader.poll():
+                case EndOfData():
+                    return self.table()
+                case pa.RecordBatch() as batch:
+                    self.batches.append(batch)
+                case _:
+                    self.woken.wait(0.02)
+        raise AssertionError(f"no end; {len(self.batches)} batches came")
+
+    def table(self):
+        return pa.Table.from_batches(self.batches) if self.batches else None
+
+    def offsets(self):
+        return {split.id: split.position["offset"] for split in self.reader.splits()}
+
+    def close(self):
+        self.reader.close()
+
+
+def all_of(source, columns=None, state=None):
+    """All that is there now, and where it ended."""
+    with closing(Reading(source, found_by(source, state).splits, columns)) as reading:
+        return reading.read(), reading.offsets()
+
+
+# --- What it gives ---------------------------------------------------------------------------
+
+
+def test_a_message_has_sparks_columns(kafka):
+    topic = kafka.topic()
+    headers = [("trace", b"7"), ("empty", None)]
+    kafka.send(topic, [b"one", None], key=b"k", timestamp=1_700_000_000_123, headers=headers)
+    kafka.send(topic, [b""], key=None, timestamp=1_700_000_000_124)
+
+    table, offsets = all_of(source_of(kafka, topic, includeHeaders="true"))
+
+    assert table.schema.names == [
+        "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
+    ]  # fmt: skip
+    first, tombstone, bare = table.to_pylist()
+    assert (first["key"], first["value"], first["topic"]) == (b"k", b"one", topic)
+    assert (first["partition"], first["offset"], first["timestampType"]) == (0, 0, 0)
+    assert first["timestamp"].isoformat() == "2023-11-14T22:13:20.123000+00:00"
+    assert first["headers"] == [{"key": "trace", "value": b"7"}, {"key": "empty", "value": None}]
+    assert tombstone["value"] is None
+    assert (bare["key"], bare["value"], bare["headers"]) == (None, b"", None)
+    assert offsets == {f"{topic}-0": 3}
+
+
+def test_only_columns_that_the_job_reads_are_made(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"one"])
+
+    table, _ = all_of(source_of(kafka, topic), columns=("offset", "topic"))
+
+    assert table.to_pylist() == [{"offset": 0, "topic": topic}]
+
+
+def test_values_of_json_become_typed_columns_in_front_of_kafkas_own(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b'{"app":"a","n":1}', b'{"app": "b",\n "n": 2}', None, b"", b" "], key=b"k")
+    schema = pa.schema([("app", pa.string()), ("n", pa.int64()), ("timestamp", pa.string())])
+
+    table, _ = all_of(source_of(kafka, topic, schema, valueFormat="json"))
+
+    assert table.schema.names == [
+        "app", "n", "timestamp", "key", "topic", "partition", "offset", "timestampType",
+    ]  # fmt: skip
+    assert table.schema.field("timestamp").type == pa.string(), "the value's own, not Kafka's"
+    assert list(zip(table["app"].to_pylist(), table["n"].to_pylist(), strict=True)) == [
+        ("a", 1), ("b", 2), (None, None), (None, None), (None, None),
+    ]  # fmt: skip
+    assert table["offset"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("mode", "offsets"), [("PERMISSIVE", [0, 1, 2]), ("DROPMALFORMED", [0, 2])]
+)
+def test_a_malformed_value_is_kept_or_dropped_as_the_mode_says(kafka, mode, offsets):
+    topic = kafka.topic()
+    kafka.send(topic, [b'{"n":1}', b'{"n":"x"}', b'{"n":3}'])
+    schema = pa.schema([("n", pa.int64()), ("_corrupt_record", pa.string())])
+    source = source_of(kafka, topic, schema, valueFormat="json", mode=mode)
+
+    with closing(Reading(source, found_by(source).splits)) as reading:
+        table = reading.read()
+
+        assert table["offset"].to_pylist() == offsets
+        assert reading.reader.records_malformed() == 1
+    kept = dict(zip(offsets, table["_corrupt_record"].to_pylist(), strict=True))
+    assert kept.get(1) == ('{"n":"x"}' if mode == "PERMISSIVE" else None)
+
+
+def test_with_failfast_the_sentence_names_the_offset(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b'{"n":1}', b'{"n":"x"}'])
+    source = source_of(
+        kafka, topic, pa.schema([("n", pa.int64())]), valueFormat="json", mode="FAILFAST"
+    )
+
+    with pytest.raises(
+        DataError, match=f"at offset 1 of partition 0 of topic {topic} does not fit"
+    ):
+        all_of(source)
+
+
+def test_an_array_is_many_rows_with_the_columns_of_its_message(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b'[{"n":1},{"n":2}]', b'{"n":3}'])
+
+    table, _ = all_of(source_of(kafka, topic, pa.schema([("n", pa.int64())]), valueFormat="json"))
+
+    assert table["n"].to_pylist() == [1, 2, 3]
+    assert table["offset"].to_pylist() == [0, 0, 1]
+
+
+def test_values_may_be_strings(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, ["schön".encode(), None])
+
+    table, _ = all_of(source_of(kafka, topic, valueFormat="string"))
+
+    assert table["value"].to_pylist() == ["schön", None]
+
+
+# --- Where it begins -------------------------------------------------------------------------
+
+
+def test_partitions_are_read_with_their_own_order_and_offsets(kafka):
+    topic = kafka.topic(3)
+    for partition in range(3):
+        kafka.send(topic, [b"%d" % n for n in range(partition * 100)], partition)
+
+    table, offsets = all_of(source_of(kafka, topic))
+
+    assert offsets == {f"{topic}-{each}": each * 100 for each in range(3)}
+    for partition in range(3):
+        rows = table.filter(pa.compute.equal(table["partition"], partition))
+        assert rows["offset"].to_pylist() == list(range(partition * 100))
+
+
+@pytest.mark.parametrize(
+    ("options", "begins"),
+    [
+        ({"startingOffsets": "earliest"}, {0: 0, 1: 0}),
+        ({"startingOffsets": "latest"}, {0: 10, 1: 10}),
+        ({"startingOffsets": '{"TOPIC":{"0":4,"1":-1}}'}, {0: 4, 1: 10}),
+        ({"startingOffsets": '{"TOPIC":{"0":-2,"1":7}}'}, {0: 0, 1: 7}),
+        ({"startingTimestamp": "5000"}, {0: 4, 1: 4}),
+        ({"startingOffsetsByTimestamp": '{"TOPIC":{"0":2000,"1":9000}}'}, {0: 1, 1: 8}),
+    ],
+)
+def test_it_begins_where_the_options_say(kafka, options, begins):
+    topic = kafka.topic(2)
+    for partition in (0, 1):
+        for number in range(10):
+            kafka.send(topic, [b"x"], partition, timestamp=1000 + number * 1000)
+    given = {name: text.replace("TOPIC", topic) for name, text in options.items()}
+
+    found = found_by(source_of(kafka, topic, **given))
+
+    assert {each.position["partition"]: each.position["offset"] for each in found.splits} == begins
+
+
+def test_a_time_after_the_last_record_is_refused_unless_the_end_is_asked_for(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"x"], timestamp=1000)
+
+    with pytest.raises(DataError, match="no record at or after 9000 ms, which startingTimestamp"):
+        found_by(source_of(kafka, topic, startingTimestamp=9000))
+
+    late = source_of(
+        kafka, topic, startingTimestamp=9000, startingOffsetsByTimestampStrategy="latest"
+    )
+    assert found_by(late).splits[0].position["offset"] == 1
+
+
+def test_a_partition_that_the_offsets_leave_out_is_refused(kafka):
+    topic = kafka.topic(2)
+    source = source_of(kafka, topic, startingOffsets=f'{{"{topic}":{{"0":0}}}}')
+
+    with pytest.raises(BuildError, match=f"says nothing of partition 1 of topic {topic}"):
+        found_by(source)
+
+
+def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(kafka):
+    prefix = kafka.topic()
+    source = source_of(kafka, subscribePattern=f"{prefix}.*", startingOffsets="latest")
+    first = found_by(source)
+    assert [split.id for split in first.splits] == [f"{prefix}-0"]
+
+    kafka.grow(prefix, 2)
+    kafka.create(f"{prefix}-more")
+    kafka.send(f"{prefix}-more", [b"early"])
+    second = found_by(source, first.state)
+
+    places = {split.id: split.position["offset"] for split in second.splits}
+    assert places == {f"{prefix}-1": 0, f"{prefix}-more-0": 0}
+    assert found_by(source, second.state).splits == []
+
+
+def test_some_partitions_can_be_assigned(kafka):
+    topic = kafka.topic(3)
+
+    found = found_by(source_of(kafka, assign=f'{{"{topic}":[0,2]}}'))
+
+    assert [split.id for split in found.splits] == [f"{topic}-0", f"{topic}-2"]
+    assert found.is_last
+    with pytest.raises(DataError, match="has no partition 7"):
+        found_by(source_of(kafka, assign=f'{{"{topic}":[7]}}'))
+
+
+# --- Where it ends ---------------------------------------------------------------------------
+
+
+def test_the_end_may_be_a_transactions_marker(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"plain"])
+    transaction = kafka.transaction()
+    transaction.produce(topic, b"committed")
+    transaction.commit_transaction(30)
+    aborted = kafka.transaction()
+    aborted.produce(topic, b"aborted")
+    aborted.flush(30)
+    aborted.abort_transaction(30)
+
+    table, offsets = all_of(source_of(kafka, topic))
+
+    assert table["value"].to_pylist() == [b"plain", b"committed"]
+    assert offsets == {f"{topic}-0": 5}, "behind both markers"
+
+
+def test_what_an_open_transaction_holds_back_is_not_waited_for(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"before"])
+    transaction = kafka.transaction()
+    transaction.produce(topic, b"open")
+    transaction.flush(30)
+    kafka.send(topic, [b"behind"])
+
+    table, offsets = all_of(source_of(kafka, topic))
+
+    assert table["value"].to_pylist() == [b"before"]
+    assert offsets == {f"{topic}-0": 1}
+    transaction.abort_transaction(30)
+    uncommitted = source_of(kafka, topic, kafka__isolation__level="read_uncommitted")
+    assert all_of(uncommitted)[0]["value"].to_pylist() == [b"before", b"open", b"behind"]
+
+
+def test_ending_offsets_end_it(kafka):
+    topic = kafka.topic(2)
+    for partition in (0, 1):
+        kafka.send(topic, [b"%d" % n for n in range(20)], partition)
+    source = source_of(kafka, topic, endingOffsets=f'{{"{topic}":{{"0":7,"1":-1}}}}')
+    found = found_by(source)
+    assert found.is_last
+    kafka.send(topic, [b"later"], 1)
+
+    with closing(Reading(source, found.splits, until_now=False)) as reading:
+        assert reading.read().num_rows == 27
+        assert reading.offsets() == {f"{topic}-0": 7, f"{topic}-1": 20}
+
+
+def test_a_reader_goes_on_from_positions_and_takes_more_partitions(kafka):
+    topic = kafka.topic(2)
+    kafka.send(topic, [b"%d" % n for n in range(10)])
+    source = source_of(kafka, topic)
+    first, second = found_by(source).splits
+    begun = Split(first.id, {**first.position, "offset": 6})
+
+    with closing(Reading(source, [begun], has_all=False)) as reading:
+        assert reading.read(rows=4)["offset"].to_pylist() == [6, 7, 8, 9]
+        kafka.send(topic, [b"more"], 1)
+        reading.reader.add_splits([second])
+        assert reading.read(rows=5)["value"].to_pylist()[-1] == b"more"
+        assert reading.offsets() == {f"{topic}-0": 10, f"{topic}-1": 1}
+
+
+def test_group_offsets_are_committed_when_a_checkpoint_is_complete(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"x"] * 10)
+    group = f"watched-{topic}"
+    source = source_of(kafka, topic, kafka__group__id=group)
+    with closing(Reading(source, found_by(source).splits)) as reading:
+        reading.read()
+        [split] = reading.reader.splits()
+        reading.reader.on_checkpoint_complete(3, [Split(split.id, {**split.position, "offset": 8})])
+
+    assert kafka.committed(group, topic) == 8, "what the checkpoint says, not what was read"
+
+
+def test_without_a_group_no_group_is_left_behind(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"x"])
+    before = kafka.groups()
+    source = source_of(kafka, topic)
+    with closing(Reading(source, found_by(source).splits)) as reading:
+        reading.read()
+        reading.reader.on_checkpoint_complete(3, reading.reader.splits())
+
+    assert kafka.groups() == before
+
+
+# --- What goes wrong -------------------------------------------------------------------------
+
+
+def test_offsets_that_the_broker_has_deleted_are_an_error(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"%d" % n for n in range(10)])
+    splits = found_by(source_of(kafka, topic)).splits
+    kafka.delete_before(topic, 0, 4)
+
+    with (
+        closing(Reading(source_of(kafka, topic), splits)) as reading,
+        pytest.raises(DataError, match=r"from offset 0, but Kafka at .* only from offset 4 on"),
+    ):
+        reading.read()
+
+    with closing(Reading(source_of(kafka, topic, failOnDataLoss="false"), splits)) as reading:
+        assert reading.read()["offset"].to_pylist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_topic_that_was_made_again_is_another_one(kafka, until_absent):
+    topic = kafka.topic()
+    kafka.send(topic, [b"old"] * 3)
+    source = source_of(kafka, topic)
+    splits = [Split(each.id, {**each.position, "offset": 2}) for each in found_by(source).splits]
+    kafka.delete(topic)
+    until_absent(topic)
+    kafka.create(topic)
+    kafka.send(topic, [b"new"] * 5)
+
+    with (
+        closing(Reading(source, splits)) as reading,
+        pytest.raises(DataError, match=f"topic {topic} at .* was deleted and made again since"),
+    ):
+        reading.read()
+
+    with closing(Reading(source_of(kafka, topic, failOnDataLoss="false"), splits)) as reading:
+        assert reading.read()["value"].to_pylist() == [b"new"] * 5
+
+
+@pytest.fixture
+def until_absent(kafka):
+    def wait(topic):
+        from stillframe.connectors.kafka_client import Client
+
+        client = Client(source_of(kafka, topic).settings)
+        for _ in range(200):
+            if not client.described([topic]):
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError("it is still there")
+
+    return wait
+
+
+def test_a_topic_that_does_not_exist_is_refused_before_the_start(kafka):
+    with pytest.raises(
+        StartRefused, match=r"topic nowhere does not exist in Kafka at 127\.0\.0\.1"
+    ):
+        source_of(kafka, "nowhere").check_start()
+
+
+def test_a_broker_that_is_not_there_is_told_with_its_address(free_port):
+    class Nobody:
+        address = f"127.0.0.1:{free_port}"
+
+    began = time.monotonic()
+    with pytest.raises(StartRefused, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
+        source_of(Nobody, "clicks").check_start()
+    assert time.monotonic() - began < 8, "within seconds"
+    with pytest.raises(Unavailable, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
+        found_by(source_of(Nobody, "clicks"))

@@ -1,0 +1,237 @@
+"""Page views from Kafka to Kafka on plain processes: slots and the broker itself are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from functools import partial
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from stillframe.api.aggregates import AggregateCall
+from stillframe.connectors.kafka_sink import sink_from_options
+from stillframe.connectors.kafka_source import KafkaSource
+from stillframe.coordinator.history import AttemptFailed, AttemptStarted, SlotsRunning
+from stillframe.errors import StillframeError
+from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.options import Options
+
+pytestmark = pytest.mark.kafka
+
+VIEWS = pa.schema([("app", pa.string()), ("id", pa.int64())])
+RECORDS = pa.schema([("key", pa.string()), ("value", pa.string())])
+COUNTS = pa.schema([("app", pa.string()), ("count", pa.int64())])
+
+
+def as_records(batches):
+    """The first column as the key, the second one as the value."""
+    for batch in batches:
+        key, value = batch.columns[:2]
+        yield pa.record_batch([key, value.cast(pa.string())], RECORDS)
+
+
+class Views:
+    """Topics with views, one that gets them one by one and one that gets their counts."""
+
+    def __init__(self, kafka, partitions=2):
+        self.kafka = kafka
+        self.topic, self.out, self.counts = kafka.topic(partitions), kafka.topic(3), kafka.topic()
+        self.sent = 0
+
+    def send(self, count, partition=0):
+        ids = range(self.sent, self.sent + count)
+        self.sent += count
+        views = [json.dumps({"app": f"app-{i % 17}", "id": i}).encode() for i in ids]
+        self.kafka.send(self.topic, views, partition)
+
+    def plan(self, parallelism=2, job="views", **options):
+        given = {
+            "kafka.bootstrap.servers": self.kafka.address,
+            "subscribe": self.topic,
+            "startingOffsets": "earliest",
+            "valueFormat": "json",
+            "discoveryInterval": "200 ms",
+            **options,
+        }
+        source = KafkaSource.from_options(Options("the source kafka", given), VIEWS)
+        read = Node(Read(source), source.schema, given_uid="views")
+        one_by_one = Node(MapInArrow(as_records, "as_records"), RECORDS, (read,))
+        call = AggregateCall("count", None, "count", pa.int64())
+        counted = Node(Aggregate(("app",), (call,)), COUNTS, (read,), given_uid="count")
+        counts = Node(MapInArrow(as_records, "as_records"), RECORDS, (counted,))
+        ends = [
+            Node(Write(self.sink(topic)), RECORDS, (node,), given_uid=uid)
+            for topic, node, uid in (
+                (self.out, one_by_one, "write-views"),
+                (self.counts, counts, "write-counts"),
+            )
+        ]
+        return build_plan(job, ends, parallelism)
+
+    def sink(self, topic):
+        given = {"kafka.bootstrap.servers": self.kafka.address, "topic": topic}
+        return sink_from_options(Options("the sink kafka", given), RECORDS)
+
+    def ids_out(self):
+        return sorted(int(value) for value in self.kafka.values(self.out))
+
+    def check_each_is_there_once(self):
+        assert self.ids_out() == list(range(self.sent))
+        told = Counter(
+            (message.key().decode(), int(message.value()))
+            for message in self.kafka.messages(self.counts)
+        )
+        assert max(told.values()) == 1, "a count was told twice"
+        last = Counter()
+        for app, count in told:
+            last[app] = max(last[app], count)
+        assert last == Counter(f"app-{i % 17}" for i in range(self.sent))
+
+
+@pytest.fixture
+def views(kafka):
+    return Views(kafka)
+
+
+def start(page_views, views, parallelism=2, **options):
+    plan = partial(views.plan)
+    given = {"checkpointInterval": "150 ms", "restartAttempts": "100", **options}
+    return page_views.start(plan(parallelism), plan, **given)
+
+
+def see_all(running, views, until):
+    """All that was sent is to be seen, once."""
+    until(lambda: len(views.ids_out()) >= views.sent)
+    running.query.processAllAvailable()
+    running.query.stop()
+    views.check_each_is_there_once()
+
+
+@pytest.mark.slow
+def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_nothing(
+    page_views, views, kafka, until
+):
+    random = Random(5)
+    views.send(2_000, 0)
+    views.send(2_000, 1)
+    foreign = kafka.transaction()
+    foreign.produce(views.out, b"never", partition=0)
+    foreign.flush(30)  # it holds readers back, and nothing of ours
+    running = start(page_views, views)
+    for step, parallelism in enumerate((4, 1, 3)):
+        running.next_checkpoint()
+        views.send(1_500, step % 2)
+        kill_one(running, random)
+        if step != 1:
+            kafka.kill()
+            threading.Event().wait(random.random())  # it comes from outside, at any moment
+            kafka.start()
+        kafka.grow(views.topic, 3 + step)
+        views.send(800, 2 + step)
+        with contextlib.suppress(StillframeError):  # a kill may come in its way
+            running.query.rescale(parallelism, timeout=90)
+        views.send(700, 0)
+        kill_one(running, random)
+    foreign.abort_transaction(60)
+
+    see_all(running, views, until)
+    assert len(running.attempts()) > 3
+
+
+def kill_one(running, random):
+    threading.Event().wait(random.random() * 0.3)
+    if pids := running.query.slot_pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(random.choice(pids), signal.SIGKILL)
+
+
+def test_while_the_broker_is_away_the_job_waits_and_goes_on(page_views, views, kafka, until):
+    views.send(1_000, 0)
+    running = start(page_views, views)
+    until(lambda: len(views.ids_out()) == 1_000)
+    kafka.kill()
+    try:
+        until(lambda: any("cannot be reached" in each for each in running.query.trouble))
+        assert any(kafka.address in each for each in running.query.trouble)
+    finally:
+        kafka.start()
+    views.send(1_000, 1)
+
+    see_all(running, views, until)
+    assert not [event for event in running.told if isinstance(event, AttemptFailed)]
+
+
+def test_night_after_night_a_job_reads_what_is_there_and_stops(page_views, views, kafka):
+    for night, partition in enumerate((0, 1, 1)):
+        if night:
+            views.send(1_000, partition)
+        running = page_views.start(views.plan(1 + night % 2), available_now=True)
+        assert running.query.awaitTermination(60)
+        read = running.job.history.records_of_attempt().records_in
+        assert read == (1_000 if night else 0)
+
+    views.check_each_is_there_once()
+
+
+def test_a_restart_goes_on_at_the_offsets_of_the_checkpoint(page_views, views, until):
+    views.send(3_000, 0)
+    running = start(page_views, views)
+    until(lambda: len(views.ids_out()) == 3_000)
+    running.next_checkpoint()
+    running.kill(0)
+    running.wait(AttemptStarted, attempt=2)
+    views.send(500, 1)
+    until(lambda: len(views.ids_out()) == 3_500)
+
+    assert running.job.history.records_of_attempt().records_in <= 1_500, "not from the beginning"
+    see_all(running, views, until)
+
+
+def test_e3_a_crash_between_two_checkpoints_and_the_counts_end_exact(page_views, kafka, until):
+    """One partition: the checkpoint holds offset 1000 with app1 = 50000 and app2 = 10000. Work up
+    to offset 1100, with 50080 and 10020, is lost in a crash and done again."""
+    views = Views(kafka, partitions=1)
+    sixty = json.dumps([{"app": "app1"}] * 50 + [{"app": "app2"}] * 10).encode()
+    kafka.send(views.topic, [sixty] * 1000)
+    running = start(page_views, views, parallelism=1, checkpointInterval="1 hour")
+    running.wait_for_records(60_000)
+    checkpoint = running.query.checkpoint()
+    until(lambda: told(views) == {"app1": 50_000, "app2": 10_000})
+    assert offsets_in(page_views, checkpoint) == {(0, 1000)}
+
+    kafka.send(views.topic, [b'{"app":"app1"}'] * 80 + [b'{"app":"app2"}'] * 20)
+    running.wait_for_records(60_100)
+    assert told(views) == {"app1": 50_000, "app2": 10_000}, "the hundred are in no checkpoint"
+    running.kill(0)
+    running.wait(SlotsRunning, attempt=2)
+    running.wait_for_records(100)
+    checkpoint = running.query.checkpoint()
+
+    assert running.attempts()[-1].restored_from is not None
+    assert running.job.history.records_of_attempt().records_in == 100, "and not the thousand"
+    until(lambda: told(views) == {"app1": 50_080, "app2": 10_020})
+    assert offsets_in(page_views, checkpoint) == {(0, 1100)}
+    running.query.stop()
+
+
+def told(views):
+    """The counts that readers see."""
+    newest = Counter()
+    for message in views.kafka.messages(views.counts):
+        app = message.key().decode()
+        newest[app] = max(newest[app], int(message.value()))
+    return newest
+
+
+def offsets_in(page_views, checkpoint):
+    [file] = page_views.home.glob(f"chk/*/chk-{checkpoint}-*/_metadata")
+    found = re.findall(r'"offset":\s*(\d+),\s*"partition":\s*(\d+)', file.read_text())
+    return {(int(partition), int(offset)) for offset, partition in found}

