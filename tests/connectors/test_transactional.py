@@ -170,6 +170,19 @@ def test_on_the_driver_only_the_last_receipt_is_kept(tmp_path):
     assert house.visible() == [1, 2, 3]
 
 
+def test_on_the_driver_an_epoch_that_is_committed_again_keeps_its_receipt(tmp_path):
+    """The entry in the log that says so may not have been written."""
+    house = House(tmp_path, SqliteSinkOnDriver)
+    part = house.stage(1, 10)
+    committer = house.sink.open_committer(CommitterContext("job", house.staging))
+    for _ in range(2):
+        committer.commit(0, [part])
+    committer.close()
+
+    assert [name.rpartition(".")[2] for name in house.files()] == ["done"]
+    assert house.visible() == [10]
+
+
 def test_an_epoch_without_rows_leaves_nothing(house):
     writer = house.writer()
     writer.write(batch())

@@ -208,7 +208,7 @@ class TransactionalCommitter(Committer):
         for name in _part_names(part.committables):
             self._staging.delete(name)
         if self._sink.commits_at_coordinator:
-            self._delete(self._settled)
+            self._delete([each for each in self._settled if each != receipts[0]])
             self._settled = [receipts[0]]
         if refused and receipts[0] not in names:
             self._tell(epoch, sorted(refused))

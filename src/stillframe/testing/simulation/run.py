@@ -469,6 +469,8 @@ class _Run:
             place = self._world, self._disk, lambda operation, path: None, outcome.address
             store, is_last_word = simulated_store(*place), then == "stop"
             number = self._checkers.check_savepoint(store, is_last_word=is_last_word)
+            if self._driver is not None and self._driver.number != driver:
+                return  # what an overtaken one has prepared never comes out
             self._taken_in_attempt = outcome.address, number
             if is_last_word:
                 self._taken = self._taken_in_attempt
