@@ -19,7 +19,7 @@ from stillframe.ids import CheckpointId, Mark, Writer
 _ANSWER_SECONDS_MAX = 15.0
 _COMMIT_SECONDS_MAX = 30.0
 """It flushes first. Not by flush(), whose callbacks raise where the client was fenced. One that
-takes longer is given up, and the next try, with a client of its own, finds out what became of it."""
+takes longer is given up; the next try, with another client, finds out what became of it."""
 _ABORT_SECONDS_MAX = 5.0
 _ROOM_SECONDS = 0.1
 _POLL_ROWS = 10_000
