@@ -115,13 +115,13 @@ def test_keys_given_to_a_writer_come_before_those_of_the_session(
 ) -> None:
     still = stillframe.on(session)
     clicks = still.readStream.format("clicks").options(records=10).load()
-    writer = clicks.writeStream.format("noop").option("fs.s3a.secret.key", "another")
+    writer = clicks.writeStream.format("noop").option("fs.s3a.secret.key", "the-keys-of-this-job")
 
     _, config = still.prepare("job", writer, checkpointLocation=f"s3://{s3_bucket}/x")
 
-    assert config.storage_settings["fs.s3a.secret.key"] == "another"
+    assert config.storage_settings["fs.s3a.secret.key"] == "the-keys-of-this-job"
     assert config.storage_settings["fs.s3a.access.key"] == s3_settings["fs.s3a.access.key"]
-    assert "another" not in repr(config)
+    assert "the-keys-of-this-job" not in repr(config)
     assert open_store(f"s3://{s3_bucket}/x", config.storage_settings).settings
 
 
