@@ -192,6 +192,17 @@ def test_a_link_taken_while_files_are_flushed_and_merged_is_a_whole_database(tmp
     disk.close()
 
 
+def test_a_file_that_is_still_being_written_is_in_no_link(tmp_path):
+    """It would be stored half done, and later checkpoints would share it by its name."""
+    disk = a_disk_with(tmp_path / "db", {b"\0\1a": b"1"})
+    disk.flush()
+    (whole,) = (tmp_path / "db").glob("*.sst")
+    (tmp_path / "db" / "000999.sst").touch()
+    disk.link(tmp_path / "linked")
+    assert [file.name for file in (tmp_path / "linked").glob("*.sst")] == [whole.name]
+    disk.close()
+
+
 def test_key_groups_are_taken_from_another_database_with_what_it_says_of_itself(tmp_path):
     entries = {b"\0\1a": b"1", b"\0\2a": b"2", b"\0\3a": b"3", b"\xff\xffname": b"x"}
     a_disk_with(tmp_path / "one", entries).link(tmp_path / "linked")

@@ -231,25 +231,29 @@ class Disk:
         self.flush()
         try:
             directory.mkdir(parents=True)
-            for _ in range(_LINK_TRIES_MAX):
-                if self._is_linked(directory):
-                    return
+            for tries_left in reversed(range(_LINK_TRIES_MAX)):
+                self._link_once(directory)
+                try:
+                    named = _files_of(directory)
+                    break
+                except SnapshotDamaged:
+                    if not tries_left:
+                        raise
+            for file in directory.glob("*.sst"):
+                if file.name not in named:
+                    file.unlink()
+        except StorageError:
+            raise
         except Exception as error:
             raise self._failed(f"linked to {directory}", error) from error
-        raise StorageError(
-            f"the files of the state database in {self.directory} changed {_LINK_TRIES_MAX} times"
-            " while they were linked: the next checkpoint tries it again"
-        )
 
-    def _is_linked(self, directory: Path) -> bool:
-        """Link what is there; False if files were made or dropped meanwhile.
+    def _link_once(self, directory: Path) -> None:
+        """Link what is there, and a copy of the manifest, which says what makes up the database.
 
-        The manifest says which files make up the database, and grows with each change. What it says
-        at any moment is on the disk then, and stays until the change after it is in force: so the
-        files are linked before it is copied and after, and the database is asked whether any change
-        came into force in between.
+        It grows with each change, and a merge may drop files and make others at any moment: so
+        they are linked before it is copied and after. What the copy names may still be missing;
+        and what it does not name may be there, half written, which nobody may store.
         """
-        before = self._live_files()
         self._link_rows(directory)
         for old in directory.glob("MANIFEST-*"):
             old.unlink()
@@ -257,11 +261,6 @@ class Disk:
         for name in (manifest, _CURRENT, _SETTINGS):
             shutil.copyfile(self.directory / name, directory / name)
         self._link_rows(directory)
-        is_whole = all((directory / name).exists() for name in before)
-        return is_whole and self._live_files() == before
-
-    def _live_files(self) -> set[str]:
-        return {str(file["name"]).lstrip("/") for file in self._database.live_files()}
 
     def _link_rows(self, directory: Path) -> None:
         for file in self.directory.glob("*.sst"):
@@ -309,6 +308,16 @@ def _bounded(stop: bytes) -> rocksdict.ReadOptions:
     bounded = rocksdict.ReadOptions()
     bounded.set_iterate_upper_bound(stop)
     return bounded
+
+
+def _files_of(directory: Path) -> set[str]:
+    """The files of sorted rows that its manifest names; each of them is there and as long as it
+    says. Milliseconds, however much they hold."""
+    disk = Disk.open_to_read(directory, DiskMemory(_MEMORY_BYTES_MIN))
+    try:
+        return {str(file["name"]).lstrip("/") for file in disk._database.live_files()}
+    finally:
+        disk.close()
 
 
 def _next_slice(entries: Any, entries_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
