@@ -85,6 +85,8 @@ def check_what_is_told(page_views, capsys):
     assert told["ids"]["rows"] == 2 * ROWS
     assert len(told["everything"]["sample"]) == 3
     assert told.get("brief", {"sample": []})["sample"] == []
+    assert main(["inspect", f"{page_views.location}/sums"]) == 0
+    assert "not ended, attempt 1 from the beginning" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["fs", "memory", "rocksdb"])

@@ -412,8 +412,10 @@ def _standing(record: JobRecord) -> str:
     since = "the beginning"
     if record.restored_from is not None:
         since = f"checkpoint {record.restored_from}"
+    # Whether a driver runs it now, the log does not know.
+    outcome = "not ended" if record.outcome == "running" else record.outcome
     return (
-        f"{record.outcome}, attempt {record.attempt} from {since}, last heard of"
+        f"{outcome}, attempt {record.attempt} from {since}, last heard of"
         f" {_time(record.written_at_ms)} ({record.written_by})"
     )
 
