@@ -23,10 +23,13 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick soak check lint format lock clean
+.PHONY: help demo e3 e4 e6 test quick soak check lint format lock clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
+	@echo 'make e3       page views from Kafka: a crash between two checkpoints (starts a broker; so does e4)'
+	@echo 'make e4       the same from two partitions: with alignment exact, without it 45 too many'
+	@echo 'make e6       the snapshot of Chandy and Lamport, with three processes'
 	@echo 'make test     every test'
 	@echo 'make quick    the tests that need no JVM and no server, in less than three minutes'
 	@echo 'make soak     the long stories: twenty kills of the driver, two thousand simulated schedules'
@@ -37,6 +40,19 @@ help:
 
 demo: $(VENV)/project
 	@$(BIN)/stillframe demo $(ARGS)
+
+# The broker is the one of the tests. With your own: docs/explain/checkpoints.md.
+with_kafka = $(BIN)/python tests/shared/kafka_broker.py $(BIN)/stillframe run --quiet $(1) -- \
+  --bootstrap-servers
+
+e3: $(VENV)/project
+	@$(call with_kafka,examples/e3_page_views_from_kafka.py)
+
+e4: $(VENV)/project
+	@$(call with_kafka,examples/e4_with_and_without_alignment.py)
+
+e6: $(VENV)/project
+	@$(BIN)/python examples/e6_chandy_lamport.py
 
 # Two files at a time, the long ones first (tests/conftest.py); ARGS="-n 0" for one after the other
 # in this process, as a debugger wants it. A worker that dies ends the run, and is not tried again.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from ports import hold_port, port_of
 
 if TYPE_CHECKING:
     from kafka_broker import Broker
@@ -104,19 +105,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 # --- Ports ---------------------------------------------------------------------------------------
-
-
-def hold_port() -> socket.socket:
-    """A port of our own for as long as this is open: whoever asks for any port gets another one,
-    and whoever asks for this one, with SO_REUSEADDR, may listen to it."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
-
-
-def port_of(held: socket.socket) -> int:
-    return int(held.getsockname()[1])
 
 
 @pytest.fixture
@@ -330,12 +318,7 @@ def s3_settings(gateway: Gateway) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A Kafka broker for all tests of a worker; a test that kills it starts it again."""
-    from kafka_broker import Broker
+    from kafka_broker import running_broker
 
-    with closing(hold_port()) as held, closing(hold_port()) as controller:
-        broker = Broker(tmp_path_factory.mktemp("kafka"), port_of(held), port_of(controller))
-        try:
-            broker.start()
-            yield broker
-        finally:
-            broker.stop()
+    with running_broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker

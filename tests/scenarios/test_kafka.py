@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import threading
 from collections import Counter
@@ -18,7 +17,7 @@ import pytest
 from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.kafka_sink import sink_from_options
 from stillframe.connectors.kafka_source import KafkaSource
-from stillframe.coordinator.history import AttemptFailed, AttemptStarted, SlotsRunning
+from stillframe.coordinator.history import AttemptFailed, AttemptStarted
 from stillframe.errors import StillframeError
 from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import build_plan
@@ -193,45 +192,3 @@ def test_a_restart_goes_on_at_the_offsets_of_the_checkpoint(page_views, views, u
 
     assert running.job.history.records_of_attempt().records_in <= 1_500, "not from the beginning"
     see_all(running, views, until)
-
-
-def test_e3_a_crash_between_two_checkpoints_and_the_counts_end_exact(page_views, kafka, until):
-    """One partition: the checkpoint holds offset 1000 with app1 = 50000 and app2 = 10000. Work up
-    to offset 1100, with 50080 and 10020, is lost in a crash and done again."""
-    views = Views(kafka, partitions=1)
-    sixty = json.dumps([{"app": "app1"}] * 50 + [{"app": "app2"}] * 10).encode()
-    kafka.send(views.topic, [sixty] * 1000)
-    running = start(page_views, views, parallelism=1, checkpointInterval="1 hour")
-    running.wait_for_records(60_000)
-    checkpoint = running.query.checkpoint()
-    until(lambda: told(views) == {"app1": 50_000, "app2": 10_000})
-    assert offsets_in(page_views, checkpoint) == {(0, 1000)}
-
-    kafka.send(views.topic, [b'{"app":"app1"}'] * 80 + [b'{"app":"app2"}'] * 20)
-    running.wait_for_records(60_100)
-    assert told(views) == {"app1": 50_000, "app2": 10_000}, "the hundred are in no checkpoint"
-    running.kill(0)
-    running.wait(SlotsRunning, attempt=2)
-    running.wait_for_records(100)
-    checkpoint = running.query.checkpoint()
-
-    assert running.attempts()[-1].restored_from is not None
-    assert running.job.history.records_of_attempt().records_in == 100, "and not the thousand"
-    until(lambda: told(views) == {"app1": 50_080, "app2": 10_020})
-    assert offsets_in(page_views, checkpoint) == {(0, 1100)}
-    running.query.stop()
-
-
-def told(views):
-    """The counts that readers see."""
-    newest = Counter()
-    for message in views.kafka.messages(views.counts):
-        app = message.key().decode()
-        newest[app] = max(newest[app], int(message.value()))
-    return newest
-
-
-def offsets_in(page_views, checkpoint):
-    [file] = page_views.home.glob(f"chk/*/chk-{checkpoint}-*/_metadata")
-    found = re.findall(r'"offset":\s*(\d+),\s*"partition":\s*(\d+)', file.read_text())
-    return {(int(partition), int(offset)) for offset, partition in found}

