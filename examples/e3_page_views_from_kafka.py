@@ -1,9 +1,9 @@
 """Page views per app from a topic of one partition: a crash between two checkpoints.
 
 Checkpoint 100 holds partition 0 at offset 1000, and the counts at just that offset: app1 = 50000,
-app2 = 10000. The job works on to offset 1100, app1 = 50080, app2 = 10020. Then its worker is killed:
-that work is in no checkpoint, and lost. The job goes back to checkpoint 100, does it again, and the
-counts end exact. With a broker of your own:
+app2 = 10000. The job works on to offset 1100, app1 = 50080, app2 = 10020. Then its worker is
+killed: that work is in no checkpoint, and lost. The job goes back to checkpoint 100, does it again,
+and the counts end exact. With a broker of your own:
 
     stillframe run --quiet examples/e3_page_views_from_kafka.py -- \\
         --bootstrap-servers localhost:9092

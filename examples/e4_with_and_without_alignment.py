@@ -52,7 +52,7 @@ def run(spark, servers, mode, say=print):
         "maxParallelism": 256,  # so that app0 belongs to TaskB0, and app1 to TaskB1
     }
     with running(spark, servers, 2, f"e4-{mode}", **options) as (query, topics):
-        say(mode)
+        say(f"checkpointMode is {mode}")
         for partition, lines in enumerate(BEFORE):
             topics.send(lines, partition)
         topics.await_counts({"app0": 8_000, "app1": 12_005})
@@ -66,7 +66,7 @@ def run(spark, servers, mode, say=print):
             until(lambda: query.summary.records_in == 20_200)
             if mode == "at-least-once":
                 topics.await_counts({"app0": 8_000, "app1": 12_050})
-            say(f"TaskA0 stands still, TaskA1 has read on to offset 10200: {in_words(topics.shown)}")
+            say(f"TaskA0 stands still, TaskA1 is at offset 10200: {in_words(topics.shown)}")
         before = look_into(query, hundredth.result(WAIT_SECONDS_MAX))
         say(before)
 

@@ -123,14 +123,20 @@ def run():
     """The part of each process."""
     context = multiprocessing.get_context("spawn")
     pipes = {channel: context.Pipe(duplex=False) for channel in CHANNELS}
-    results = {}
+    results, processes = {}, []
     for name in MONEY:
         results[name], result = context.Pipe(duplex=False)
         inputs = {s: reader for (s, t), (reader, _) in pipes.items() if t == name}
         outputs = {t: writer for (s, t), (_, writer) in pipes.items() if s == name}
-        context.Process(target=live, args=(name, inputs, outputs, result), daemon=True).start()
+        processes.append(
+            context.Process(target=live, args=(name, inputs, outputs, result), daemon=True)
+        )
+        processes[-1].start()
         result.close()  # so that `recv` raises if the process dies
-    return {name: result.recv() for name, result in results.items()}
+    parts = {name: result.recv() for name, result in results.items()}
+    for process in processes:
+        process.join()
+    return parts
 
 
 def in_words(parts):
@@ -141,8 +147,12 @@ def in_words(parts):
     return f"snapshot: {amounts}; together {sum(states.values()) + sum(channels.values())}"
 
 
+def tell(parts, say=print):
+    """What each process did, and the snapshot."""
+    for name, part in parts.items():
+        say("\n  ".join([f"process {name}", *part.log]))
+    say(in_words(parts))
+
+
 if __name__ == "__main__":
-    snapshot = run()
-    for each, part in snapshot.items():
-        print(f"process {each}", *part.log, sep="\n  ")
-    print(in_words(snapshot))
+    tell(run())

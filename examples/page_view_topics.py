@@ -26,12 +26,13 @@ class Topics:
         self.servers = servers
         name = uuid.uuid4().hex[:8]
         self.views, self.counts = f"views-{name}", f"counts-{name}"
-        self._admin = AdminClient({"bootstrap.servers": servers})
+        client = {"bootstrap.servers": servers, "log_level": 0}
+        self._admin = AdminClient(client)
         topics = [NewTopic(self.views, partitions, 1), NewTopic(self.counts, 1, 1)]
         for made in self._admin.create_topics(topics).values():
             made.result(WAIT_SECONDS_MAX)
-        self._producer = Producer({"bootstrap.servers": servers})
-        self._screen = Consumer({"bootstrap.servers": servers, "group.id": self.counts})
+        self._producer = Producer(client)
+        self._screen = Consumer({**client, "group.id": self.counts})
         self._screen.assign([TopicPartition(self.counts, 0, 0)])
         self.shown = {}
         """The newest count of each app; clear it to see what is shown from now on."""
@@ -89,7 +90,7 @@ def start(spark, topics, name, directory, **options):
         # A screen shows counts that no checkpoint holds yet. Without this line it would wait.
         .option("deliveryGuarantee", "at-least-once")
         .option("checkpointLocation", directory)
-        .option("checkpointInterval", "3 minutes")
+        .option("checkpointInterval", "1 hour")  # the example says when
         .option("restartDelay", "100 ms")
         .options(**options)
         .start()

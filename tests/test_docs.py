@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import example_pages
 import pytest
 
 from stillframe.config import JobConfig, job_config, job_option_names
@@ -147,22 +149,31 @@ def test_the_job_of_the_readme_is_the_one_in_the_examples():
     assert is_the_example(shown)
 
 
-@pytest.mark.parametrize("language", ["sh", "python"])
-def test_both_readmes_give_the_same_commands_and_code(language):
+@pytest.mark.parametrize(
+    ("twins", "language"),
+    [
+        ((README, README_ZH), "sh"),
+        ((README, README_ZH), "python"),
+        (example_pages.PAGES, "sh"),
+        (example_pages.PAGES, "console"),
+    ],
+)
+def test_both_languages_give_the_same_commands_and_code(twins, language):
     english, chinese = (
-        [without_remarks(code) for _, code in blocks(page, language)]
-        for page in (README, README_ZH)
+        [without_remarks(code) for _, code in blocks(page, language)] for page in twins
     )
 
     assert english == chinese
     assert english
 
 
-def test_both_readmes_have_the_same_parts():
+@pytest.mark.parametrize("twins", [(README, README_ZH), example_pages.PAGES])
+def test_both_languages_have_the_same_parts(twins):
     def parts(page: Path) -> list[str]:
-        return re.findall(r"^(#+ |\|---|```\w*)", page.read_text(), re.MULTILINE)
+        return re.findall(r"^(#+ |\|---|```\w*|!\[)", page.read_text(), re.MULTILINE)
 
-    assert parts(README) == parts(README_ZH)
+    english, chinese = twins
+    assert parts(english) == parts(chinese)
 
 
 def test_both_readmes_show_the_same_transcript_and_it_passes():
@@ -170,6 +181,16 @@ def test_both_readmes_show_the_same_transcript_and_it_passes():
 
     assert english == chinese
     assert "exactly-once: PASS" in english.splitlines()[-1]
+
+
+# --- the drawings --------------------------------------------------------------------------------
+
+
+def test_the_drawings_are_those_that_the_numbers_of_the_examples_make():
+    drawings = ROOT / "docs/drawings"
+    made = runpy.run_path(str(drawings / "draw.py"))["all_drawings"]()
+
+    assert {file.name: file.read_text() for file in drawings.glob("*.svg")} == made
 
 
 # --- the tables ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import e6_chandy_lamport as e6
+from example_pages import check_shown
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,9 @@ def test_e6_each_process_records_its_state_and_what_was_under_way_to_it():
         for name, part in parts.items()
     }
     assert received == {1: ["M21", "M31"], 2: ["M12"], 3: ["M13", "M23"]}
+    said = []
+    e6.tell(parts, said.append)
+    check_shown(said)
 
 
 CHANNEL = st.sampled_from(e6.CHANNELS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_pages import check_shown
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -10,11 +11,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 def test_e3_work_after_checkpoint_100_is_lost_in_a_crash_and_done_again(spark, kafka):
     from e3_page_views_from_kafka import run
 
-    before, restored, after = run(spark, kafka.address)
+    said = []
+    before, restored, after = run(spark, kafka.address, said.append)
 
     assert before == (100, {0: 1000}, {"app1": 50_000, "app2": 10_000})
     assert restored == 100
     assert after == (101, {0: 1100}, {"app1": 50_080, "app2": 10_020})
+    check_shown(said)
 
 
 @pytest.mark.parametrize(
@@ -26,8 +29,10 @@ def test_e4_without_alignment_a_count_is_too_high_by_the_45_that_came_before_the
 ):
     from e4_with_and_without_alignment import run
 
-    before, restored, after = run(spark, kafka.address, mode)
+    said = []
+    before, restored, after = run(spark, kafka.address, mode, said.append)
 
     assert before == (100, {0: 10_000, 1: 10_005}, {"app0": 8_000, "app1": in_checkpoint_100})
     assert restored == 100
     assert after == (101, {0: 10_000, 1: 10_200}, {"app0": 8_000, "app1": in_the_end})
+    check_shown(said)
