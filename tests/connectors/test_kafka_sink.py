@@ -58,8 +58,8 @@ class House:
         with closing((sink or self.sink).open_committer(context)) as committer:
             committer.commit(0, parts)
 
-    def target(self):
-        return closing(self.sink.open_target())
+    def target(self, **limits):
+        return closing(KafkaTarget(self.sink.destination, self.topic, **limits))
 
     def visible(self):
         return sorted(value.decode() for value in self.kafka.values(self.topic))
@@ -159,6 +159,35 @@ def test_what_was_left_open_by_one_that_died_holds_readers_back_only_until_the_n
     house.kafka.send(house.topic, [b"behind"])
 
     assert house.visible() == ["behind"]
+
+
+def test_a_part_that_takes_too_long_for_one_transaction_is_written_in_several_and_nothing_twice(
+    house,
+):
+    """One after the other dies: between two transactions, or in the middle of the next."""
+    mark, batches = house.mark(4), [[f"{n}a", f"{n}b"] for n in range(5)]
+    house.commit(house.stage(3, "before"))
+    refused = []
+
+    def dying_after(count):
+        for values in batches[:count]:
+            yield from rows(*values)
+        raise KeyboardInterrupt
+
+    for count, open_seconds_max in ((1, 0), (2, 0), (3, 60), (4, 0)):
+        target = KafkaTarget(
+            house.sink.destination, house.topic, open_seconds_max=open_seconds_max
+        )
+        assert target.begin(mark.writer) == 3
+        with pytest.raises(KeyboardInterrupt):
+            target.write(mark, dying_after(count), refuse_nothing)
+
+    with house.target(open_seconds_max=0) as last:
+        assert last.begin(mark.writer) == 3, "it is done when all of it is"
+        last.write(mark, (batch for values in batches for batch in rows(*values)), refused.append)
+        assert last.begin(mark.writer) == 4
+        last.write(house.mark(5), rows("after"), refuse_nothing)
+    assert house.visible() == sorted(["before", *sum(batches, []), "after"])
 
 
 def test_two_jobs_with_one_savepoint_do_not_see_each_others_marks(house):

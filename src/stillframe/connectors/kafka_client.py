@@ -218,11 +218,11 @@ class Client:
                     raise self._refused(error) from None
             time.sleep(_AGAIN_SECONDS)
 
-    def group_offset(self, group: str, topic: str) -> int | None:
-        """Of partition 0; None: there is none. Waits for one that a transaction has not decided.
+    def group_offset(self, group: str, topic: str) -> tuple[int, str] | None:
+        """Of partition 0, with what was said beside it; None: there is none.
 
-        Not by a consumer of the group: one that was made while its coordinator was away may not
-        find it for a long time.
+        Waits for one that a transaction has not decided. Not by a consumer of the group: one that
+        was made while its coordinator was away may not find it for a long time.
         """
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
         deadline = time.monotonic() + self._seconds
@@ -234,7 +234,7 @@ class Client:
                 [found] = self._answer(future).topic_partitions
                 if found.error is not None:
                     raise KafkaException(found.error)
-                return int(found.offset) if found.offset >= 0 else None
+                return (int(found.offset), found.metadata or "") if found.offset >= 0 else None
             except KafkaException as error:
                 if error.args[0].code() not in _SOON or time.monotonic() > deadline:
                     raise self._refused(error) from None

@@ -1,7 +1,16 @@
-"""Writes rows to Kafka: `Producing` for one producer, `KafkaTarget` for transactions with marks."""
+"""Writes rows to Kafka: `Producing` for one producer, `KafkaTarget` for transactions with marks.
+
+Theory of operation
+-------------------
+A mark is the offset of the writer's own group: the newest checkpoint all of whose rows are written.
+A part that takes too long for one transaction is written in several. Each but the last leaves the
+offset as it is and says beside it, as `7:20000`, how many rows of which checkpoint are written by
+now: who commits the part again leaves these out. Rows have one order, that of the staged files.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,7 +23,7 @@ from stillframe.connectors.kafka_client import Client, made, refused
 from stillframe.connectors.kafka_options import Settings
 from stillframe.connectors.kafka_sink import Destination
 from stillframe.errors import DataError, StillframeError, StorageError, Unavailable
-from stillframe.ids import CheckpointId, Mark, Writer
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, Mark, Writer
 
 _ANSWER_SECONDS_MAX = 15.0
 _COMMIT_SECONDS_MAX = 30.0
@@ -23,6 +32,13 @@ takes longer is given up; the next try, with another client, finds out what beca
 _ABORT_SECONDS_MAX = 5.0
 _ROOM_SECONDS = 0.1
 _POLL_ROWS = 10_000
+_CUT_ROWS = 20_000
+"""So often a long transaction looks at the clock."""
+_TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+_TRANSACTION_TIMEOUT_MS = 30_000
+"""For so long at most one that died holds readers back."""
+_OPEN_SHARE = 1 / 3
+"""Of that time, how long rows are added to a transaction; the rest is for the broker."""
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -49,6 +65,7 @@ _USUAL: Mapping[str, Any] = {
     "queue.buffering.max.kbytes": 128 << 10,
     # What is too large was refused before by the topic's own limit.
     "message.max.bytes": 100 << 20,
+    _TRANSACTION_TIMEOUT: _TRANSACTION_TIMEOUT_MS,
     # A key goes where Java's clients, and so Spark, would send it.
     "partitioner": "murmur2_random",
     # A producer that begins anew with all brokers when none answers keeps the group's coordinator
@@ -167,8 +184,14 @@ class KafkaTarget(Target):
         destination: Destination,
         mark_topic: str,
         answer_seconds_max: float = _ANSWER_SECONDS_MAX,
+        open_seconds_max: float | None = None,
     ) -> None:
+        """`open_seconds_max`: how long rows are added to one transaction; None: by its timeout."""
         self._seconds = answer_seconds_max
+        timeout_ms = destination.settings.get(_TRANSACTION_TIMEOUT) or _TRANSACTION_TIMEOUT_MS
+        self._open_seconds_max = (
+            int(timeout_ms) / 1000 * _OPEN_SHARE if open_seconds_max is None else open_seconds_max
+        )
         self._destination = destination
         self._mark_topic = mark_topic
         self._of: Writer | None = None
@@ -176,6 +199,10 @@ class KafkaTarget(Target):
         self._group: Any = None
         self._client: Client | None = None
         self._is_in_transaction = False
+        self._newest = NO_CHECKPOINT
+        """All rows up to it are written."""
+        self._begun = (NO_CHECKPOINT, 0)
+        """How many rows of a later one are."""
 
     def begin(self, writer: Writer) -> CheckpointId | None:
         if writer != self._of:
@@ -183,7 +210,9 @@ class KafkaTarget(Target):
             self._open(writer)
         assert self._client is not None
         found = self._client.group_offset(_name(writer), self._mark_topic)
-        return None if found is None else CheckpointId(found)
+        newest, said = found or (NO_CHECKPOINT, "")
+        self._newest, self._begun = CheckpointId(newest), _begun_of(said)
+        return None if found is None else self._newest
 
     def _open(self, writer: Writer) -> None:
         settings = self._destination.settings
@@ -205,23 +234,37 @@ class KafkaTarget(Target):
         refuse: Callable[[pa.RecordBatch, str], None],
     ) -> None:
         assert self._producing is not None, "begin comes first"
-        producer = self._producing.producer
+        of, done = self._begun if self._begun[0] == mark.checkpoint_id else (mark.checkpoint_id, 0)
         try:
-            producer.begin_transaction()
-            self._is_in_transaction = True
-            for batch in rows:
+            began_at = self._begin_transaction()
+            for batch in _cut(rows, skipped=done):
                 for place, reason in self._producing.produced(batch):
                     refuse(batch.slice(place, 1), reason)
-            # The mark is the offset of a group: in the transaction, or not at all.
-            offset = TopicPartition(self._mark_topic, 0, mark.checkpoint_id)
-            producer.send_offsets_to_transaction(
-                [offset], self._group.consumer_group_metadata(), self._seconds
-            )
-            producer.commit_transaction(_COMMIT_SECONDS_MAX)
-            self._is_in_transaction = False
+                done += batch.num_rows
+                if time.monotonic() - began_at >= self._open_seconds_max:
+                    self._commit(self._newest, f"{of}:{done}")
+                    began_at = self._begin_transaction()
+            self._commit(mark.checkpoint_id)
         except KafkaException as error:
             self._producing.raise_failure()
             raise understood(error, self._destination.settings) from error
+
+    def _begin_transaction(self) -> float:
+        assert self._producing is not None
+        self._producing.producer.begin_transaction()
+        self._is_in_transaction = True
+        return time.monotonic()
+
+    def _commit(self, newest: CheckpointId, said: str = "") -> None:
+        """With the mark, which is the offset of a group: in the transaction, or not at all."""
+        assert self._producing is not None
+        producer = self._producing.producer
+        offset = TopicPartition(self._mark_topic, 0, newest, said)
+        producer.send_offsets_to_transaction(
+            [offset], self._group.consumer_group_metadata(), self._seconds
+        )
+        producer.commit_transaction(_COMMIT_SECONDS_MAX)
+        self._is_in_transaction = False
 
     def abandon(self) -> None:
         if self._is_in_transaction and self._producing is not None:
@@ -235,6 +278,19 @@ class KafkaTarget(Target):
         if self._group is not None:
             self._group.close()
         self._of = self._producing = self._group = None
+
+
+def _begun_of(said: str) -> tuple[CheckpointId, int]:
+    of, _, rows = said.partition(":")
+    return (CheckpointId(int(of)), int(rows)) if rows else (NO_CHECKPOINT, 0)
+
+
+def _cut(rows: Iterator[pa.RecordBatch], skipped: int) -> Iterator[pa.RecordBatch]:
+    """Small batches of what comes behind the first rows."""
+    for batch in rows:
+        first, skipped = min(skipped, batch.num_rows), max(0, skipped - batch.num_rows)
+        for start in range(first, batch.num_rows, _CUT_ROWS):
+            yield batch.slice(start, _CUT_ROWS)
 
 
 def _name(writer: Writer) -> str:
