@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -10,7 +12,14 @@ import pytest
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
 from stillframe.connectors.kafka_sink import sink_from_options
 from stillframe.connectors.kafka_target import KafkaTarget
-from stillframe.errors import BuildError, DataError, StartRefused, StorageError, Unavailable
+from stillframe.errors import (
+    BuildError,
+    DataError,
+    SnapshotDamaged,
+    StartRefused,
+    StorageError,
+    Unavailable,
+)
 from stillframe.ids import Mark, Writer
 from stillframe.options import Options
 from stillframe.storage.local import LocalStore
@@ -42,9 +51,9 @@ class House:
         context = SinkContext("job", attempt, "rows", subtask, self.incarnation, self.staging)
         return (sink or self.sink).open_writer(context)
 
-    def stage(self, checkpoint_id, *values, subtask=0, sink=None, batch=None):
+    def stage(self, checkpoint_id, *values, attempt=1, subtask=0, sink=None, batch=None):
         """One part, as the committer is given it."""
-        with closing(self.writer(sink, subtask=subtask)) as writer:
+        with closing(self.writer(sink, attempt, subtask)) as writer:
             writer.write(batch or pa.record_batch([pa.array(values, pa.string())], SCHEMA))
             committables = writer.rotate(checkpoint_id)()
         return Prepared(self.mark(checkpoint_id, subtask), tuple(committables))
@@ -52,9 +61,9 @@ class House:
     def mark(self, checkpoint_id, subtask=0):
         return Mark(Writer(self.incarnation, "rows", subtask), checkpoint_id)
 
-    def commit(self, *parts, sink=None):
+    def commit(self, *parts, sink=None, **context):
         """By another process each time, as far as Kafka can tell."""
-        context = CommitterContext("job", self.staging)
+        context = CommitterContext("job", self.staging, **context)
         with closing((sink or self.sink).open_committer(context)) as committer:
             committer.commit(0, parts)
 
@@ -254,6 +263,82 @@ def murmur2(key):
         h = (h ^ int.from_bytes(rest, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+# --- A mark that is gone ---------------------------------------------------------------------
+
+
+def committed_but_for_the_receipt(house, *values, checkpoint_id=7):
+    """The transaction is done, and its committer died before it noted that."""
+    part = house.stage(checkpoint_id, *values)
+    house.commit(part)
+    [receipt] = [each["receipt"] for each in part.committables]
+    again = house.stage(checkpoint_id, *values)
+    house.staging.delete(receipt)
+    return again
+
+
+@pytest.mark.parametrize("earlier", [[3], []], ids=["", "the first of its writer"])
+def test_a_part_that_may_have_been_written_is_in_doubt_when_its_mark_is_gone(house, earlier):
+    for checkpoint_id in earlier:
+        house.commit(house.stage(checkpoint_id, "a"))
+    part = committed_but_for_the_receipt(house, "b")
+    house.kafka.delete_group(f"stillframe/{part.mark.writer}")
+    before = house.visible()
+
+    with pytest.raises(DataError) as told:
+        house.commit(part, attempt=2)
+    assert house.visible() == before, "neither lost nor doubled"
+    said = str(told.value)
+    assert "1 rows that kafka" in said
+    assert f"offset of group stillframe/{part.mark.writer} in topic {house.topic}" in said
+
+    option = said.rpartition("acceptMissingOutput=")[2]
+    house.commit(part, attempt=2, accepts_missing=frozenset([option]))
+    house.commit(house.stage(8, "c", attempt=2), attempt=2)
+    assert house.visible() == sorted([*before, "c"])
+
+
+def test_a_part_in_doubt_is_written_when_somebody_has_deleted_the_note(house):
+    part = committed_but_for_the_receipt(house, "b")
+    house.kafka.delete_group(f"stillframe/{part.mark.writer}")
+    with pytest.raises(DataError) as told:
+        house.commit(part, attempt=2)
+
+    house.staging.delete(re.search(r"prepared/(\S+)", str(told.value))[1])
+    house.commit(part, attempt=2)
+
+    assert house.visible() == ["b", "b"], "as they wanted it"
+
+
+def test_a_job_that_stood_still_until_its_marks_were_gone_goes_on(house):
+    """Nobody can have written what it prepares now."""
+    house.commit(house.stage(3, "a"))
+    house.kafka.delete_group(f"stillframe/{house.mark(3).writer}")
+
+    part = house.stage(4, "b", attempt=2)
+    house.commit(part, attempt=2)
+    house.commit(part, attempt=2)
+
+    assert house.visible() == ["a", "b"]
+
+
+def test_a_committer_that_dies_in_its_first_transaction_leaves_no_doubt(house):
+    part = house.stage(1, "a")
+    with pytest.raises(SnapshotDamaged):
+        house.commit(replace(part, committables=torn(part)))
+
+    house.commit(part, attempt=2)
+
+    assert house.visible() == ["a"]
+
+
+def torn(part):
+    """Its rows cannot be read, in the middle of the transaction."""
+    return tuple(
+        {**each, "parts": [{**written, "crc32": 1} for written in each["parts"]]}
+        for each in part.committables
+    )
 
 
 # --- At least once ---------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_n
     random = Random(5)
     views.send(2_000, 0)
     views.send(2_000, 1)
-    foreign = kafka.transaction()
+    foreign = kafka.transaction(**{"transaction.timeout.ms": 600_000})
     foreign.produce(views.out, b"never", partition=0)
     foreign.flush(30)  # it holds readers back, and nothing of ours
     running = start(page_views, views)

@@ -169,7 +169,12 @@ class Broker:
         _await(made)
 
     def grow(self, topic: str, partitions: int) -> None:
+        """The controller answers before the broker knows: it would refuse what is sent there."""
         _await(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        deadline = time.monotonic() + _ANSWER_SECONDS_MAX
+        while len(self._admin.list_topics(topic).topics[topic].partitions) < partitions:
+            assert time.monotonic() < deadline, f"{topic} has no {partitions} partitions"
+            Event().wait(0.01)
 
     def delete(self, topic: str) -> None:
         _await(self._admin.delete_topics([topic]))
@@ -180,6 +185,9 @@ class Broker:
     def groups(self) -> set[str]:
         listed = self._admin.list_consumer_groups().result(_ANSWER_SECONDS_MAX)
         return {group.group_id for group in listed.valid}
+
+    def delete_group(self, group: str) -> None:
+        _await(self._admin.delete_consumer_groups([group]))
 
     def committed(self, group: str, topic: str, partition: int = 0) -> int:
         """The offset of a group; -1001: there is none."""
@@ -194,10 +202,16 @@ class Broker:
         self, topic: str, values: Iterable[bytes | None], partition: int = 0, **more: Any
     ) -> None:
         producer = Producer({"bootstrap.servers": self.address, "log_level": 0, "linger.ms": 5})
+        failed: list[Any] = []
+
+        def told(error: Any, message: Any) -> None:
+            failed.extend([error] if error is not None else [])
+
         for value in values:
-            producer.produce(topic, value, partition=partition, **more)
+            producer.produce(topic, value, partition=partition, on_delivery=told, **more)
             producer.poll(0)
         assert producer.flush(_ANSWER_SECONDS_MAX) == 0
+        assert not failed, f"{len(failed)} records were not sent: {failed[0]}"
 
     def transaction(self, id: str | None = None, **config: Any) -> Producer:
         """A producer in the middle of one."""

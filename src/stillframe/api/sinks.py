@@ -71,7 +71,7 @@ class SinkContext:
 
     @property
     def committing(self) -> CommitterContext:
-        return CommitterContext(self.job, self.staging, self.accepts_missing)
+        return CommitterContext(self.job, self.staging, self.accepts_missing, self.attempt)
 
     @property
     def writer(self) -> Writer:
@@ -87,6 +87,8 @@ class CommitterContext:
     """None where the job keeps no checkpoints, so that there is nothing to commit."""
     accepts_missing: frozenset[str] = frozenset()
     """Output that is gone and that the job goes on without, as `name:rows`: acceptMissingOutput."""
+    attempt: Attempt | None = None
+    """In which it commits, in a slot; None on the driver."""
 
 
 @dataclass(frozen=True, slots=True)

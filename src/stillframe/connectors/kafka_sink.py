@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -43,7 +43,7 @@ from stillframe.connectors.transactional import (
     required_staging,
 )
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, Writer
 from stillframe.options import Options
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ _TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 _OVERHEAD_BYTES = 128
 """What a record of its own takes beside its key, value and headers, and some more."""
 _GUARANTEES = ("exactly-once", "at-least-once")
+
+
+def name_of(writer: Writer) -> str:
+    """Of a transactional id, and of the group that keeps its mark."""
+    return f"stillframe/{writer}"
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
@@ -155,6 +160,8 @@ def _check_columns(schema: pa.Schema, topic: str | None) -> None:
 class KafkaSink(TransactionalSink):
     """Rows become visible to readers with `read_committed`, each once, whatever is killed."""
 
+    marks_expire: ClassVar[bool] = True
+
     destination: Destination
     mark_topic: str
     on_refused: OnRefused = "fail"
@@ -163,6 +170,9 @@ class KafkaSink(TransactionalSink):
         from stillframe.connectors.kafka_target import KafkaTarget
 
         return KafkaTarget(self.destination, self.mark_topic)
+
+    def mark_in_words(self, writer: Writer) -> str:
+        return f"offset of group {name_of(writer)} in topic {self.mark_topic}"
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
         staging = required_staging(context.staging, self)

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from stillframe.api.sinks import Target
 from stillframe.connectors.kafka_client import Client, made, refused
 from stillframe.connectors.kafka_options import Settings
-from stillframe.connectors.kafka_sink import Destination
+from stillframe.connectors.kafka_sink import Destination, name_of
 from stillframe.errors import DataError, StillframeError, StorageError, Unavailable
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, Mark, Writer
 
@@ -209,7 +209,7 @@ class KafkaTarget(Target):
             self.close()
             self._open(writer)
         assert self._client is not None
-        found = self._client.group_offset(_name(writer), self._mark_topic)
+        found = self._client.group_offset(name_of(writer), self._mark_topic)
         newest, said = found or (NO_CHECKPOINT, "")
         self._newest, self._begun = CheckpointId(newest), _begun_of(said)
         return None if found is None else self._newest
@@ -217,13 +217,13 @@ class KafkaTarget(Target):
     def _open(self, writer: Writer) -> None:
         settings = self._destination.settings
         self._client = self._client or Client(settings, self._seconds)
-        self._producing = Producing(self._destination, **{"transactional.id": _name(writer)})
+        self._producing = Producing(self._destination, **{"transactional.id": name_of(writer)})
         try:
             self._producing.producer.init_transactions(self._seconds)
         except KafkaException as error:
             raise understood(error, settings) from error
         # It never joins: its group is where the mark is kept, and nothing else.
-        ours: dict[str, Any] = {"group.id": _name(writer), "enable.auto.commit": False}
+        ours: dict[str, Any] = {"group.id": name_of(writer), "enable.auto.commit": False}
         self._group = made(Consumer, settings, **ours)
         self._of = writer
 
@@ -291,11 +291,6 @@ def _cut(rows: Iterator[pa.RecordBatch], skipped: int) -> Iterator[pa.RecordBatc
         first, skipped = min(skipped, batch.num_rows), max(0, skipped - batch.num_rows)
         for start in range(first, batch.num_rows, _CUT_ROWS):
             yield batch.slice(start, _CUT_ROWS)
-
-
-def _name(writer: Writer) -> str:
-    """Of a transactional id, and of the group that keeps its mark."""
-    return f"stillframe/{writer}"
 
 
 def understood(error: KafkaException, settings: Settings) -> StillframeError:
