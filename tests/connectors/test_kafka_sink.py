@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
 from stillframe.connectors.kafka_sink import sink_from_options
@@ -63,9 +64,15 @@ class House:
 
     def commit(self, *parts, sink=None, **context):
         """By another process each time, as far as Kafka can tell."""
-        context = CommitterContext("job", self.staging, **context)
-        with closing((sink or self.sink).open_committer(context)) as committer:
+        with self.committer(sink, **context) as committer:
             committer.commit(0, parts)
+
+    def committer(self, sink=None, **context):
+        context = CommitterContext("job", self.staging, **context)
+        return closing((sink or self.sink).open_committer(context))
+
+    def groups(self):
+        return {each for each in self.kafka.groups() if self.incarnation in each}
 
     def target(self, **limits):
         return closing(KafkaTarget(self.sink.destination, self.topic, **limits))
@@ -174,29 +181,27 @@ def test_a_part_that_takes_too_long_for_one_transaction_is_written_in_several_an
     house,
 ):
     """One after the other dies: between two transactions, or in the middle of the next."""
-    mark, batches = house.mark(4), [[f"{n}a", f"{n}b"] for n in range(5)]
+    values = [f"{n}" for n in range(10)]
+    mark, batches = house.mark(4), [values[at : at + 2] for at in range(0, 10, 2)]
     house.commit(house.stage(3, "before"))
-    refused = []
 
     def dying_after(count):
-        for values in batches[:count]:
-            yield from rows(*values)
+        for each in batches[:count]:
+            yield from rows(*each)
         raise KeyboardInterrupt
 
     for count, open_seconds_max in ((1, 0), (2, 0), (3, 60), (4, 0)):
-        target = KafkaTarget(
-            house.sink.destination, house.topic, open_seconds_max=open_seconds_max
-        )
+        target = KafkaTarget(house.sink.destination, house.topic, open_seconds_max=open_seconds_max)
         assert target.begin(mark.writer) == 3
         with pytest.raises(KeyboardInterrupt):
             target.write(mark, dying_after(count), refuse_nothing)
 
     with house.target(open_seconds_max=0) as last:
         assert last.begin(mark.writer) == 3, "it is done when all of it is"
-        last.write(mark, (batch for values in batches for batch in rows(*values)), refused.append)
+        last.write(mark, (batch for each in batches for batch in rows(*each)), refuse_nothing)
         assert last.begin(mark.writer) == 4
         last.write(house.mark(5), rows("after"), refuse_nothing)
-    assert house.visible() == sorted(["before", *sum(batches, []), "after"])
+    assert house.visible() == sorted(["before", *values, "after"])
 
 
 def test_two_jobs_with_one_savepoint_do_not_see_each_others_marks(house):
@@ -263,6 +268,25 @@ def murmur2(key):
         h = (h ^ int.from_bytes(rest, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def test_a_transaction_that_the_broker_never_ends_is_said_by_the_name_of_its_group(house):
+    """As one of which it has lost the end, seen with 4.3.1."""
+    part = house.stage(1, "a")
+    group = f"stillframe/{part.mark.writer}"
+    hanging = house.kafka.transaction()
+    consumer = house.kafka.consumer(**{"group.id": group})
+    offset = TopicPartition(house.topic, 0, 1)
+    hanging.send_offsets_to_transaction([offset], consumer.consumer_group_metadata(), 30)
+
+    with house.target(answer_seconds_max=0.5) as target, pytest.raises(Unavailable) as told:
+        target.begin(part.mark.writer)
+    assert f"has not ended a transaction with an offset of group {group}" in str(told.value)
+
+    hanging.abort_transaction(30)
+    consumer.close()
+    house.commit(part)
+    assert house.visible() == ["a"]
 
 
 # --- A mark that is gone ---------------------------------------------------------------------
@@ -339,6 +363,41 @@ def torn(part):
         {**each, "parts": [{**written, "crc32": 1} for written in each["parts"]]}
         for each in part.committables
     )
+
+
+# --- What is left behind ---------------------------------------------------------------------
+
+
+def test_of_writers_that_are_not_needed_any_more_neither_mark_nor_open_transaction_is_left(house):
+    house.commit(house.stage(3, "a"), house.stage(3, "b", subtask=1))
+    needed, former = (house.mark(3, subtask).writer for subtask in (0, 1))
+    dead = house.kafka.transaction(f"stillframe/{former}")
+    dead.produce(house.topic, b"never", partition=0)
+    dead.flush(30)
+    assert house.groups() == {f"stillframe/{needed}", f"stillframe/{former}"}
+
+    with house.committer() as committer:
+        committer.end_writers("rows", frozenset([needed]))
+        committer.end_writers("rows", frozenset([needed]))  # that it was done is fine
+
+    assert house.groups() == {f"stillframe/{needed}"}
+    house.kafka.send(house.topic, [b"behind"])
+    assert house.visible() == ["a", "b", "behind"]
+    house.commit(house.stage(9, "c", attempt=2, subtask=1), attempt=2)
+    assert house.visible() == ["a", "b", "behind", "c"], "it may write again, after a rescale"
+
+
+def test_what_cannot_be_removed_is_left_for_the_next_attempt(house, free_port, caplog):
+    house.commit(house.stage(3, "a"))
+    away = sink_of(f"127.0.0.1:{free_port}", house.topic)
+
+    with house.committer(away) as committer:
+        committer.end_writers("rows", frozenset())
+    assert "is left where it is: Kafka at" in caplog.text
+
+    with house.committer() as committer:
+        committer.end_writers("rows", frozenset())
+    assert house.groups() == set()
 
 
 # --- At least once ---------------------------------------------------------------------------

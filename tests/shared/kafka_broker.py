@@ -13,12 +13,12 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 VERSION = "4.3.1"
@@ -165,16 +165,29 @@ class Broker:
 
     def create(self, name: str, partitions: int = 1, **config: str) -> None:
         given = {key.replace("_", "."): value for key, value in config.items()}
-        made = self._admin.create_topics([NewTopic(name, partitions, 1, config=given)])
-        _await(made)
+        self._place(
+            lambda: self._admin.create_topics([NewTopic(name, partitions, 1, config=given)])
+        )
 
     def grow(self, topic: str, partitions: int) -> None:
         """The controller answers before the broker knows: it would refuse what is sent there."""
-        _await(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        self._place(lambda: self._admin.create_partitions([NewPartitions(topic, partitions)]))
         deadline = time.monotonic() + _ANSWER_SECONDS_MAX
         while len(self._admin.list_topics(topic).topics[topic].partitions) < partitions:
             assert time.monotonic() < deadline, f"{topic} has no {partitions} partitions"
             Event().wait(0.01)
+
+    def _place(self, ask: Callable[[], Mapping[Any, Any]]) -> None:
+        """Partitions have no place for a moment after the broker was started again."""
+        deadline = time.monotonic() + _ANSWER_SECONDS_MAX
+        while True:
+            try:
+                return _await(ask())
+            except KafkaException as error:
+                is_late = time.monotonic() > deadline
+                if is_late or error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR:
+                    raise
+            Event().wait(0.05)
 
     def delete(self, topic: str) -> None:
         _await(self._admin.delete_topics([topic]))

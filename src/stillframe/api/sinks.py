@@ -166,6 +166,16 @@ class Committer(ABC):
         the job. Finding nothing is normal.
         """
 
+    def end_writers(  # noqa: B027 - most leave nothing behind that has their name
+        self, uid: OperatorUid, needed: Set[Writer]
+    ) -> None:
+        """Remove what another system remembers of writers of this sink that are not `needed`.
+
+        Needed are those that write now, and those whose output a retained checkpoint holds. Called
+        on the driver while the job runs, once in an attempt, when the checkpoints of the attempts
+        before are gone. What cannot be removed then is left for the next attempt.
+        """
+
     def close(self) -> None:  # noqa: B027 - most committers hold nothing
         """Give everything back. Called once."""
 
@@ -257,6 +267,12 @@ class Target(ABC):
         to `refuse` with the reason, *before* the transaction is committed, and left out of it:
         they are kept aside and told. The classic mistake is to write the mark in a transaction of
         its own.
+        """
+
+    def forget(self, writer: Writer) -> None:  # noqa: B027 - a mark takes little room
+        """Shut out whoever commits for this writer, then remove its mark: it never writes again.
+
+        Called where a sink says that its marks expire, and not between `begin` and `write`.
         """
 
     def abandon(self) -> None:  # noqa: B027 - most hold nothing between the two

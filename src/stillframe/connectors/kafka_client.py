@@ -236,9 +236,26 @@ class Client:
                     raise KafkaException(found.error)
                 return (int(found.offset), found.metadata or "") if found.offset >= 0 else None
             except KafkaException as error:
-                if error.args[0].code() not in _SOON or time.monotonic() > deadline:
+                code, is_late = error.args[0].code(), time.monotonic() > deadline
+                if is_late and code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+                    raise Unavailable(
+                        f"Kafka at {self._settings.servers} has not ended a transaction with an"
+                        f" offset of group {group} within {self._seconds:g} s; if that lasts it has"
+                        " lost the end of it (as 4.2 and 4.3 may, KAFKA-20734): find it with"
+                        " kafka-transactions.sh find-hanging and abort it"
+                    ) from None
+                if is_late or code not in _SOON:
                     raise self._refused(error) from None
             time.sleep(_AGAIN_SECONDS)
+
+    def delete_group(self, group: str) -> None:
+        """That it is gone already is fine."""
+        asked = self._admin.delete_consumer_groups([group], request_timeout=self._seconds)
+        try:
+            self._answer(asked[group])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise self._refused(error) from None
 
     def topic_setting(self, topic: str, name: str) -> str | None:
         """A setting of a topic; None: this user may not see it."""

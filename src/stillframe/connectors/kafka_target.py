@@ -266,6 +266,13 @@ class KafkaTarget(Target):
         producer.commit_transaction(_COMMIT_SECONDS_MAX)
         self._is_in_transaction = False
 
+    def forget(self, writer: Writer) -> None:
+        self.close()
+        self._open(writer)  # which ends what is open there
+        assert self._client is not None
+        self._client.delete_group(name_of(writer))
+        self.close()
+
     def abandon(self) -> None:
         if self._is_in_transaction and self._producing is not None:
             with suppress(KafkaException):  # the next one who begins ends it

@@ -38,7 +38,13 @@ from stillframe.api.sinks import (
     Staging,
     Target,
 )
-from stillframe.errors import DataError, OutputRefused, StorageError, Unavailable
+from stillframe.errors import (
+    DataError,
+    OutputRefused,
+    StillframeError,
+    StorageError,
+    Unavailable,
+)
 from stillframe.ids import (
     NO_CHECKPOINT,
     Attempt,
@@ -46,6 +52,7 @@ from stillframe.ids import (
     Epoch,
     Mark,
     OperatorUid,
+    SubtaskIndex,
     Writer,
 )
 from stillframe.json_values import JsonObject
@@ -368,6 +375,21 @@ class TransactionalCommitter(Committer):
             if of_attempt is not None and of_attempt < older_than:
                 self._staging.delete(name)
 
+    def end_writers(self, uid: OperatorUid, needed: Set[Writer]) -> None:
+        if self._given_staging is None or not self._sink.marks_expire:
+            return
+        for name in sorted(self._staging.names(self._staging.directory(uid))):
+            writer = _writer_noted(name, uid)
+            if writer is None or writer in needed:
+                continue
+            try:
+                self._opened().forget(writer)
+            except (StillframeError, OSError) as error:
+                self._give_up(self._target)
+                log.warning("the mark of %s is left where it is: %s", writer, error)
+                return
+            self._staging.delete(name)  # without a mark it says nothing of what is written now
+
     def close(self) -> None:
         if self._target is not None:
             self._target.close()
@@ -399,6 +421,15 @@ def _noted(part: Prepared) -> str:
     """The note that the writer of this part has had a mark."""
     writer, directory = part.mark.writer, part.committables[0]["directory"]
     return f"{directory}/marked-{writer.incarnation}-{_subtask_of(writer)}"
+
+
+def _writer_noted(name: str, uid: OperatorUid) -> Writer | None:
+    """Whose note this is, if it is one."""
+    found = re.search(r"/marked-(.*)-(\d+|all)$", name)
+    if found is None:
+        return None
+    subtask = None if found[2] == "all" else SubtaskIndex(int(found[2]))
+    return Writer(found[1], uid, subtask)
 
 
 def _subtask_of(writer: Writer) -> str:
