@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from contextlib import closing
 from dataclasses import replace
@@ -413,6 +414,16 @@ def test_at_least_once_rows_are_there_when_the_barrier_has_passed(house):
     assert house.visible() == ["a", "b"]
 
 
+def test_at_least_once_a_row_that_the_broker_refuses_ends_the_attempt_at_the_barrier(house):
+    sink = sink_of(house.kafka.address, house.topic, deliveryGuarantee="at-least-once")
+    with closing(house.writer(sink)) as writer:
+        writer.write(next(rows("a")))
+        house.kafka.set(house.topic, "max.message.bytes", "2000")
+        writer.write(next(rows(random.randbytes(1500).hex())))
+        with pytest.raises(DataError, match=r"refuses records .*too large"):
+            writer.rotate(1)()
+
+
 # --- What goes wrong -------------------------------------------------------------------------
 
 
@@ -422,9 +433,52 @@ def test_a_value_that_is_too_large_is_refused_when_it_is_written(house, kafka):
 
     with pytest.raises(DataError, match=f"is larger than the 2000 that topic {small} takes"):
         house.stage(1, "x" * 3000, sink=sink)
-    house.commit(house.stage(2, *["x" * 1500] * 10, sink=sink), sink=sink)
+    noise = [random.randbytes(750).hex() for _ in range(10)]  # which cannot be compressed away
+    house.commit(house.stage(2, *noise, sink=sink), sink=sink)
 
     assert len(kafka.values(small)) == 10, "together they are more, each of them is not"
+
+
+def test_headers_count_too_when_a_record_is_too_large(house, kafka):
+    small = kafka.topic(max_message_bytes="2000")
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    schema = pa.schema([("value", pa.string()), ("headers", headers)])
+    sink = sink_of(kafka.address, small, schema)
+
+    def row(*values):
+        return {"value": "x", "headers": [{"key": "h", "value": each} for each in values]}
+
+    few, large = row(b"1", None), row(b"1" * 1500, b"2" * 1500)
+    batch = pa.RecordBatch.from_pylist([few, {"value": "y", "headers": None}, large], schema)
+    with pytest.raises(DataError, match="a record of 3131 bytes is larger than the 2000"):
+        house.stage(1, sink=sink, batch=batch)
+
+
+def test_what_the_broker_refuses_after_all_ends_the_job_and_is_written_when_it_takes_it(
+    house, kafka
+):
+    part = house.stage(1, "a", random.randbytes(1500).hex())
+    kafka.set(house.topic, "max.message.bytes", "2000")
+
+    with pytest.raises(DataError, match=f"kafka {house.topic} at .* refuses records .*too large"):
+        house.commit(part)
+    assert house.visible() == [], "not a part of it"
+
+    kafka.set(house.topic, "max.message.bytes", "20000")
+    house.commit(part)
+    assert sorted(map(len, house.visible())) == [1, 3000]
+
+
+def test_a_topic_that_was_deleted_before_the_commit_is_said_and_nothing_is_lost(house, kafka):
+    part = house.stage(1, "a")
+    kafka.delete(house.topic)
+
+    with pytest.raises(DataError, match=f"topic {house.topic} does not exist in Kafka at"):
+        house.commit(part)
+
+    kafka.create(house.topic)
+    house.commit(part)
+    assert house.visible() == ["a"]
 
 
 def test_a_value_larger_than_the_clients_usual_limit_passes_where_the_topic_takes_it(house, kafka):

@@ -26,7 +26,15 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+)
 
 VERSION = "4.1.1"
 """Not 4.2 or 4.3: one that is killed and started again may lose the end of a transaction that it
@@ -174,13 +182,16 @@ class Broker:
 
     def create(self, name: str, partitions: int = 1, **config: str) -> None:
         given = {key.replace("_", "."): value for key, value in config.items()}
-        self._place(
-            lambda: self._admin.create_topics([NewTopic(name, partitions, 1, config=given)])
-        )
+        topic = NewTopic(name, partitions, 1, config=given)
+        self._place(lambda: self._admin.create_topics([topic]))
+        self._until_known(name, partitions)
 
     def grow(self, topic: str, partitions: int) -> None:
-        """The controller answers before the broker knows: it would refuse what is sent there."""
         self._place(lambda: self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        self._until_known(topic, partitions)
+
+    def _until_known(self, topic: str, partitions: int) -> None:
+        """The controller answers before the broker knows: it would refuse what is sent there."""
         deadline = time.monotonic() + _ANSWER_SECONDS_MAX
         while len(self._admin.list_topics(topic).topics[topic].partitions) < partitions:
             assert time.monotonic() < deadline, f"{topic} has no {partitions} partitions"
@@ -200,6 +211,13 @@ class Broker:
 
     def delete(self, topic: str) -> None:
         _await(self._admin.delete_topics([topic]))
+
+    def set(self, topic: str, name: str, value: str) -> None:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        resource.add_incremental_config(
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        )
+        _await(self._admin.incremental_alter_configs([resource]))
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         _await(self._admin.delete_records([TopicPartition(topic, partition, offset)]))

@@ -258,7 +258,7 @@ class Client:
                 raise self._refused(error) from None
 
     def topic_setting(self, topic: str, name: str) -> str | None:
-        """A setting of a topic; None: this user may not see it."""
+        """A setting of a topic; None: this user may not see it, or there is no such topic."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         [future] = self._admin.describe_configs([resource], request_timeout=self._seconds).values()
         try:
@@ -267,6 +267,7 @@ class Client:
             if error.args[0].code() in (
                 KafkaError.TOPIC_AUTHORIZATION_FAILED,
                 KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
             ):
                 return None
             raise self._refused(error) from None

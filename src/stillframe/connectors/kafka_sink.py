@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.api.sinks import (
@@ -234,18 +236,23 @@ class Refusing:
 def _refuse_large(rows: pa.RecordBatch, topic: str, bytes_max: int) -> None:
     if rows.nbytes + _OVERHEAD_BYTES <= bytes_max:
         return  # all of them together
-    lengths = [
-        pa.compute.fill_null(pa.compute.binary_length(rows.column(name)), 0)
-        for name in ("key", "value")
-        if name in rows.schema.names
-    ]
-    sizes = lengths[0] if len(lengths) == 1 else pa.compute.add(*lengths)
-    largest = (pa.compute.max(sizes).as_py() or 0) + _OVERHEAD_BYTES
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    sizes = sum(_lengths(columns[name]) for name in ("key", "value") if name in columns)
+    if "headers" in columns:
+        parents = pa.compute.list_parent_indices(columns["headers"])
+        for each in columns["headers"].flatten().flatten():  # all keys, all values
+            sizes = sizes + np.bincount(parents, _lengths(each), rows.num_rows)
+    largest = int(np.max(sizes)) + _OVERHEAD_BYTES
     if largest > bytes_max:
         raise DataError(
             f"a record of {largest} bytes is larger than the {bytes_max} that topic {topic} takes:"
             " make its value smaller, or raise max.message.bytes of the topic"
         )
+
+
+def _lengths(texts: pa.Array) -> npt.NDArray[np.int64]:
+    lengths = pa.compute.fill_null(pa.compute.binary_length(texts), 0)
+    return np.asarray(lengths, dtype=np.int64)
 
 
 def _refuse_partition(rows: pa.RecordBatch, topic: str, partitions: int) -> None:
@@ -292,15 +299,16 @@ class PlainKafkaSink(Sink):
 
 class _PlainWriter(SinkWriter):
     def __init__(self, destination: Destination) -> None:
+        from stillframe.connectors.kafka_client import Client
         from stillframe.connectors.kafka_target import Producing
 
         self._refusing = Refusing(destination)
-        self._producing = Producing(destination)
+        self._producing = Producing(destination, Client(destination.settings))
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._refusing.check_batch(batch)
-        for _ in self._producing.produced(batch):
-            raise AssertionError("what is refused was refused before")
+        for _, reason in self._producing.produced(batch):
+            raise DataError(f"the Kafka client refuses a row ({reason}): correct it")
 
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
         def flushed() -> Sequence[Committable]:

@@ -58,7 +58,6 @@ _REFUSED = {
 
 _USUAL: Mapping[str, Any] = {
     "linger.ms": 20,
-    "batch.size": 1 << 20,
     "batch.num.messages": 20_000,
     "compression.type": "lz4",
     "queue.buffering.max.messages": 500_000,
@@ -72,19 +71,20 @@ _USUAL: Mapping[str, Any] = {
     # of before, and waits for it for ever: seen with librdkafka 2.16, whatever the time limit.
     "metadata.recovery.strategy": "none",
 }
+_BATCH_BYTES_MAX = 1 << 20
 _OURS: Mapping[str, Any] = {"enable.idempotence": True, "delivery.report.only.error": True}
 
 
 class Producing:
     """One producer, and what has become of its rows."""
 
-    def __init__(self, destination: Destination, **ours: Any) -> None:
+    def __init__(self, destination: Destination, client: Client, **ours: Any) -> None:
         self._destination = destination
         self._failed: KafkaError | None = None
         self.producer = made(
             Producer,
             destination.settings,
-            _USUAL,
+            {**_USUAL, "batch.size": _batch_bytes(client, destination.topic)},
             **{**_OURS, **ours},
             on_delivery=self._on_failure,
         )
@@ -125,8 +125,9 @@ class Producing:
             return
         if failed.code() in _REFUSED:
             raise DataError(
-                f"{self._destination.describe()} refuses a record ({failed.str()}): correct the"
-                " topic or its settings, then start the job again, it goes on"
+                f"{self._destination.describe()} refuses records ({failed.str()}): correct the"
+                " topic or its settings, or set kafka.batch.size below its max.message.bytes, then"
+                " start the job again, it goes on"
             )
         raise understood(KafkaException(failed), self.settings)
 
@@ -150,6 +151,14 @@ class Producing:
         """
         self.producer.purge()
         self.producer = None
+
+
+def _batch_bytes(client: Client, topic: str | None) -> int:
+    """What goes out together must not be larger than a record may be: the broker refuses both."""
+    said = client.topic_setting(topic, "max.message.bytes") if topic is not None else None
+    if said is None and topic is not None:
+        client.refuse_missing([topic])
+    return min(int(said or _BATCH_BYTES_MAX), _BATCH_BYTES_MAX)
 
 
 def _rows(
@@ -206,7 +215,7 @@ class KafkaTarget(Target):
 
     def begin(self, writer: Writer) -> CheckpointId | None:
         if writer != self._of:
-            self.close()
+            self._leave()
             self._open(writer)
         assert self._client is not None
         found = self._client.group_offset(name_of(writer), self._mark_topic)
@@ -217,7 +226,9 @@ class KafkaTarget(Target):
     def _open(self, writer: Writer) -> None:
         settings = self._destination.settings
         self._client = self._client or Client(settings, self._seconds)
-        self._producing = Producing(self._destination, **{"transactional.id": name_of(writer)})
+        self._producing = Producing(
+            self._destination, self._client, **{"transactional.id": name_of(writer)}
+        )
         try:
             self._producing.producer.init_transactions(self._seconds)
         except KafkaException as error:
@@ -247,6 +258,9 @@ class KafkaTarget(Target):
             self._commit(mark.checkpoint_id)
         except KafkaException as error:
             self._producing.raise_failure()
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                assert self._client is not None
+                self._client.refuse_missing([self._mark_topic])
             raise understood(error, self._destination.settings) from error
 
     def _begin_transaction(self) -> float:
@@ -267,11 +281,11 @@ class KafkaTarget(Target):
         self._is_in_transaction = False
 
     def forget(self, writer: Writer) -> None:
-        self.close()
+        self._leave()
         self._open(writer)  # which ends what is open there
         assert self._client is not None
         self._client.delete_group(name_of(writer))
-        self.close()
+        self._leave()
 
     def abandon(self) -> None:
         if self._is_in_transaction and self._producing is not None:
@@ -280,6 +294,11 @@ class KafkaTarget(Target):
         self._is_in_transaction = False
 
     def close(self) -> None:
+        self._leave()
+        self._client = None
+
+    def _leave(self) -> None:
+        """The writer whose parts were committed."""
         if self._producing is not None:
             self._producing.close()
         if self._group is not None:
