@@ -6,8 +6,9 @@ Theory of operation
 Kafka transaction writes them and, as the offset of a consumer group of the writer's own, the
 checkpoint's id: the mark. `begin` first initialises the transactional id, which is the writer's
 name: that ends what an older committer left open and fences it for good, and waits where a commit
-is under way. Only then is the group's offset read. It expires some days after it was written, which
-is why a mark has to last only until the receipt is noted.
+is under way. Only then is the group's offset read. It expires some days after it was written: a
+mark has to last only until the receipt is noted, and one that is gone too early is missed
+(`marks_expire`).
 
 *At least once*: rows are produced as they come and flushed at the barrier. Nothing is prepared.
 
