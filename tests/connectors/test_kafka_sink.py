@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import random
+import re
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
 from stillframe.connectors.kafka_sink import sink_from_options
 from stillframe.connectors.kafka_target import KafkaTarget
-from stillframe.errors import BuildError, DataError, StartRefused, StorageError, Unavailable
+from stillframe.errors import (
+    BuildError,
+    DataError,
+    SnapshotDamaged,
+    StartRefused,
+    StorageError,
+    Unavailable,
+)
 from stillframe.ids import Mark, Writer
 from stillframe.options import Options
 from stillframe.storage.local import LocalStore
@@ -42,9 +53,9 @@ class House:
         context = SinkContext("job", attempt, "rows", subtask, self.incarnation, self.staging)
         return (sink or self.sink).open_writer(context)
 
-    def stage(self, checkpoint_id, *values, subtask=0, sink=None, batch=None):
+    def stage(self, checkpoint_id, *values, attempt=1, subtask=0, sink=None, batch=None):
         """One part, as the committer is given it."""
-        with closing(self.writer(sink, subtask=subtask)) as writer:
+        with closing(self.writer(sink, attempt, subtask)) as writer:
             writer.write(batch or pa.record_batch([pa.array(values, pa.string())], SCHEMA))
             committables = writer.rotate(checkpoint_id)()
         return Prepared(self.mark(checkpoint_id, subtask), tuple(committables))
@@ -52,14 +63,20 @@ class House:
     def mark(self, checkpoint_id, subtask=0):
         return Mark(Writer(self.incarnation, "rows", subtask), checkpoint_id)
 
-    def commit(self, *parts, sink=None):
+    def commit(self, *parts, sink=None, **context):
         """By another process each time, as far as Kafka can tell."""
-        context = CommitterContext("job", self.staging)
-        with closing((sink or self.sink).open_committer(context)) as committer:
+        with self.committer(sink, **context) as committer:
             committer.commit(0, parts)
 
-    def target(self):
-        return closing(self.sink.open_target())
+    def committer(self, sink=None, **context):
+        context = CommitterContext("job", self.staging, **context)
+        return closing((sink or self.sink).open_committer(context))
+
+    def groups(self):
+        return {each for each in self.kafka.groups() if self.incarnation in each}
+
+    def target(self, **limits):
+        return closing(KafkaTarget(self.sink.destination, self.topic, **limits))
 
     def visible(self):
         return sorted(value.decode() for value in self.kafka.values(self.topic))
@@ -161,6 +178,33 @@ def test_what_was_left_open_by_one_that_died_holds_readers_back_only_until_the_n
     assert house.visible() == ["behind"]
 
 
+def test_a_part_that_takes_too_long_for_one_transaction_is_written_in_several_and_nothing_twice(
+    house,
+):
+    """One after the other dies: between two transactions, or in the middle of the next."""
+    values = [f"{n}" for n in range(10)]
+    mark, batches = house.mark(4), [values[at : at + 2] for at in range(0, 10, 2)]
+    house.commit(house.stage(3, "before"))
+
+    def dying_after(count):
+        for each in batches[:count]:
+            yield from rows(*each)
+        raise KeyboardInterrupt
+
+    for count, open_seconds_max in ((1, 0), (2, 0), (3, 60), (4, 0)):
+        target = KafkaTarget(house.sink.destination, house.topic, open_seconds_max=open_seconds_max)
+        assert target.begin(mark.writer) == 3
+        with pytest.raises(KeyboardInterrupt):
+            target.write(mark, dying_after(count), refuse_nothing)
+
+    with house.target(open_seconds_max=0) as last:
+        assert last.begin(mark.writer) == 3, "it is done when all of it is"
+        last.write(mark, (batch for each in batches for batch in rows(*each)), refuse_nothing)
+        assert last.begin(mark.writer) == 4
+        last.write(house.mark(5), rows("after"), refuse_nothing)
+    assert house.visible() == sorted(["before", *values, "after"])
+
+
 def test_two_jobs_with_one_savepoint_do_not_see_each_others_marks(house):
     house.commit(house.stage(3, "a"))
     house.incarnation += "-again"
@@ -227,6 +271,136 @@ def murmur2(key):
     return (h ^ h >> 15) & 0x7FFFFFFF
 
 
+def test_a_transaction_that_the_broker_never_ends_is_said_by_the_name_of_its_group(house):
+    """As one of which it has lost the end, seen with 4.3.1."""
+    part = house.stage(1, "a")
+    group = f"stillframe/{part.mark.writer}"
+    hanging = house.kafka.transaction()
+    consumer = house.kafka.consumer(**{"group.id": group})
+    offset = TopicPartition(house.topic, 0, 1)
+    hanging.send_offsets_to_transaction([offset], consumer.consumer_group_metadata(), 30)
+
+    with house.target(answer_seconds_max=0.5) as target, pytest.raises(Unavailable) as told:
+        target.begin(part.mark.writer)
+    assert f"has not ended a transaction with an offset of group {group}" in str(told.value)
+
+    hanging.abort_transaction(30)
+    consumer.close()
+    house.commit(part)
+    assert house.visible() == ["a"]
+
+
+# --- A mark that is gone ---------------------------------------------------------------------
+
+
+def committed_but_for_the_receipt(house, *values, checkpoint_id=7):
+    """The transaction is done, and its committer died before it noted that."""
+    part = house.stage(checkpoint_id, *values)
+    house.commit(part)
+    [receipt] = [each["receipt"] for each in part.committables]
+    again = house.stage(checkpoint_id, *values)
+    house.staging.delete(receipt)
+    return again
+
+
+@pytest.mark.parametrize("earlier", [[3], []], ids=["", "the first of its writer"])
+def test_a_part_that_may_have_been_written_is_in_doubt_when_its_mark_is_gone(house, earlier):
+    for checkpoint_id in earlier:
+        house.commit(house.stage(checkpoint_id, "a"))
+    part = committed_but_for_the_receipt(house, "b")
+    house.kafka.delete_group(f"stillframe/{part.mark.writer}")
+    before = house.visible()
+
+    with pytest.raises(DataError) as told:
+        house.commit(part, attempt=2)
+    assert house.visible() == before, "neither lost nor doubled"
+    said = str(told.value)
+    assert "1 rows that kafka" in said
+    assert f"offset of group stillframe/{part.mark.writer} in topic {house.topic}" in said
+
+    option = said.rpartition("acceptMissingOutput=")[2]
+    house.commit(part, attempt=2, accepts_missing=frozenset([option]))
+    house.commit(house.stage(8, "c", attempt=2), attempt=2)
+    assert house.visible() == sorted([*before, "c"])
+
+
+def test_a_part_in_doubt_is_written_when_somebody_has_deleted_the_note(house):
+    part = committed_but_for_the_receipt(house, "b")
+    house.kafka.delete_group(f"stillframe/{part.mark.writer}")
+    with pytest.raises(DataError) as told:
+        house.commit(part, attempt=2)
+
+    house.staging.delete(re.search(r"prepared/(\S+)", str(told.value))[1])
+    house.commit(part, attempt=2)
+
+    assert house.visible() == ["b", "b"], "as they wanted it"
+
+
+def test_a_job_that_stood_still_until_its_marks_were_gone_goes_on(house):
+    """Nobody can have written what it prepares now."""
+    house.commit(house.stage(3, "a"))
+    house.kafka.delete_group(f"stillframe/{house.mark(3).writer}")
+
+    part = house.stage(4, "b", attempt=2)
+    house.commit(part, attempt=2)
+    house.commit(part, attempt=2)
+
+    assert house.visible() == ["a", "b"]
+
+
+def test_a_committer_that_dies_in_its_first_transaction_leaves_no_doubt(house):
+    part = house.stage(1, "a")
+    with pytest.raises(SnapshotDamaged):
+        house.commit(replace(part, committables=torn(part)))
+
+    house.commit(part, attempt=2)
+
+    assert house.visible() == ["a"]
+
+
+def torn(part):
+    """Its rows cannot be read, in the middle of the transaction."""
+    return tuple(
+        {**each, "parts": [{**written, "crc32": 1} for written in each["parts"]]}
+        for each in part.committables
+    )
+
+
+# --- What is left behind ---------------------------------------------------------------------
+
+
+def test_of_writers_that_are_not_needed_any_more_neither_mark_nor_open_transaction_is_left(house):
+    house.commit(house.stage(3, "a"), house.stage(3, "b", subtask=1))
+    needed, former = (house.mark(3, subtask).writer for subtask in (0, 1))
+    dead = house.kafka.transaction(f"stillframe/{former}")
+    dead.produce(house.topic, b"never", partition=0)
+    dead.flush(30)
+    assert house.groups() == {f"stillframe/{needed}", f"stillframe/{former}"}
+
+    with house.committer() as committer:
+        committer.end_writers("rows", frozenset([needed]))
+        committer.end_writers("rows", frozenset([needed]))  # that it was done is fine
+
+    assert house.groups() == {f"stillframe/{needed}"}
+    house.kafka.send(house.topic, [b"behind"])
+    assert house.visible() == ["a", "b", "behind"]
+    house.commit(house.stage(9, "c", attempt=2, subtask=1), attempt=2)
+    assert house.visible() == ["a", "b", "behind", "c"], "it may write again, after a rescale"
+
+
+def test_what_cannot_be_removed_is_left_for_the_next_attempt(house, free_port, caplog):
+    house.commit(house.stage(3, "a"))
+    away = sink_of(f"127.0.0.1:{free_port}", house.topic)
+
+    with house.committer(away) as committer:
+        committer.end_writers("rows", frozenset())
+    assert "is left where it is: Kafka at" in caplog.text
+
+    with house.committer() as committer:
+        committer.end_writers("rows", frozenset())
+    assert house.groups() == set()
+
+
 # --- At least once ---------------------------------------------------------------------------
 
 
@@ -240,6 +414,16 @@ def test_at_least_once_rows_are_there_when_the_barrier_has_passed(house):
     assert house.visible() == ["a", "b"]
 
 
+def test_at_least_once_a_row_that_the_broker_refuses_ends_the_attempt_at_the_barrier(house):
+    sink = sink_of(house.kafka.address, house.topic, deliveryGuarantee="at-least-once")
+    with closing(house.writer(sink)) as writer:
+        writer.write(next(rows("a")))
+        house.kafka.set(house.topic, "max.message.bytes", "2000")
+        writer.write(next(rows(random.randbytes(1500).hex())))
+        with pytest.raises(DataError, match=r"refuses records .*too large"):
+            writer.rotate(1)()
+
+
 # --- What goes wrong -------------------------------------------------------------------------
 
 
@@ -249,9 +433,52 @@ def test_a_value_that_is_too_large_is_refused_when_it_is_written(house, kafka):
 
     with pytest.raises(DataError, match=f"is larger than the 2000 that topic {small} takes"):
         house.stage(1, "x" * 3000, sink=sink)
-    house.commit(house.stage(2, *["x" * 1500] * 10, sink=sink), sink=sink)
+    noise = [random.randbytes(750).hex() for _ in range(10)]  # which cannot be compressed away
+    house.commit(house.stage(2, *noise, sink=sink), sink=sink)
 
     assert len(kafka.values(small)) == 10, "together they are more, each of them is not"
+
+
+def test_headers_count_too_when_a_record_is_too_large(house, kafka):
+    small = kafka.topic(max_message_bytes="2000")
+    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    schema = pa.schema([("value", pa.string()), ("headers", headers)])
+    sink = sink_of(kafka.address, small, schema)
+
+    def row(*values):
+        return {"value": "x", "headers": [{"key": "h", "value": each} for each in values]}
+
+    few, large = row(b"1", None), row(b"1" * 1500, b"2" * 1500)
+    batch = pa.RecordBatch.from_pylist([few, {"value": "y", "headers": None}, large], schema)
+    with pytest.raises(DataError, match="a record of 3131 bytes is larger than the 2000"):
+        house.stage(1, sink=sink, batch=batch)
+
+
+def test_what_the_broker_refuses_after_all_ends_the_job_and_is_written_when_it_takes_it(
+    house, kafka
+):
+    part = house.stage(1, "a", random.randbytes(1500).hex())
+    kafka.set(house.topic, "max.message.bytes", "2000")
+
+    with pytest.raises(DataError, match=f"kafka {house.topic} at .* refuses records .*too large"):
+        house.commit(part)
+    assert house.visible() == [], "not a part of it"
+
+    kafka.set(house.topic, "max.message.bytes", "20000")
+    house.commit(part)
+    assert sorted(map(len, house.visible())) == [1, 3000]
+
+
+def test_a_topic_that_was_deleted_before_the_commit_is_said_and_nothing_is_lost(house, kafka):
+    part = house.stage(1, "a")
+    kafka.delete(house.topic)
+
+    with pytest.raises(DataError, match=f"topic {house.topic} does not exist in Kafka at"):
+        house.commit(part)
+
+    kafka.create(house.topic)
+    house.commit(part)
+    assert house.visible() == ["a"]
 
 
 def test_a_value_larger_than_the_clients_usual_limit_passes_where_the_topic_takes_it(house, kafka):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from letters import Letters
 
+from stillframe.api.sinks import Committable, Committer, CommitterContext, Prepared, Sink
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
@@ -18,13 +21,19 @@ from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
-from stillframe.protocol.manifests import FileHandle, KeyedState, Manifest, OperatorSnapshot
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex, Writer
+from stillframe.protocol.manifests import (
+    FileHandle,
+    KeyedState,
+    Manifest,
+    OperatorSnapshot,
+    PendingCommit,
+)
 from stillframe.storage.paths import metadata_path, state_path
 from stillframe.storage.store import Store, open_store
 from stillframe.testing.clock import ManualClock
 
-UID = OperatorUid("count")
+UID, OUT = OperatorUid("count"), OperatorUid("out")
 
 
 @pytest.fixture
@@ -35,7 +44,7 @@ def store(tmp_path: Path) -> Store:
 class Driver:
     """One that starts or goes on with the job, and an attempt of it."""
 
-    def __init__(self, store: Store, retained_max: int = 1) -> None:
+    def __init__(self, store: Store, retained_max: int = 1, sink: Sink | None = None) -> None:
         self.ledger = Ledger(store, "views", retained_max, ManualClock())
         record = self.ledger.read()
         newest = record.newest if record is not None else None
@@ -43,7 +52,7 @@ class Driver:
         self.ledger.begin_attempt(restored)
         self.attempt = self.ledger.attempt
         self.letters = Letters()
-        self.deletions = Deletions(parts_of(self.ledger), self.letters)
+        self.deletions = Deletions(parts_of(self.ledger, sink or DiscardSink()), self.letters)
         self._store = store
 
     def write(self, checkpoint_id: int) -> FileHandle:
@@ -57,8 +66,10 @@ class Driver:
         self.ledger.note_used(CheckpointId(checkpoint_id))
         self.deletions.on_acknowledged(CheckpointId(checkpoint_id), [file])
 
-    def store(self, checkpoint_id: int, file: FileHandle) -> None:
-        """Nothing is deleted yet."""
+    def store(self, checkpoint_id: int, file: FileHandle, holds_of: int | None = None) -> None:
+        """Nothing is deleted yet. `holds_of`: a subtask of the sink whose output it holds."""
+        held = [Writer("", OUT, SubtaskIndex(each)) for each in [holds_of] if each is not None]
+        commits = tuple(PendingCommit(CheckpointId(checkpoint_id), {}, each) for each in held)
         self.acknowledge(checkpoint_id, file)
         keyed = KeyedState("aggregates", file, (0,), 1, "n int64")
         manifest = Manifest(
@@ -71,13 +82,16 @@ class Driver:
             completed_at_ms=0,
             max_parallelism=128,
             operators=(),
-            snapshots=(OperatorSnapshot(UID, SubtaskIndex(0), keyed=(keyed,)),),
+            snapshots=(
+                OperatorSnapshot(UID, SubtaskIndex(0), keyed=(keyed,)),
+                OperatorSnapshot(OUT, SubtaskIndex(0), commits=commits),
+            ),
         )
         self.deletions.check(manifest)
         self.deletions.on_stored(manifest, self.ledger.complete(manifest))
 
-    def complete(self, checkpoint_id: int, file: FileHandle) -> None:
-        self.store(checkpoint_id, file)
+    def complete(self, checkpoint_id: int, file: FileHandle, holds_of: int | None = None) -> None:
+        self.store(checkpoint_id, file, holds_of)
         self.delete()
 
     def delete(self) -> None:
@@ -89,10 +103,11 @@ def _raise(event: object) -> None:
     raise AssertionError(f"deletions have no answer: {event}")
 
 
-def parts_of(ledger: Ledger) -> JobParts:
+def parts_of(ledger: Ledger, sink: Sink) -> JobParts:
     clicks = ClickSource(records=10)
     read = Node(Read(clicks), clicks.schema)
-    plan = build_plan("views", [Node(Write(DiscardSink()), clicks.schema, (read,))], 1)
+    write = Node(Write(sink), clicks.schema, (read,), given_uid=OUT)
+    plan = build_plan("views", [write], 1)
     return JobParts(plan, JobConfig(), ManualClock(), History(), DriverSinks(plan), ledger)
 
 
@@ -249,3 +264,47 @@ def test_that_all_sinks_have_committed_is_told_by_the_next_entry_and_when_the_jo
     assert told() == (entries + 2, {"out": 1})
     ledger.note_stopped()
     assert told() == (entries + 2, {"out": 1}), "there is nothing new to say"
+
+
+@dataclass(frozen=True)
+class RememberedSink(DiscardSink):
+    """Tells which writers are needed, whenever others are ended."""
+
+    needed: list[list[str]] = field(default_factory=list)
+
+    def open_committer(self, context: CommitterContext) -> Committer:
+        return _Remembering(self.needed)
+
+
+class _Remembering(Committer):
+    def __init__(self, needed: list[list[str]]) -> None:
+        self._needed = needed
+
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
+        """Nothing is asked for."""
+
+    def sweep(
+        self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
+    ) -> None:
+        """Nothing is staged."""
+
+    def end_writers(self, uid: OperatorUid, needed: Set[Writer]) -> None:
+        self._needed.append(sorted(map(str, needed)))
+
+
+def test_writers_of_the_past_are_ended_when_no_retained_checkpoint_holds_their_output(
+    store: Store,
+) -> None:
+    """Not before: a checkpoint that is damaged is passed over, and the one before is restored."""
+    before = Driver(store, retained_max=2)
+    before.complete(1, before.write(1))
+    sink = RememberedSink()
+    driver = Driver(store, retained_max=2, sink=sink)
+
+    driver.complete(2, driver.write(2), holds_of=3)  # of a larger parallelism
+    driver.complete(3, driver.write(3), holds_of=0)
+    assert sink.needed == []
+
+    for checkpoint_id in (4, 5, 6):
+        driver.complete(checkpoint_id, driver.write(checkpoint_id), holds_of=0)
+    assert sink.needed == [["/out/0", "/out/all"]], "once"

@@ -29,6 +29,19 @@ def test_what_is_neither_noted_nor_staged_is_lost_and_not_taken_for_done():
     assert decide(7, 6, has_receipt=False, is_staged=False) is Part.LOST
 
 
+def test_a_mark_that_was_there_and_is_gone_leaves_in_doubt_what_may_have_been_tried():
+    gone = {"had_mark": True, "has_receipt": False}
+
+    assert decide(7, None, is_staged=True, **gone) is Part.IN_DOUBT
+    assert decide(7, 6, is_staged=True, **gone) is Part.TO_WRITE, "it is there"
+    assert decide(7, None, is_staged=False, **gone) is Part.LOST
+    assert decide(7, None, is_staged=True, may_be_tried=False, **gone) is Part.TO_WRITE
+
+
+def test_a_receipt_leaves_no_doubt():
+    assert decide(7, None, has_receipt=True, is_staged=True, had_mark=True) is Part.DONE
+
+
 def test_tries_come_ever_later_and_no_later_than_every_ten_seconds():
     waits = [retry_after_seconds(failures) for failures in range(1, 12)]
 

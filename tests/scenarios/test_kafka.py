@@ -121,9 +121,10 @@ def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_n
     random = Random(5)
     views.send(2_000, 0)
     views.send(2_000, 1)
-    foreign = kafka.transaction()
+    foreign = kafka.transaction(**{"transaction.timeout.ms": 600_000})
     foreign.produce(views.out, b"never", partition=0)
     foreign.flush(30)  # it holds readers back, and nothing of ours
+    others = kafka.groups()
     running = start(page_views, views)
     for step, parallelism in enumerate((4, 1, 3)):
         running.next_checkpoint()
@@ -140,8 +141,14 @@ def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_n
         views.send(700, 0)
         kill_one(running, random)
     foreign.abort_transaction(60)
+    running.next_checkpoint()
+    running.query.rescale(2, timeout=90)
+    views.send(500, 1)
 
+    until(lambda: len(views.ids_out()) >= views.sent)
+    until(lambda: {name.rpartition("/")[2] for name in kafka.groups() - others} <= {"0", "1"})
     see_all(running, views, until)
+    assert kafka.open_transactions(views.out) | kafka.open_transactions(views.counts) == set()
     assert len(running.attempts()) > 3
 
 

@@ -71,7 +71,7 @@ class SinkContext:
 
     @property
     def committing(self) -> CommitterContext:
-        return CommitterContext(self.job, self.staging, self.accepts_missing)
+        return CommitterContext(self.job, self.staging, self.accepts_missing, self.attempt)
 
     @property
     def writer(self) -> Writer:
@@ -87,6 +87,8 @@ class CommitterContext:
     """None where the job keeps no checkpoints, so that there is nothing to commit."""
     accepts_missing: frozenset[str] = frozenset()
     """Output that is gone and that the job goes on without, as `name:rows`: acceptMissingOutput."""
+    attempt: Attempt | None = None
+    """In which it commits, in a slot; None on the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,16 @@ class Committer(ABC):
 
         Called on the driver: at start, after the first completed checkpoint and at the end of
         the job. Finding nothing is normal.
+        """
+
+    def end_writers(  # noqa: B027 - most leave nothing behind that has their name
+        self, uid: OperatorUid, needed: Set[Writer]
+    ) -> None:
+        """Remove what another system remembers of writers of this sink that are not `needed`.
+
+        Needed are those that write now, and those whose output a retained checkpoint holds. Called
+        on the driver while the job runs, once in an attempt, when the checkpoints of the attempts
+        before are gone. What cannot be removed then is left for the next attempt.
         """
 
     def close(self) -> None:  # noqa: B027 - most committers hold nothing
@@ -255,6 +267,12 @@ class Target(ABC):
         to `refuse` with the reason, *before* the transaction is committed, and left out of it:
         they are kept aside and told. The classic mistake is to write the mark in a transaction of
         its own.
+        """
+
+    def forget(self, writer: Writer) -> None:  # noqa: B027 - a mark takes little room
+        """Shut out whoever commits for this writer, then remove its mark: it never writes again.
+
+        Called where a sink says that its marks expire, and not between `begin` and `write`.
         """
 
     def abandon(self) -> None:  # noqa: B027 - most hold nothing between the two

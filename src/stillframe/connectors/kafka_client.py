@@ -218,11 +218,11 @@ class Client:
                     raise self._refused(error) from None
             time.sleep(_AGAIN_SECONDS)
 
-    def group_offset(self, group: str, topic: str) -> int | None:
-        """Of partition 0; None: there is none. Waits for one that a transaction has not decided.
+    def group_offset(self, group: str, topic: str) -> tuple[int, str] | None:
+        """Of partition 0, with what was said beside it; None: there is none.
 
-        Not by a consumer of the group: one that was made while its coordinator was away may not
-        find it for a long time.
+        Waits for one that a transaction has not decided. Not by a consumer of the group: one that
+        was made while its coordinator was away may not find it for a long time.
         """
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
         deadline = time.monotonic() + self._seconds
@@ -234,14 +234,31 @@ class Client:
                 [found] = self._answer(future).topic_partitions
                 if found.error is not None:
                     raise KafkaException(found.error)
-                return int(found.offset) if found.offset >= 0 else None
+                return (int(found.offset), found.metadata or "") if found.offset >= 0 else None
             except KafkaException as error:
-                if error.args[0].code() not in _SOON or time.monotonic() > deadline:
+                code, is_late = error.args[0].code(), time.monotonic() > deadline
+                if is_late and code == KafkaError.UNSTABLE_OFFSET_COMMIT:
+                    raise Unavailable(
+                        f"Kafka at {self._settings.servers} has not ended a transaction with an"
+                        f" offset of group {group} within {self._seconds:g} s; if that lasts it has"
+                        " lost the end of it (as 4.2 and 4.3 may, KAFKA-20734): find it with"
+                        " kafka-transactions.sh find-hanging and abort it"
+                    ) from None
+                if is_late or code not in _SOON:
                     raise self._refused(error) from None
             time.sleep(_AGAIN_SECONDS)
 
+    def delete_group(self, group: str) -> None:
+        """That it is gone already is fine."""
+        asked = self._admin.delete_consumer_groups([group], request_timeout=self._seconds)
+        try:
+            self._answer(asked[group])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise self._refused(error) from None
+
     def topic_setting(self, topic: str, name: str) -> str | None:
-        """A setting of a topic; None: this user may not see it."""
+        """A setting of a topic; None: this user may not see it, or there is no such topic."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         [future] = self._admin.describe_configs([resource], request_timeout=self._seconds).values()
         try:
@@ -250,6 +267,7 @@ class Client:
             if error.args[0].code() in (
                 KafkaError.TOPIC_AUTHORIZATION_FAILED,
                 KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
             ):
                 return None
             raise self._refused(error) from None

@@ -6,8 +6,9 @@ Theory of operation
 Kafka transaction writes them and, as the offset of a consumer group of the writer's own, the
 checkpoint's id: the mark. `begin` first initialises the transactional id, which is the writer's
 name: that ends what an older committer left open and fences it for good, and waits where a commit
-is under way. Only then is the group's offset read. It expires some days after it was written, which
-is why a mark has to last only until the receipt is noted.
+is under way. Only then is the group's offset read. It expires some days after it was written: a
+mark has to last only until the receipt is noted, and one that is gone too early is missed
+(`marks_expire`).
 
 *At least once*: rows are produced as they come and flushed at the barrier. Nothing is prepared.
 
@@ -20,8 +21,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.api.sinks import (
@@ -43,7 +46,7 @@ from stillframe.connectors.transactional import (
     required_staging,
 )
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, Writer
 from stillframe.options import Options
 
 if TYPE_CHECKING:
@@ -61,6 +64,11 @@ _TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 _OVERHEAD_BYTES = 128
 """What a record of its own takes beside its key, value and headers, and some more."""
 _GUARANTEES = ("exactly-once", "at-least-once")
+
+
+def name_of(writer: Writer) -> str:
+    """Of a transactional id, and of the group that keeps its mark."""
+    return f"stillframe/{writer}"
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
@@ -155,6 +163,8 @@ def _check_columns(schema: pa.Schema, topic: str | None) -> None:
 class KafkaSink(TransactionalSink):
     """Rows become visible to readers with `read_committed`, each once, whatever is killed."""
 
+    marks_expire: ClassVar[bool] = True
+
     destination: Destination
     mark_topic: str
     on_refused: OnRefused = "fail"
@@ -163,6 +173,9 @@ class KafkaSink(TransactionalSink):
         from stillframe.connectors.kafka_target import KafkaTarget
 
         return KafkaTarget(self.destination, self.mark_topic)
+
+    def mark_in_words(self, writer: Writer) -> str:
+        return f"offset of group {name_of(writer)} in topic {self.mark_topic}"
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
         staging = required_staging(context.staging, self)
@@ -224,18 +237,23 @@ class Refusing:
 def _refuse_large(rows: pa.RecordBatch, topic: str, bytes_max: int) -> None:
     if rows.nbytes + _OVERHEAD_BYTES <= bytes_max:
         return  # all of them together
-    lengths = [
-        pa.compute.fill_null(pa.compute.binary_length(rows.column(name)), 0)
-        for name in ("key", "value")
-        if name in rows.schema.names
-    ]
-    sizes = lengths[0] if len(lengths) == 1 else pa.compute.add(*lengths)
-    largest = (pa.compute.max(sizes).as_py() or 0) + _OVERHEAD_BYTES
+    columns = {name: rows.column(name) for name in rows.schema.names}
+    sizes = sum(_lengths(columns[name]) for name in ("key", "value") if name in columns)
+    if "headers" in columns:
+        parents = pa.compute.list_parent_indices(columns["headers"])
+        for each in columns["headers"].flatten().flatten():  # all keys, all values
+            sizes = sizes + np.bincount(parents, _lengths(each), rows.num_rows)
+    largest = int(np.max(sizes)) + _OVERHEAD_BYTES
     if largest > bytes_max:
         raise DataError(
             f"a record of {largest} bytes is larger than the {bytes_max} that topic {topic} takes:"
             " make its value smaller, or raise max.message.bytes of the topic"
         )
+
+
+def _lengths(texts: pa.Array) -> npt.NDArray[np.int64]:
+    lengths = pa.compute.fill_null(pa.compute.binary_length(texts), 0)
+    return np.asarray(lengths, dtype=np.int64)
 
 
 def _refuse_partition(rows: pa.RecordBatch, topic: str, partitions: int) -> None:
@@ -282,15 +300,16 @@ class PlainKafkaSink(Sink):
 
 class _PlainWriter(SinkWriter):
     def __init__(self, destination: Destination) -> None:
+        from stillframe.connectors.kafka_client import Client
         from stillframe.connectors.kafka_target import Producing
 
         self._refusing = Refusing(destination)
-        self._producing = Producing(destination)
+        self._producing = Producing(destination, Client(destination.settings))
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._refusing.check_batch(batch)
-        for _ in self._producing.produced(batch):
-            raise AssertionError("what is refused was refused before")
+        for _, reason in self._producing.produced(batch):
+            raise DataError(f"the Kafka client refuses a row ({reason}): correct it")
 
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
         def flushed() -> Sequence[Committable]:

@@ -1,7 +1,16 @@
-"""Writes rows to Kafka: `Producing` for one producer, `KafkaTarget` for transactions with marks."""
+"""Writes rows to Kafka: `Producing` for one producer, `KafkaTarget` for transactions with marks.
+
+Theory of operation
+-------------------
+A mark is the offset of the writer's own group: the newest checkpoint all of whose rows are written.
+A part that takes too long for one transaction is written in several. Each but the last leaves the
+offset as it is and says beside it, as `7:20000`, how many rows of which checkpoint are written by
+now: who commits the part again leaves these out. Rows have one order, that of the staged files.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,9 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from stillframe.api.sinks import Target
 from stillframe.connectors.kafka_client import Client, made, refused
 from stillframe.connectors.kafka_options import Settings
-from stillframe.connectors.kafka_sink import Destination
+from stillframe.connectors.kafka_sink import Destination, name_of
 from stillframe.errors import DataError, StillframeError, StorageError, Unavailable
-from stillframe.ids import CheckpointId, Mark, Writer
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, Mark, Writer
 
 _ANSWER_SECONDS_MAX = 15.0
 _COMMIT_SECONDS_MAX = 30.0
@@ -23,6 +32,13 @@ takes longer is given up; the next try, with another client, finds out what beca
 _ABORT_SECONDS_MAX = 5.0
 _ROOM_SECONDS = 0.1
 _POLL_ROWS = 10_000
+_CUT_ROWS = 20_000
+"""So often a long transaction looks at the clock."""
+_TRANSACTION_TIMEOUT = "transaction.timeout.ms"
+_TRANSACTION_TIMEOUT_MS = 30_000
+"""For so long at most one that died holds readers back."""
+_OPEN_SHARE = 1 / 3
+"""Of that time, how long rows are added to a transaction; the rest is for the broker."""
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -42,32 +58,33 @@ _REFUSED = {
 
 _USUAL: Mapping[str, Any] = {
     "linger.ms": 20,
-    "batch.size": 1 << 20,
     "batch.num.messages": 20_000,
     "compression.type": "lz4",
     "queue.buffering.max.messages": 500_000,
     "queue.buffering.max.kbytes": 128 << 10,
     # What is too large was refused before by the topic's own limit.
     "message.max.bytes": 100 << 20,
+    _TRANSACTION_TIMEOUT: _TRANSACTION_TIMEOUT_MS,
     # A key goes where Java's clients, and so Spark, would send it.
     "partitioner": "murmur2_random",
     # A producer that begins anew with all brokers when none answers keeps the group's coordinator
     # of before, and waits for it for ever: seen with librdkafka 2.16, whatever the time limit.
     "metadata.recovery.strategy": "none",
 }
+_BATCH_BYTES_MAX = 1 << 20
 _OURS: Mapping[str, Any] = {"enable.idempotence": True, "delivery.report.only.error": True}
 
 
 class Producing:
     """One producer, and what has become of its rows."""
 
-    def __init__(self, destination: Destination, **ours: Any) -> None:
+    def __init__(self, destination: Destination, client: Client, **ours: Any) -> None:
         self._destination = destination
         self._failed: KafkaError | None = None
         self.producer = made(
             Producer,
             destination.settings,
-            _USUAL,
+            {**_USUAL, "batch.size": _batch_bytes(client, destination.topic)},
             **{**_OURS, **ours},
             on_delivery=self._on_failure,
         )
@@ -108,8 +125,9 @@ class Producing:
             return
         if failed.code() in _REFUSED:
             raise DataError(
-                f"{self._destination.describe()} refuses a record ({failed.str()}): correct the"
-                " topic or its settings, then start the job again, it goes on"
+                f"{self._destination.describe()} refuses records ({failed.str()}): correct the"
+                " topic or its settings, or set kafka.batch.size below its max.message.bytes, then"
+                " start the job again, it goes on"
             )
         raise understood(KafkaException(failed), self.settings)
 
@@ -133,6 +151,14 @@ class Producing:
         """
         self.producer.purge()
         self.producer = None
+
+
+def _batch_bytes(client: Client, topic: str | None) -> int:
+    """What goes out together must not be larger than a record may be: the broker refuses both."""
+    said = client.topic_setting(topic, "max.message.bytes") if topic is not None else None
+    if said is None and topic is not None:
+        client.refuse_missing([topic])
+    return min(int(said or _BATCH_BYTES_MAX), _BATCH_BYTES_MAX)
 
 
 def _rows(
@@ -167,8 +193,14 @@ class KafkaTarget(Target):
         destination: Destination,
         mark_topic: str,
         answer_seconds_max: float = _ANSWER_SECONDS_MAX,
+        open_seconds_max: float | None = None,
     ) -> None:
+        """`open_seconds_max`: how long rows are added to one transaction; None: by its timeout."""
         self._seconds = answer_seconds_max
+        timeout_ms = destination.settings.get(_TRANSACTION_TIMEOUT) or _TRANSACTION_TIMEOUT_MS
+        self._open_seconds_max = (
+            int(timeout_ms) / 1000 * _OPEN_SHARE if open_seconds_max is None else open_seconds_max
+        )
         self._destination = destination
         self._mark_topic = mark_topic
         self._of: Writer | None = None
@@ -176,25 +208,33 @@ class KafkaTarget(Target):
         self._group: Any = None
         self._client: Client | None = None
         self._is_in_transaction = False
+        self._newest = NO_CHECKPOINT
+        """All rows up to it are written."""
+        self._begun = (NO_CHECKPOINT, 0)
+        """How many rows of a later one are."""
 
     def begin(self, writer: Writer) -> CheckpointId | None:
         if writer != self._of:
-            self.close()
+            self._leave()
             self._open(writer)
         assert self._client is not None
-        found = self._client.group_offset(_name(writer), self._mark_topic)
-        return None if found is None else CheckpointId(found)
+        found = self._client.group_offset(name_of(writer), self._mark_topic)
+        newest, said = found or (NO_CHECKPOINT, "")
+        self._newest, self._begun = CheckpointId(newest), _begun_of(said)
+        return None if found is None else self._newest
 
     def _open(self, writer: Writer) -> None:
         settings = self._destination.settings
         self._client = self._client or Client(settings, self._seconds)
-        self._producing = Producing(self._destination, **{"transactional.id": _name(writer)})
+        self._producing = Producing(
+            self._destination, self._client, **{"transactional.id": name_of(writer)}
+        )
         try:
             self._producing.producer.init_transactions(self._seconds)
         except KafkaException as error:
             raise understood(error, settings) from error
         # It never joins: its group is where the mark is kept, and nothing else.
-        ours: dict[str, Any] = {"group.id": _name(writer), "enable.auto.commit": False}
+        ours: dict[str, Any] = {"group.id": name_of(writer), "enable.auto.commit": False}
         self._group = made(Consumer, settings, **ours)
         self._of = writer
 
@@ -205,23 +245,47 @@ class KafkaTarget(Target):
         refuse: Callable[[pa.RecordBatch, str], None],
     ) -> None:
         assert self._producing is not None, "begin comes first"
-        producer = self._producing.producer
+        of, done = self._begun if self._begun[0] == mark.checkpoint_id else (mark.checkpoint_id, 0)
         try:
-            producer.begin_transaction()
-            self._is_in_transaction = True
-            for batch in rows:
+            began_at = self._begin_transaction()
+            for batch in _cut(rows, skipped=done):
                 for place, reason in self._producing.produced(batch):
                     refuse(batch.slice(place, 1), reason)
-            # The mark is the offset of a group: in the transaction, or not at all.
-            offset = TopicPartition(self._mark_topic, 0, mark.checkpoint_id)
-            producer.send_offsets_to_transaction(
-                [offset], self._group.consumer_group_metadata(), self._seconds
-            )
-            producer.commit_transaction(_COMMIT_SECONDS_MAX)
-            self._is_in_transaction = False
+                done += batch.num_rows
+                if time.monotonic() - began_at >= self._open_seconds_max:
+                    self._commit(self._newest, f"{of}:{done}")
+                    began_at = self._begin_transaction()
+            self._commit(mark.checkpoint_id)
         except KafkaException as error:
             self._producing.raise_failure()
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                assert self._client is not None
+                self._client.refuse_missing([self._mark_topic])
             raise understood(error, self._destination.settings) from error
+
+    def _begin_transaction(self) -> float:
+        assert self._producing is not None
+        self._producing.producer.begin_transaction()
+        self._is_in_transaction = True
+        return time.monotonic()
+
+    def _commit(self, newest: CheckpointId, said: str = "") -> None:
+        """With the mark, which is the offset of a group: in the transaction, or not at all."""
+        assert self._producing is not None
+        producer = self._producing.producer
+        offset = TopicPartition(self._mark_topic, 0, newest, said)
+        producer.send_offsets_to_transaction(
+            [offset], self._group.consumer_group_metadata(), self._seconds
+        )
+        producer.commit_transaction(_COMMIT_SECONDS_MAX)
+        self._is_in_transaction = False
+
+    def forget(self, writer: Writer) -> None:
+        self._leave()
+        self._open(writer)  # which ends what is open there
+        assert self._client is not None
+        self._client.delete_group(name_of(writer))
+        self._leave()
 
     def abandon(self) -> None:
         if self._is_in_transaction and self._producing is not None:
@@ -230,6 +294,11 @@ class KafkaTarget(Target):
         self._is_in_transaction = False
 
     def close(self) -> None:
+        self._leave()
+        self._client = None
+
+    def _leave(self) -> None:
+        """The writer whose parts were committed."""
         if self._producing is not None:
             self._producing.close()
         if self._group is not None:
@@ -237,9 +306,17 @@ class KafkaTarget(Target):
         self._of = self._producing = self._group = None
 
 
-def _name(writer: Writer) -> str:
-    """Of a transactional id, and of the group that keeps its mark."""
-    return f"stillframe/{writer}"
+def _begun_of(said: str) -> tuple[CheckpointId, int]:
+    of, _, rows = said.partition(":")
+    return (CheckpointId(int(of)), int(rows)) if rows else (NO_CHECKPOINT, 0)
+
+
+def _cut(rows: Iterator[pa.RecordBatch], skipped: int) -> Iterator[pa.RecordBatch]:
+    """Small batches of what comes behind the first rows."""
+    for batch in rows:
+        first, skipped = min(skipped, batch.num_rows), max(0, skipped - batch.num_rows)
+        for start in range(first, batch.num_rows, _CUT_ROWS):
+            yield batch.slice(start, _CUT_ROWS)
 
 
 def understood(error: KafkaException, settings: Settings) -> StillframeError:

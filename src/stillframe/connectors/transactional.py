@@ -10,6 +10,7 @@ Rules of this file
    staged files are deleted; never in another order.
 3. Rows that the other system refuses are kept before its transaction is done: a crash in between
    keeps them twice, and never not at all. No sweep deletes them.
+4. Where marks expire, a writer has a mark and a note of it before any of its rows are written.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,8 +38,23 @@ from stillframe.api.sinks import (
     Staging,
     Target,
 )
-from stillframe.errors import DataError, OutputRefused, StorageError, Unavailable
-from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid
+from stillframe.errors import (
+    DataError,
+    OutputRefused,
+    StillframeError,
+    StorageError,
+    Unavailable,
+)
+from stillframe.ids import (
+    NO_CHECKPOINT,
+    Attempt,
+    CheckpointId,
+    Epoch,
+    Mark,
+    OperatorUid,
+    SubtaskIndex,
+    Writer,
+)
 from stillframe.json_values import JsonObject
 from stillframe.protocol.outside import Part, decide
 from stillframe.secrets import masked
@@ -61,6 +77,15 @@ class TransactionalSink(Sink):
 
     on_refused: OnRefused = "fail"
     """What the job does when rows are refused after their checkpoint is complete."""
+
+    marks_expire: ClassVar[bool] = False
+    """Whether the target forgets marks by itself. Then a mark that was there and is gone ends the
+    job, with a question, where a part may have been written before. Such a target takes a mark for
+    no checkpoint, without rows."""
+
+    def mark_in_words(self, writer: Writer) -> str:
+        """Where a person would look for it."""
+        return f"mark of {writer}"
 
     @abstractmethod
     def open_target(self) -> Target:
@@ -185,6 +210,9 @@ class TransactionalCommitter(Committer):
         self._sink = sink
         self._given_staging = context.staging
         self._accepts_missing = context.accepts_missing
+        self._attempt = context.attempt
+        self._tried: Mark | None = None
+        """The newest part that was tried here."""
         self._target: Target | None = None
         self._settled: list[str] = []
         """Where the coordinator commits: receipts that the next commit makes superfluous."""
@@ -201,7 +229,7 @@ class TransactionalCommitter(Committer):
     def _commit_part(self, epoch: Epoch, part: Prepared) -> None:
         receipts = [str(each["receipt"]) for each in part.committables]
         names = self._names(part)
-        refused = self._brought_about(part, receipts[0] in names, self._are_staged(part, names))
+        refused = self._brought_about(part, names, has_receipt=receipts[0] in names)
         refused |= {name for name in names if name.startswith(_refused_prefix(part))}
         if receipts[0] not in names:
             self._staging.note(receipts[0])
@@ -213,7 +241,7 @@ class TransactionalCommitter(Committer):
         if refused and receipts[0] not in names:
             self._tell(epoch, sorted(refused))
 
-    def _brought_about(self, part: Prepared, has_receipt: bool, is_staged: bool) -> Set[str]:
+    def _brought_about(self, part: Prepared, names: Set[str], *, has_receipt: bool) -> Set[str]:
         """See to it that the part is committed; answers where rows of it are kept now."""
         mark, target = part.mark, None
         try:
@@ -222,9 +250,17 @@ class TransactionalCommitter(Committer):
                 target = self._opened()
                 newest = target.begin(mark.writer)
             decision = decide(
-                mark.checkpoint_id, newest, has_receipt=has_receipt, is_staged=is_staged
+                mark.checkpoint_id,
+                newest,
+                has_receipt=has_receipt,
+                is_staged=names >= set(_part_names(part.committables)),
+                had_mark=_noted(part) in names,
+                may_be_tried=self._may_be_tried(part),
             )
             if target is not None and decision is Part.TO_WRITE:
+                if self._sink.marks_expire:
+                    self._see_to_a_mark(target, part, newest, names)
+                self._tried = mark
                 refused = _Refusals(self._staging, part)
                 target.write(mark, self._rows(part), refused.keep)
                 return refused.names
@@ -236,9 +272,27 @@ class TransactionalCommitter(Committer):
                 said = f"{self._sink.describe()} cannot be reached ({error})"
                 raise Unavailable(said) from error
             raise
-        if decision is Part.LOST and not self._is_accepted(part):
+        if decision is not Part.DONE and not self._is_accepted(part):
+            if decision is Part.IN_DOUBT:
+                raise DataError(self._doubt_in_words(part))
             raise StorageError(self._lost_in_words(part))
         return set()
+
+    def _may_be_tried(self, part: Prepared) -> bool:
+        """Not what this attempt has prepared: nobody else has had it."""
+        prepared_in = {_attempt_of(str(each["receipt"])) for each in part.committables}
+        return prepared_in != {self._attempt} or self._tried == part.mark
+
+    def _see_to_a_mark(
+        self, target: Target, part: Prepared, newest: CheckpointId | None, names: Set[str]
+    ) -> None:
+        """So that one which is missing later has been forgotten."""
+        if newest is None:
+            refused = _Refusals(self._staging, part)
+            target.write(Mark(part.mark.writer, NO_CHECKPOINT), iter(()), refused.keep)
+            target.begin(part.mark.writer)
+        if _noted(part) not in names:
+            self._staging.note(_noted(part))
 
     def _opened(self) -> Target:
         if self._target is None:
@@ -255,9 +309,6 @@ class TransactionalCommitter(Committer):
     def _names(self, part: Prepared) -> Set[str]:
         directories = {str(each["directory"]) for each in part.committables}
         return {name for each in directories for name in self._staging.names(each)}
-
-    def _are_staged(self, part: Prepared, names: Set[str]) -> bool:
-        return names >= set(_part_names(part.committables))
 
     def _rows(self, part: Prepared) -> Iterator[pa.RecordBatch]:
         for committable in part.committables:
@@ -283,14 +334,27 @@ class TransactionalCommitter(Committer):
             log.warning("the job goes on without %s: acceptMissingOutput names it", part.mark)
         return accepted
 
-    def _lost_in_words(self, part: Prepared) -> str:
+    def _rows_in_words(self, part: Prepared) -> str:
         rows = sum(cast(int, each["rows"]) for each in part.committables)
-        option = ",".join(_named(each) for each in part.committables)
         return (
             f"{rows} rows that {self._sink.describe()} was to get with checkpoint"
-            f" {part.mark.checkpoint_id} are gone: no mark says that they were written, and the"
+            f" {part.mark.checkpoint_id}"
+        )
+
+    def _doubt_in_words(self, part: Prepared) -> str:
+        return (
+            f"{self._rows_in_words(part)} may have been written or not: the"
+            f" {self._sink.mark_in_words(part.mark.writer)}, which would tell, was there and is"
+            f" gone; look whether these rows are there; if not, delete the file"
+            f" prepared/{_noted(part)} of the job, and they are written; if they are, go on without"
+            f" them: option acceptMissingOutput={_option(part)}"
+        )
+
+    def _lost_in_words(self, part: Prepared) -> str:
+        return (
+            f"{self._rows_in_words(part)} are gone: no mark says that they were written, and the"
             f" staged files are missing: restore the files, or go on without these rows: option"
-            f" acceptMissingOutput={option}"
+            f" acceptMissingOutput={_option(part)}"
         )
 
     def forget(self, committables: Sequence[Committable]) -> None:
@@ -307,9 +371,24 @@ class TransactionalCommitter(Committer):
             return
         kept = {str(each["receipt"]) for each in keep} | set(_part_names(keep))
         for name in sorted(self._staging.names(self._staging.directory(uid)) - kept):
-            of_attempt = re.search(r"/(\d+)-[^/]+$", name)
-            if of_attempt is not None and int(of_attempt[1]) < older_than:
+            of_attempt = _attempt_of(name)
+            if of_attempt is not None and of_attempt < older_than:
                 self._staging.delete(name)
+
+    def end_writers(self, uid: OperatorUid, needed: Set[Writer]) -> None:
+        if self._given_staging is None or not self._sink.marks_expire:
+            return
+        for name in sorted(self._staging.names(self._staging.directory(uid))):
+            writer = _writer_noted(name, uid)
+            if writer is None or writer in needed:
+                continue
+            try:
+                self._opened().forget(writer)
+            except (StillframeError, OSError) as error:
+                self._give_up(self._target)
+                log.warning("the mark of %s is left where it is: %s", writer, error)
+                return
+            self._staging.delete(name)  # without a mark it says nothing of what is written now
 
     def close(self) -> None:
         if self._target is not None:
@@ -328,6 +407,35 @@ def _named(committable: Committable) -> str:
     return f"{committable['receipt']}:{committable['rows']}"
 
 
+def _option(part: Prepared) -> str:
+    return ",".join(_named(each) for each in part.committables)
+
+
+def _attempt_of(name: str) -> Attempt | None:
+    """That wrote this file."""
+    found = re.search(r"/(\d+)-[^/]+$", name)
+    return Attempt(int(found[1])) if found else None
+
+
+def _noted(part: Prepared) -> str:
+    """The note that the writer of this part has had a mark."""
+    writer, directory = part.mark.writer, part.committables[0]["directory"]
+    return f"{directory}/marked-{writer.incarnation}-{_subtask_of(writer)}"
+
+
+def _writer_noted(name: str, uid: OperatorUid) -> Writer | None:
+    """Whose note this is, if it is one."""
+    found = re.search(r"/marked-(.*)-(\d+|all)$", name)
+    if found is None:
+        return None
+    subtask = None if found[2] == "all" else SubtaskIndex(int(found[2]))
+    return Writer(found[1], uid, subtask)
+
+
+def _subtask_of(writer: Writer) -> str:
+    return "all" if writer.subtask is None else str(writer.subtask)
+
+
 # --- Refused rows ----------------------------------------------------------------------------
 
 
@@ -338,8 +446,7 @@ def _refused_prefix(part: Prepared) -> str:
 
 
 def _in_name(mark: Mark) -> str:
-    subtask = "all" if mark.writer.subtask is None else mark.writer.subtask
-    return f"{subtask}-{mark.checkpoint_id}"
+    return f"{_subtask_of(mark.writer)}-{mark.checkpoint_id}"
 
 
 def _rows_in_name(name: str) -> int:

@@ -24,7 +24,7 @@ from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import shared_paths
 from stillframe.coordinator.ledger_mail import Stored
 from stillframe.coordinator.ports import LedgerPort
-from stillframe.ids import Attempt, CheckpointId
+from stillframe.ids import Attempt, CheckpointId, Writer
 from stillframe.protocol.joblog import Claim
 from stillframe.protocol.manifests import FileHandle, Manifest
 from stillframe.storage.paths import number_of_file
@@ -41,6 +41,10 @@ class Deletions:
         self._open_store = parts.open_store
         self._port = port
         self._has_swept = False
+        self._plan = parts.plan
+        self._has_ended_writers = False
+        self._writers: dict[CheckpointId, frozenset[Writer]] = {}
+        """Whose output the checkpoints of this attempt hold, until nothing of the past is left."""
 
     def on_acknowledged(self, checkpoint_id: CheckpointId, files: Iterable[FileHandle]) -> None:
         """A part of this checkpoint needs these files; too late, they are deleted if unused."""
@@ -71,6 +75,21 @@ class Deletions:
             files, before = self._retention.retained_files(), Attempt(self._attempt - 1)
             self._port.delete(partial(self._ledger.sweep_all_but, stored.retained, files, before))
             self._port.delete(partial(self._sinks.sweep, self._attempt, manifest, is_running=True))
+
+        if not self._has_ended_writers:
+            self._end_writers(manifest, [each.checkpoint_id for each in stored.retained])
+
+    def _end_writers(self, manifest: Manifest, retained: Collection[CheckpointId]) -> None:
+        """Writers of the past are done when no checkpoint that may be restored holds their output.
+
+        Before, another system has to remember them, also if a damaged checkpoint is passed over.
+        """
+        self._writers[manifest.checkpoint_id] = manifest.writers()
+        needed = self._sinks.writers(self._plan)
+        of_this_attempt = self._writers.keys() >= set(retained)
+        if of_this_attempt and all(self._writers[number] <= needed for number in retained):
+            self._has_ended_writers = True
+            self._port.delete(partial(self._sinks.end_writers, needed))
 
     def on_aborted(self, checkpoint_id: CheckpointId) -> None:
         """What a failed checkpoint of this attempt wrote and no other one needs."""

@@ -16,7 +16,7 @@ from stillframe.coordinator.ports import CommitsPort
 from stillframe.errors import Blame, Unavailable
 from stillframe.graph.logical import Write
 from stillframe.graph.plan import Plan
-from stillframe.ids import Attempt, Epoch, Mark, OperatorUid, Writer
+from stillframe.ids import Attempt, Epoch, Mark, OperatorUid, SubtaskIndex, Writer
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import FailureCause, blame_of, cause_of
 from stillframe.protocol.outside import retry_after_seconds
@@ -136,6 +136,26 @@ class DriverSinks:
                 committer.sweep(self._job, uid, older_than, pending)
                 if former is not None and former not in self._committers:
                     committer.sweep(self._job, former, older_than, pending)
+
+    def writers(self, plan: Plan) -> frozenset[Writer]:
+        """All who write with this plan."""
+        subtasks = [
+            (planned.uid, subtask)
+            for task, planned in plan.operators()
+            for subtask in (*range(task.parallelism), None)
+            if planned.uid in self._committers
+        ]
+        return frozenset(
+            Writer(self._incarnation, uid, None if subtask is None else SubtaskIndex(subtask))
+            for uid, subtask in subtasks
+        )
+
+    def end_writers(self, needed: frozenset[Writer]) -> None:
+        """Have other systems forget all other writers of these sinks."""
+        for uid, committer in self._committers.items():
+            with calling(self._names[uid], operator=uid):
+                for known_as in {uid, self._former.get(uid, uid)}:
+                    committer.end_writers(known_as, needed)
 
     @property
     def is_left_behind(self) -> bool:

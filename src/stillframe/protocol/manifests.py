@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, Writer
 from stillframe.json_values import JsonObject
 from stillframe.protocol.documents import (
     JsonFields,
@@ -149,6 +149,11 @@ class Manifest:
 
     def snapshots_of(self, uid: OperatorUid) -> tuple[OperatorSnapshot, ...]:
         return tuple(snapshot for snapshot in self.snapshots if snapshot.uid == uid)
+
+    def writers(self) -> frozenset[Writer]:
+        """Those whose output is still to be committed, as far as the checkpoint knows."""
+        commits = (each for snapshot in self.snapshots for each in snapshot.commits)
+        return frozenset(each.writer for each in commits if each.writer is not None)
 
     def files(self) -> tuple[FileHandle, ...]:
         """Every file the checkpoint needs besides its metadata."""
