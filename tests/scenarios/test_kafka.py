@@ -195,6 +195,24 @@ def test_a_restart_goes_on_at_the_offsets_of_the_checkpoint(page_views, views, u
     see_all(running, views, until)
 
 
+def test_latest_is_where_the_job_first_began_also_if_it_crashes_before_its_first_checkpoint(
+    page_views, views
+):
+    views.send(10, 0)
+    plan = views.plan(1, startingOffsets="latest")
+    running = page_views.start(plan, checkpointInterval="1 hour", restartAttempts="3")
+    running.wait(SlotsRunning, attempt=1)
+    views.send(100, 0)
+    running.wait_for_records(100)
+    running.kill(0)
+    running.wait(SlotsRunning, attempt=2)
+
+    running.wait_for_records(100)
+    running.query.processAllAvailable()
+    running.query.stop()
+    assert views.ids_out() == list(range(10, 110))
+
+
 def test_e3_a_crash_between_two_checkpoints_and_the_counts_end_exact(page_views, kafka, until):
     """One partition: the checkpoint holds offset 1000 with app1 = 50000 and app2 = 10000. Work up
     to offset 1100, with 50080 and 10020, is lost in a crash and done again."""
