@@ -9,7 +9,7 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from stillframe.api.sources import EndOfData, SourceContext, Split
+from stillframe.api.sources import EndOfData, Lag, SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
@@ -30,6 +30,7 @@ def source_of(kafka, topic=None, schema=None, **options):
 
 
 def found_by(source, state=None):
+    """What its enumerator finds; at first also what the job begins with."""
     with closing(source.open_enumerator(state)) as enumerator:
         return enumerator.discover()
 
@@ -67,13 +68,24 @@ class Reading:
     def offsets(self):
         return {split.id: split.position["offset"] for split in self.reader.splits()}
 
+    def lag(self, is_it, polls=False):
+        for _ in range(1_000):
+            if polls:
+                assert not isinstance(self.reader.poll(), pa.RecordBatch)
+            lag = self.reader.lag()
+            if lag is not None and is_it(lag):
+                return lag
+            self.woken.wait(0.02)
+            self.woken.clear()
+        raise AssertionError(f"the lag stays {lag}")
+
     def close(self):
         self.reader.close()
 
 
-def all_of(source, columns=None, state=None):
+def all_of(source, columns=None):
     """All that is there now, and where it ended."""
-    with closing(Reading(source, found_by(source, state).splits, columns)) as reading:
+    with closing(Reading(source, source.splits(1), columns)) as reading:
         return reading.read(), reading.offsets()
 
 
@@ -136,7 +148,7 @@ def test_a_malformed_value_is_kept_or_dropped_as_the_mode_says(kafka, mode, offs
     schema = pa.schema([("n", pa.int64()), ("_corrupt_record", pa.string())])
     source = source_of(kafka, topic, schema, valueFormat="json", mode=mode)
 
-    with closing(Reading(source, found_by(source).splits)) as reading:
+    with closing(Reading(source, source.splits(1))) as reading:
         table = reading.read()
 
         assert table["offset"].to_pylist() == offsets
@@ -211,9 +223,9 @@ def test_it_begins_where_the_options_say(kafka, options, begins):
             kafka.send(topic, [b"x"], partition, timestamp=1000 + number * 1000)
     given = {name: text.replace("TOPIC", topic) for name, text in options.items()}
 
-    found = found_by(source_of(kafka, topic, **given))
+    splits = source_of(kafka, topic, **given).splits(1)
 
-    assert {each.position["partition"]: each.position["offset"] for each in found.splits} == begins
+    assert {each.position["partition"]: each.position["offset"] for each in splits} == begins
 
 
 def test_a_time_after_the_last_record_is_refused_unless_the_end_is_asked_for(kafka):
@@ -221,12 +233,12 @@ def test_a_time_after_the_last_record_is_refused_unless_the_end_is_asked_for(kaf
     kafka.send(topic, [b"x"], timestamp=1000)
 
     with pytest.raises(DataError, match="no record at or after 9000 ms, which startingTimestamp"):
-        found_by(source_of(kafka, topic, startingTimestamp=9000))
+        source_of(kafka, topic, startingTimestamp=9000).splits(1)
 
     late = source_of(
         kafka, topic, startingTimestamp=9000, startingOffsetsByTimestampStrategy="latest"
     )
-    assert found_by(late).splits[0].position["offset"] == 1
+    assert late.splits(1)[0].position["offset"] == 1
 
 
 def test_a_partition_that_the_offsets_leave_out_is_refused(kafka):
@@ -234,7 +246,7 @@ def test_a_partition_that_the_offsets_leave_out_is_refused(kafka):
     source = source_of(kafka, topic, startingOffsets=f'{{"{topic}":{{"0":0}}}}')
 
     with pytest.raises(BuildError, match=f"says nothing of partition 1 of topic {topic}"):
-        found_by(source)
+        source.splits(1)
 
 
 def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(kafka):
@@ -256,12 +268,12 @@ def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(kaf
 def test_some_partitions_can_be_assigned(kafka):
     topic = kafka.topic(3)
 
-    found = found_by(source_of(kafka, assign=f'{{"{topic}":[0,2]}}'))
+    source = source_of(kafka, assign=f'{{"{topic}":[0,2]}}')
 
-    assert [split.id for split in found.splits] == [f"{topic}-0", f"{topic}-2"]
-    assert found.is_last
+    assert [split.id for split in source.splits(1)] == [f"{topic}-0", f"{topic}-2"]
+    assert found_by(source).is_last
     with pytest.raises(DataError, match="has no partition 7"):
-        found_by(source_of(kafka, assign=f'{{"{topic}":[7]}}'))
+        source_of(kafka, assign=f'{{"{topic}":[7]}}').splits(1)
 
 
 # --- Where it ends ---------------------------------------------------------------------------
@@ -306,11 +318,11 @@ def test_ending_offsets_end_it(kafka):
     for partition in (0, 1):
         kafka.send(topic, [b"%d" % n for n in range(20)], partition)
     source = source_of(kafka, topic, endingOffsets=f'{{"{topic}":{{"0":7,"1":-1}}}}')
-    found = found_by(source)
-    assert found.is_last
+    splits = source.splits(1)
+    assert found_by(source).is_last
     kafka.send(topic, [b"later"], 1)
 
-    with closing(Reading(source, found.splits, until_now=False)) as reading:
+    with closing(Reading(source, splits, until_now=False)) as reading:
         assert reading.read().num_rows == 27
         assert reading.offsets() == {f"{topic}-0": 7, f"{topic}-1": 20}
 
@@ -319,7 +331,7 @@ def test_a_reader_goes_on_from_positions_and_takes_more_partitions(kafka):
     topic = kafka.topic(2)
     kafka.send(topic, [b"%d" % n for n in range(10)])
     source = source_of(kafka, topic)
-    first, second = found_by(source).splits
+    first, second = source.splits(1)
     begun = Split(first.id, {**first.position, "offset": 6})
 
     with closing(Reading(source, [begun], has_all=False)) as reading:
@@ -330,12 +342,32 @@ def test_a_reader_goes_on_from_positions_and_takes_more_partitions(kafka):
         assert reading.offsets() == {f"{topic}-0": 10, f"{topic}-1": 1}
 
 
+def test_the_lag_is_what_is_there_and_not_taken_and_at_a_transactions_marker_it_is_none(kafka):
+    topic = kafka.topic(2)
+    kafka.send(topic, [b"old"] * 10, timestamp=1_700_000_000_000)
+    source = source_of(kafka, topic)
+    with closing(Reading(source, source.splits(1), has_all=False)) as reading:
+        behind = reading.lag(lambda lag: lag.seconds is not None)
+        assert behind.records == 10, "none was taken yet"
+        assert behind.seconds > 1_000_000, "since what was read was written"
+        reading.read(rows=10)
+        transaction = kafka.transaction()
+        transaction.produce(topic, b"new", partition=0)
+        transaction.flush(30)
+        assert reading.lag(lambda lag: lag.records == 0) == Lag(0, 0.0), "it is held back"
+        transaction.commit_transaction(30)
+        assert reading.lag(lambda lag: lag.records > 0).records == 2, "with the marker"
+
+        reading.read(rows=11)
+        assert reading.lag(lambda lag: lag.records == 0, polls=True) == Lag(0, 0.0)
+
+
 def test_group_offsets_are_committed_when_a_checkpoint_is_complete(kafka):
     topic = kafka.topic()
     kafka.send(topic, [b"x"] * 10)
     group = f"watched-{topic}"
     source = source_of(kafka, topic, kafka__group__id=group)
-    with closing(Reading(source, found_by(source).splits)) as reading:
+    with closing(Reading(source, source.splits(1))) as reading:
         reading.read()
         [split] = reading.reader.splits()
         reading.reader.on_checkpoint_complete(3, [Split(split.id, {**split.position, "offset": 8})])
@@ -348,7 +380,7 @@ def test_without_a_group_no_group_is_left_behind(kafka):
     kafka.send(topic, [b"x"])
     before = kafka.groups()
     source = source_of(kafka, topic)
-    with closing(Reading(source, found_by(source).splits)) as reading:
+    with closing(Reading(source, source.splits(1))) as reading:
         reading.read()
         reading.reader.on_checkpoint_complete(3, reading.reader.splits())
 
@@ -361,7 +393,7 @@ def test_without_a_group_no_group_is_left_behind(kafka):
 def test_offsets_that_the_broker_has_deleted_are_an_error(kafka):
     topic = kafka.topic()
     kafka.send(topic, [b"%d" % n for n in range(10)])
-    splits = found_by(source_of(kafka, topic)).splits
+    splits = source_of(kafka, topic).splits(1)
     kafka.delete_before(topic, 0, 4)
 
     with (
@@ -378,7 +410,7 @@ def test_a_topic_that_was_made_again_is_another_one(kafka, until_absent):
     topic = kafka.topic()
     kafka.send(topic, [b"old"] * 3)
     source = source_of(kafka, topic)
-    splits = [Split(each.id, {**each.position, "offset": 2}) for each in found_by(source).splits]
+    splits = [Split(each.id, {**each.position, "offset": 2}) for each in source.splits(1)]
     kafka.delete(topic)
     until_absent(topic)
     kafka.create(topic)
@@ -425,4 +457,4 @@ def test_a_broker_that_is_not_there_is_told_with_its_address(free_port):
         source_of(Nobody, "clicks").check_start()
     assert time.monotonic() - began < 8, "within seconds"
     with pytest.raises(Unavailable, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
-        found_by(source_of(Nobody, "clicks"))
+        source_of(Nobody, "clicks").splits(1)

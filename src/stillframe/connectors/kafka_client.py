@@ -188,6 +188,16 @@ class Client:
     def ends(self, partitions: Iterable[Partition], *, is_committed: bool) -> dict[Partition, int]:
         return self._offsets(dict.fromkeys(partitions, LATEST), is_committed=is_committed)
 
+    def ask_ends(
+        self, partitions: Iterable[Partition], *, is_committed: bool
+    ) -> dict[Partition, Future[Any]]:
+        """`ends`, to be answered later; for any thread."""
+        asked = {TopicPartition(*each): OffsetSpec.latest() for each in partitions}
+        answers = self._admin.list_offsets(
+            asked, isolation_level=_level(is_committed), request_timeout=self._seconds
+        )
+        return {(of.topic, of.partition): future for of, future in answers.items()}
+
     def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return self._offsets(dict.fromkeys(partitions, EARLIEST), is_committed=False)
 
@@ -201,11 +211,10 @@ class Client:
             TopicPartition(*each): words.get(spec, spec) if isinstance(spec, int) else spec
             for each, spec in asked.items()
         }
-        level = IsolationLevel.READ_COMMITTED if is_committed else IsolationLevel.READ_UNCOMMITTED
         deadline = time.monotonic() + self._seconds
         while True:
             answers = self._admin.list_offsets(
-                specs, isolation_level=level, request_timeout=self._seconds
+                specs, isolation_level=_level(is_committed), request_timeout=self._seconds
             )
             try:
                 return {
@@ -282,3 +291,7 @@ class Client:
         return Unavailable(
             f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s"
         )
+
+
+def _level(is_committed: bool) -> IsolationLevel:
+    return IsolationLevel.READ_COMMITTED if is_committed else IsolationLevel.READ_UNCOMMITTED

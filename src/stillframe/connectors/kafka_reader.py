@@ -24,14 +24,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from stillframe.api.sources import BlockingReader, ReadItem, SourceContext, Split
+from stillframe.api.sources import BlockingReader, Lag, ReadItem, SourceContext, Split
 from stillframe.connectors.kafka_client import Client, Partition, made, refused
 from stillframe.connectors.kafka_columns import Columns
 from stillframe.connectors.kafka_options import GROUP
@@ -47,6 +48,8 @@ _ANSWER_SECONDS_MAX = 2.0
 """`read` has to come back in time: what gets no answer is asked again."""
 _LOOK_SECONDS = 5.0
 """How often it is asked whether the topics are still the same."""
+_LAG_SECONDS = 1.0
+"""How often the ends of partitions are asked for."""
 _MISSING_SECONDS_MAX = 30.0
 """A broker that has just started may not know all topics yet."""
 
@@ -78,6 +81,8 @@ class _Reading:
     offset: int
     end: int | None
     """Behind which nothing is read."""
+    newest_ms: int | None = None
+    """When the newest record that was read was written."""
 
     @property
     def has_ended(self) -> bool:
@@ -87,6 +92,29 @@ class _Reading:
         self.offset = offset if self.end is None else min(offset, self.end)
         self.split = Split(self.split.id, {**self.split.position, "offset": self.offset})
         return self.split
+
+
+class _EndsNow:
+    """Where partitions end, asked once a second in the background. Used by one thread."""
+
+    def __init__(self, client: Client, *, is_committed: bool) -> None:
+        self._client = client
+        self._is_committed = is_committed
+        self._ends: dict[Partition, int] = {}
+        self._asked: dict[Partition, Future[Any]] = {}
+        self._ask_at_seconds = 0.0
+
+    def known(self, partitions: Iterable[Partition], now_seconds: float) -> Mapping[Partition, int]:
+        """As the brokers said last."""
+        if self._asked and all(answer.done() for answer in self._asked.values()):
+            for partition, answer in self._asked.items():
+                if answer.exception() is None:
+                    self._ends[partition] = answer.result().offset
+            self._asked = {}
+        if not self._asked and now_seconds >= self._ask_at_seconds:
+            self._ask_at_seconds = now_seconds + _LAG_SECONDS
+            self._asked = self._client.ask_ends(partitions, is_committed=self._is_committed)
+        return self._ends
 
 
 class KafkaReader(BlockingReader):
@@ -113,7 +141,7 @@ class KafkaReader(BlockingReader):
         self._missing_since: dict[str, float] = {}
         self._looked_at = 0.0
         self._trouble: str | None = None
-        self._newest_ms = 0
+        self._ends_now: _EndsNow | None = None
         self._ending = threading.Event()
         self._consumer: Any = None
         self._client: Client | None = None
@@ -139,6 +167,27 @@ class KafkaReader(BlockingReader):
     def awaits(self) -> str | None:
         return self._trouble
 
+    def lag(self, splits: Sequence[Split]) -> Lag | None:
+        if self._ends_now is None or not splits:
+            return None
+        ends = self._ends_now.known(map(_partition, splits), self._clock.monotonic_seconds())
+        records, oldest_ms = 0, float("inf")
+        for split in splits:
+            partition = _partition(split)
+            if partition not in ends:
+                return None
+            end = min(ends[partition], self._ends.get(split.id, ends[partition]))
+            if (left := end - _offset(split)) > 0:
+                records += left
+                reading = self._reading.get(partition)
+                if reading is not None and reading.newest_ms is not None:
+                    oldest_ms = min(oldest_ms, reading.newest_ms)
+        if not records:
+            return Lag(0, 0.0)
+        if oldest_ms == float("inf"):
+            return Lag(records, None)
+        return Lag(records, max(0.0, self._clock.wall_ms() - oldest_ms) / 1000)
+
     def interrupt(self) -> None:
         self._ending.set()
 
@@ -148,6 +197,7 @@ class KafkaReader(BlockingReader):
         settings = self._source.settings
         self._client = Client(settings, _ANSWER_SECONDS_MAX)
         self._consumer = made(Consumer, settings, _USUAL, **_OURS, error_cb=self._hear)
+        self._ends_now = _EndsNow(self._client, is_committed=self._source.reads_committed)
         while not self._ending.is_set():
             has_all, stops = self._has_all, self._stops_now  # what was given by then is taken below
             while not self._coming.empty():
@@ -201,7 +251,7 @@ class KafkaReader(BlockingReader):
                 part = [message for message in part if message.offset() < end]
             if part:
                 batch = self._columns.batch(*partition, part)
-                self._newest_ms = part[-1].timestamp()[1]
+                reading.newest_ms = part[-1].timestamp()[1]
                 yield reading.moved(part[-1].offset() + 1), batch
         for message in told:
             yield from self._heard((message.topic(), message.partition()), message)
