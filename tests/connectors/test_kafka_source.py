@@ -38,9 +38,9 @@ def found_by(source, state=None):
 class Reading:
     """A reader as a slot has it, and all that it has given."""
 
-    def __init__(self, source, splits, columns=None, until_now=True, has_all=True):
+    def __init__(self, source, splits, columns=None, until_now=True, has_all=True, clock=None):
         self.woken = threading.Event()
-        context = SourceContext(0, 1, SystemClock(), columns=columns)
+        context = SourceContext(0, 1, clock or SystemClock(), columns=columns)
         self.reader = ThreadedReader([], source.open([], context), self.woken.set)
         self.reader.add_splits(splits)
         if has_all:
@@ -424,6 +424,36 @@ def test_a_topic_that_was_made_again_is_another_one(kafka, until_absent):
 
     with closing(Reading(source_of(kafka, topic, failOnDataLoss="false"), splits)) as reading:
         assert reading.read()["value"].to_pylist() == [b"new"] * 5
+
+
+class Hurried(SystemClock):
+    """A minute passes with every second."""
+
+    def monotonic_seconds(self):
+        return super().monotonic_seconds() * 60
+
+
+def test_a_topic_that_was_deleted_is_an_error_or_left_where_it_was_read_up_to(
+    kafka, until_absent, caplog
+):
+    stays, goes = kafka.topic(), kafka.topic()
+    kafka.send(stays, [b"one"] * 3)
+    source = source_of(kafka, f"{stays},{goes}")
+    splits = source.splits(1)
+    kafka.delete(goes)
+    until_absent(goes)
+
+    with (
+        closing(Reading(source, splits, clock=Hurried())) as reading,
+        pytest.raises(DataError, match=f"topic {goes} at .* was deleted"),
+    ):
+        reading.read()
+
+    lenient = source_of(kafka, f"{stays},{goes}", failOnDataLoss="false")
+    with closing(Reading(lenient, splits, clock=Hurried())) as reading:
+        assert reading.read().num_rows == 3
+        assert reading.offsets() == {f"{stays}-0": 3, f"{goes}-0": 0}
+    assert f"topic {goes} at {kafka.address} was deleted" in caplog.text
 
 
 @pytest.fixture

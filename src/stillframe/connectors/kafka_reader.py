@@ -139,6 +139,8 @@ class KafkaReader(BlockingReader):
         self._stops_now = False
         self._knows_ends = False
         self._missing_since: dict[str, float] = {}
+        self._given_up: set[str] = set()
+        """Topics that are gone, of which a job that reads what is there waits for nothing."""
         self._looked_at = 0.0
         self._trouble: str | None = None
         self._ends_now: _EndsNow | None = None
@@ -315,12 +317,13 @@ class KafkaReader(BlockingReader):
     def _found_ends(self) -> Iterator[ReadItem]:
         """Where the partitions end now, so that a job which reads what is there can stop."""
         assert self._client is not None
+        left = {at: reading for at, reading in self._reading.items() if not reading.has_ended}
         try:
-            ends = self._client.ends(self._reading, is_committed=self._source.reads_committed)
+            ends = self._client.ends(left, is_committed=self._source.reads_committed)
         except Unavailable as error:
             self._trouble = str(error)
             return
-        for partition, reading in self._reading.items():
+        for partition, reading in left.items():
             end = ends[partition]
             reading.end = end if reading.end is None else min(end, reading.end)
             self._ends[reading.split.id] = reading.end
@@ -349,16 +352,22 @@ class KafkaReader(BlockingReader):
         waiting, self._new = self._new, []
         for split in waiting:
             topic, _ = _partition(split)
-            if topic not in topics:
+            if topic in topics:
+                yield from self._begun(self._of_same_topic(split, topics[topic].id))
+            elif topic in self._given_up:
+                self._reading[_partition(split)] = _Reading(split, _offset(split), None)
+            else:
                 self._new.append(split)
-                continue
-            yield from self._begun(self._of_same_topic(split, topics[topic].id))
         for partition, reading in self._reading.items():
+            if partition[0] in self._given_up and not reading.has_ended:
+                reading.end = self._ends[reading.split.id] = reading.offset
+                yield reading.split, None
             if partition[0] in topics:
                 of_now = self._of_same_topic(reading.split, topics[partition[0]].id)
                 if of_now is not reading.split and partition in self._assigned:
                     reading.split = of_now
                     yield self._moved_to(partition, reading, _offset(of_now)), None
+        self._leave_ended()
 
     def _begun(self, split: Split) -> Iterator[ReadItem]:
         partition = _partition(split)
@@ -391,11 +400,17 @@ class KafkaReader(BlockingReader):
         self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
         for topic, since in self._missing_since.items():
             self._trouble = f"topic {topic} is not there at {self._source.settings.servers}"
-            if self._source.fails_on_data_loss and now - since > _MISSING_SECONDS_MAX:
+            if now - since <= _MISSING_SECONDS_MAX or topic in self._given_up:
+                continue
+            said = f"topic {topic} at {self._source.settings.servers} was deleted"
+            if self._source.fails_on_data_loss:
                 raise DataError(
-                    f"topic {topic} at {self._source.settings.servers} was deleted while it was"
-                    " read: take it out of the job, or set failOnDataLoss to false"
+                    f"{said} while it was read: take it out of the job, or set failOnDataLoss to"
+                    " false"
                 )
+            if self._stops_now:
+                log.warning("%s: the job ends without what was not read of it", said)
+                self._given_up.add(topic)
 
     # --- what it waits for
 
