@@ -170,6 +170,41 @@ def test_with_failfast_the_sentence_names_the_offset(kafka):
         all_of(source)
 
 
+AVRO = """{"type":"record","name":"view","fields":
+    [{"name":"app","type":"string"},{"name":"n","type":["null","long"]}]}"""
+
+
+def test_values_of_avro_become_typed_columns_and_what_is_malformed_fails_as_in_spark(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"\x02a\x02\x06", None, b"\x02b\x00", b"\x02"], key=b"k")
+    lenient = source_of(kafka, topic, valueFormat="avro", avroSchema=AVRO, mode="PERMISSIVE")
+    with closing(Reading(lenient, lenient.splits(1))) as reading:
+        table = reading.read()
+        assert reading.reader.records_malformed() == 1
+
+    assert table.schema.names[:3] == ["app", "n", "key"]
+    assert table["app"].to_pylist() == ["a", None, "b", None]
+    assert table["n"].to_pylist() == [3, None, None, None]
+    assert table["offset"].to_pylist() == [0, 1, 2, 3]
+    with pytest.raises(
+        DataError, match=f"at offset 3 of partition 0 of topic {topic} does not fit"
+    ):
+        all_of(source_of(kafka, topic, valueFormat="avro", avroSchema=AVRO))
+
+
+def test_what_is_said_of_avro_has_to_fit_together(kafka):
+    for options, sentence in (
+        ({"valueFormat": "avro"}, "set avroSchema to its JSON text"),
+        ({"valueFormat": "avro", "avroSchema": AVRO, "mode": "DROPMALFORMED"}, "not 'DROPMAL"),
+        ({"avroSchema": AVRO}, "set valueFormat to avro, or leave it out"),
+    ):
+        with pytest.raises(BuildError, match=sentence):
+            source_of(kafka, "clicks", **options)
+    with pytest.raises(BuildError, match=r"leave .schema\(...\) out"):
+        schema = pa.schema([("n", pa.int64())])
+        source_of(kafka, "clicks", schema, valueFormat="avro", avroSchema=AVRO)
+
+
 def test_an_array_is_many_rows_with_the_columns_of_its_message(kafka):
     topic = kafka.topic()
     kafka.send(topic, [b'[{"n":1},{"n":2}]', b'{"n":3}'])

@@ -18,6 +18,7 @@ from stillframe.api.sources import (
     SplitEnumerator,
 )
 from stillframe.config import parse_duration_seconds, parse_flag
+from stillframe.connectors.avro_values import AvroFormat
 from stillframe.connectors.json_lines import JSON_OPTIONS, rules_from_options
 from stillframe.connectors.kafka_columns import Shape, ValueFormat
 from stillframe.connectors.kafka_options import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stillframe")
 
-_FORMATS: tuple[ValueFormat, ...] = ("binary", "string", "json")
+_FORMATS: tuple[ValueFormat, ...] = ("binary", "string", "json", "avro")
 _WITHOUT_EFFECT = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
@@ -73,6 +74,8 @@ class KafkaSource(Source):
         "includeHeaders",
         "discoveryInterval",
         "valueFormat",
+        "avroSchema",
+        "confluentHeader",
         "kafka.*",
         *_WITHOUT_EFFECT,
         *JSON_OPTIONS,
@@ -91,12 +94,7 @@ class KafkaSource(Source):
 
     @classmethod
     def from_options(cls, options: Options, schema: pa.Schema | None) -> KafkaSource:
-        shape = Shape(
-            _value_format(options.get("valueFormat", "binary")),
-            schema,
-            _rules(options),
-            parse_flag("includeHeaders", options.get("includeHeaders", "false")),
-        )
+        shape = _shape(options, schema)
         shape.check()
         for name in _WITHOUT_EFFECT:
             if name in options:
@@ -240,6 +238,36 @@ def _position(
     """All that is needed to read on, and to see that the topic is still the same."""
     end: JsonObject = {"end": ends[of]} if of in ends else {}
     return {"topic": of[0], "partition": of[1], "topic_id": topic_id, "offset": offset, **end}
+
+
+def _shape(options: Options, schema: pa.Schema | None) -> Shape:
+    value_format = _value_format(options.get("valueFormat", "binary"))
+    with_headers = parse_flag("includeHeaders", options.get("includeHeaders", "false"))
+    if value_format != "avro":
+        for name in ("avroSchema", "confluentHeader"):
+            if name in options:
+                raise BuildError(
+                    f"option {name} is for values of Avro: set valueFormat to avro, or leave it out"
+                )
+        return Shape(value_format, schema, _rules(options), with_headers)
+    if schema is not None:
+        raise BuildError(
+            "the columns of Avro's values are those of avroSchema: leave .schema(...) out"
+        )
+    if "avroSchema" not in options:
+        raise BuildError(
+            "valueFormat is avro, so the schema of the values has to be given: set avroSchema to"
+            " its JSON text"
+        )
+    mode = options.get("mode", "FAILFAST").strip().upper()
+    if mode not in ("FAILFAST", "PERMISSIVE"):
+        raise BuildError(f"option mode is FAILFAST or PERMISSIVE for values of Avro, not {mode!r}")
+    form = AvroFormat(
+        options["avroSchema"],
+        mode == "FAILFAST",
+        parse_flag("confluentHeader", options.get("confluentHeader", "false")),
+    )
+    return Shape(value_format, form.columns(), with_headers=with_headers, avro=form)
 
 
 def _value_format(text: str) -> ValueFormat:
