@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -332,8 +332,9 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A Kafka broker for all tests of a worker; a test that kills it starts it again."""
     from kafka_broker import Broker
 
-    with closing(hold_port()) as held, closing(hold_port()) as controller:
-        broker = Broker(tmp_path_factory.mktemp("kafka"), port_of(held), port_of(controller))
+    with ExitStack() as holding:
+        ports = [port_of(holding.enter_context(closing(hold_port()))) for _ in range(4)]
+        broker = Broker(tmp_path_factory.mktemp("kafka"), *ports)
         try:
             broker.start()
             yield broker

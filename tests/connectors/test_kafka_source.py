@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pyarrow as pa
 import pytest
+from kafka_broker import PASSWORD, USER
 
 from stillframe.api.sources import EndOfData, Lag, SourceContext, Split
 from stillframe.clock import SystemClock
@@ -200,8 +201,8 @@ def test_what_is_said_of_avro_has_to_fit_together(kafka):
     ):
         with pytest.raises(BuildError, match=sentence):
             source_of(kafka, "clicks", **options)
+    schema = pa.schema([("n", pa.int64())])
     with pytest.raises(BuildError, match=r"leave .schema\(...\) out"):
-        schema = pa.schema([("n", pa.int64())])
         source_of(kafka, "clicks", schema, valueFormat="avro", avroSchema=AVRO)
 
 
@@ -461,6 +462,32 @@ def test_a_topic_that_was_made_again_is_another_one(kafka, until_absent):
         assert reading.read()["value"].to_pylist() == [b"new"] * 5
 
 
+@pytest.mark.parametrize("count", [5, 1])
+def test_a_topic_that_is_made_again_while_it_is_read_gives_none_of_its_records_too_many(
+    kafka, until_absent, count
+):
+    topic = kafka.topic()
+    kafka.send(topic, [b"old"] * 3)
+    strict, lenient = (source_of(kafka, topic, failOnDataLoss=each) for each in ("true", "false"))
+    new = [b"new-%d" % number for number in range(count)]
+    splits = strict.splits(1)
+    with (
+        closing(Reading(strict, splits, has_all=False)) as refusing,
+        closing(Reading(lenient, splits, has_all=False)) as going_on,
+    ):
+        refusing.read(rows=3)
+        going_on.read(rows=3)
+        kafka.delete(topic)
+        until_absent(topic)
+        kafka.create(topic)
+        kafka.send(topic, new)
+
+        assert going_on.read(rows=3 + count)["value"].to_pylist() == [b"old"] * 3 + new
+        with pytest.raises(DataError, match=f"topic {topic} at .* was deleted and made again"):
+            refusing.read(rows=4)
+        assert refusing.table().num_rows == 3
+
+
 class Hurried(SystemClock):
     """A minute passes with every second."""
 
@@ -523,3 +550,49 @@ def test_a_broker_that_is_not_there_is_told_with_its_address(free_port):
     assert time.monotonic() - began < 8, "within seconds"
     with pytest.raises(Unavailable, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
         source_of(Nobody, "clicks").splits(1)
+
+
+# --- Who may read ----------------------------------------------------------------------------
+
+
+def test_a_user_with_a_password_reads_and_a_wrong_one_is_refused_in_one_sentence(
+    kafka, monkeypatch
+):
+    topic = kafka.topic()
+    kafka.send(topic, [b"one"])
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    given = {
+        "kafka__bootstrap__servers": kafka.sasl_address,
+        "kafka__security__protocol": "SASL_PLAINTEXT",
+        "kafka__sasl__mechanism": "PLAIN",
+        "kafka__sasl__username": USER,
+    }
+    source = source_of(kafka, topic, **given, kafka__sasl__password="env:KAFKA_PASSWORD")
+
+    assert all_of(source)[0]["value"].to_pylist() == [b"one"]
+    assert PASSWORD not in repr(source)
+
+    monkeypatch.setenv("KAFKA_PASSWORD", "wrong-" + PASSWORD)
+    began = time.monotonic()
+    with pytest.raises(StartRefused, match=f"Kafka at {kafka.sasl_address} refuses") as refused:
+        source.check_start()
+    assert time.monotonic() - began < 8, "within seconds"
+    assert PASSWORD not in str(refused.value)
+
+
+def test_a_certificate_is_checked_and_one_that_does_not_match_is_refused_in_one_sentence(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"one"])
+    given = {"kafka__security__protocol": "SSL", "kafka__broker__address__family": "v4"}
+    trusted = {**given, "kafka__ssl__ca__location": kafka.certificate}
+    right = source_of(kafka, topic, **trusted, kafka__bootstrap__servers=kafka.tls_address)
+
+    assert all_of(right)[0]["value"].to_pylist() == [b"one"]
+
+    by_number = kafka.tls_address.replace("localhost", "127.0.0.1")
+    unlike = source_of(kafka, topic, **trusted, kafka__bootstrap__servers=by_number)
+    with pytest.raises(StartRefused, match=f"certificate of Kafka at {by_number} is not accepted"):
+        unlike.check_start()
+    unknown = source_of(kafka, topic, **given, kafka__bootstrap__servers=kafka.tls_address)
+    with pytest.raises(StartRefused, match="certificate of Kafka at localhost"):
+        unknown.check_start()

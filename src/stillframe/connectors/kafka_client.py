@@ -53,7 +53,12 @@ _SOON = {
 _AGAIN_SECONDS = 0.05
 _SILENT_SECONDS_MAX = 2.0
 """How long a connection that fails is tried again."""
-_SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+_SILENT = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._RESOLVE,
+    KafkaError._ALL_BROKERS_DOWN,
+}
 
 _USUAL: Mapping[str, Any] = {"reconnect.backoff.max.ms": 2_000}
 """A broker that is back is found within seconds."""
@@ -87,6 +92,12 @@ def made(
 def refused(error: KafkaError, settings: Settings) -> StillframeError:
     """What a job raises for this."""
     said = error.str()
+    if error.code() == KafkaError._SSL:
+        return DataError(
+            f"the certificate of Kafka at {settings.servers} is not accepted ({said}): set"
+            " kafka.ssl.ca.location to the file of who has signed it, and name the broker as it is"
+            " named there"
+        )
     if error.code() in _FINAL:
         return DataError(
             f"Kafka at {settings.servers} refuses this client ({said}): correct the kafka.* options"
@@ -289,7 +300,8 @@ class Client:
         if heard is not None:
             return refused(heard, self._settings)
         return Unavailable(
-            f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s"
+            f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s: look"
+            " whether it runs, and whether it wants another kafka.security.protocol"
         )
 
 

@@ -68,6 +68,13 @@ _OURS: Mapping[str, Any] = {
     "enable.partition.eof": True,
     # Where an offset is gone the job says what becomes of it, not the client.
     "auto.offset.reset": "error",
+    # That a topic is gone is told at once: when it is back, it may be another one.
+    "topic.metadata.propagation.max.ms": 0,
+}
+_GONE = {
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
 }
 
 log = logging.getLogger("stillframe")
@@ -142,6 +149,8 @@ class KafkaReader(BlockingReader):
         self._given_up: set[str] = set()
         """Topics that are gone, of which a job that reads what is there waits for nothing."""
         self._looked_at = 0.0
+        self._must_look = False
+        """Whether a topic was gone for a moment, so that nothing is read before it is looked at."""
         self._trouble: str | None = None
         self._ends_now: _EndsNow | None = None
         self._ending = threading.Event()
@@ -160,8 +169,8 @@ class KafkaReader(BlockingReader):
 
     def has_ended(self, split: Split) -> bool:
         # By the position alone: this thread is ahead of the one that asks.
-        end = self._ends.get(split.id, split.position.get("end"))
-        return end is not None and _offset(split) >= cast(int, end)
+        end = self._end_of(split)
+        return end is not None and _offset(split) >= end
 
     def records_malformed(self) -> int:
         return self._columns.records_malformed
@@ -211,7 +220,10 @@ class KafkaReader(BlockingReader):
             if is_over and all(each.has_ended for each in self._reading.values()):
                 return
             messages = self._consumed()
-            if messages:
+            if self._must_look:  # also the messages may be of another topic
+                self._begin_again()
+                yield None
+            elif messages:
                 yield from self._batches(messages)
             else:
                 yield None
@@ -282,14 +294,30 @@ class KafkaReader(BlockingReader):
             if message.offset() > reading.offset or reading.end is not None:
                 yield reading.moved(max(message.offset(), reading.offset)), None
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            yield self._lost(partition, reading), None
+            yield from self._out_of_range(partition, reading)
         else:
             self._hear(error)
 
-    def _lost(self, partition: Partition, reading: _Reading) -> Split:
-        """The broker does not have the offset any more."""
+    def _out_of_range(self, partition: Partition, reading: _Reading) -> Iterator[ReadItem]:
+        """The broker does not have the offset any more, or the topic is another one."""
         assert self._client is not None
-        begins = self._client.begins([partition])[partition]
+        try:
+            topics = self._client.described([partition[0]])
+            if partition[0] not in topics:
+                self._must_look = True
+                return
+            begins = self._client.begins([partition])[partition]
+        except Unavailable as error:
+            self._trouble = str(error)
+            self._must_look = True
+            return
+        of_now = self._of_same_topic(reading.split, topics[partition[0]].id)
+        if of_now is reading.split:
+            yield self._lost(partition, reading, begins), None
+        else:
+            yield self._moved_over(partition, reading, of_now), None
+
+    def _lost(self, partition: Partition, reading: _Reading, begins: int) -> Split:
         topic, number = partition
         said = (
             f"partition {number} of topic {topic} was to be read from offset {reading.offset}, but"
@@ -307,6 +335,18 @@ class KafkaReader(BlockingReader):
         self._consumer.incremental_unassign([TopicPartition(*partition)])
         self._consumer.incremental_assign([TopicPartition(*partition, offset)])
         return reading.moved(offset)
+
+    def _moved_over(self, partition: Partition, reading: _Reading, of_now: Split) -> Split:
+        """Read this in its stead, of a topic that was made again."""
+        reading.split, reading.end = of_now, self._end_of(of_now)
+        return self._moved_to(partition, reading, _offset(of_now))
+
+    def _begin_again(self) -> None:
+        """Read nothing before all topics were looked at, from where they were given out."""
+        self._must_look = False
+        self._consumer.incremental_unassign([TopicPartition(*at) for at in self._assigned])
+        self._new += [self._reading.pop(at).split for at in self._assigned]
+        self._assigned.clear()
 
     def _leave_ended(self) -> None:
         ended = {at for at in self._assigned if self._reading[at].has_ended}
@@ -365,19 +405,20 @@ class KafkaReader(BlockingReader):
             if partition[0] in topics:
                 of_now = self._of_same_topic(reading.split, topics[partition[0]].id)
                 if of_now is not reading.split and partition in self._assigned:
-                    reading.split = of_now
-                    yield self._moved_to(partition, reading, _offset(of_now)), None
+                    yield self._moved_over(partition, reading, of_now), None
         self._leave_ended()
 
     def _begun(self, split: Split) -> Iterator[ReadItem]:
         partition = _partition(split)
-        end = cast("int | None", split.position.get("end"))
-        reading = _Reading(split, _offset(split), end)
+        reading = _Reading(split, _offset(split), self._end_of(split))
         self._reading[partition] = reading
         if not reading.has_ended:
             self._consumer.incremental_assign([TopicPartition(*partition, reading.offset)])
             self._assigned.add(partition)
         yield split, None
+
+    def _end_of(self, split: Split) -> int | None:
+        return self._ends.get(split.id, cast("int | None", split.position.get("end")))
 
     def _of_same_topic(self, split: Split, now: str) -> Split:
         """The split, or its successor in a topic that was made again."""
@@ -394,6 +435,8 @@ class KafkaReader(BlockingReader):
                 f"{said}: to read the new one from its beginning set failOnDataLoss to false"
             )
         log.warning("%s: the new one is read from its beginning", said)
+        self._ends.pop(split.id, None)  # of the one before it
+        self._knows_ends = False
         return Split(split.id, {**split.position, "topic_id": now, "offset": 0})
 
     def _note_missing(self, missing: set[str], now: float) -> None:
@@ -416,6 +459,9 @@ class KafkaReader(BlockingReader):
 
     def _hear(self, error: KafkaError) -> None:
         """Called by the client while it is polled."""
+        if error.code() in _GONE:
+            self._must_look = True
+            return
         raised = refused(error, self._source.settings)
         if isinstance(raised, DataError):
             raise raised
