@@ -112,12 +112,14 @@ class _EndsNow:
         self._ask_at_seconds = 0.0
 
     def known(self, partitions: Iterable[Partition], now_seconds: float) -> Mapping[Partition, int]:
-        """As the brokers said last."""
+        """As the brokers said last; without those of which they did not."""
         if self._asked and all(answer.done() for answer in self._asked.values()):
-            for partition, answer in self._asked.items():
-                if answer.exception() is None:
-                    self._ends[partition] = answer.result().offset
-            self._asked = {}
+            answers, self._asked = self._asked, {}
+            self._ends = {
+                partition: answer.result().offset
+                for partition, answer in answers.items()
+                if answer.exception() is None
+            }
         if not self._asked and now_seconds >= self._ask_at_seconds:
             self._ask_at_seconds = now_seconds + _LAG_SECONDS
             self._asked = self._client.ask_ends(partitions, is_committed=self._is_committed)
