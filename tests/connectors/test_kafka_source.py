@@ -312,6 +312,12 @@ def test_some_partitions_can_be_assigned(kafka):
         source_of(kafka, assign=f'{{"{topic}":[7]}}').splits(1)
 
 
+def test_options_about_micro_batches_are_taken_and_said_to_have_no_effect(kafka, caplog):
+    source_of(kafka, "clicks", maxOffsetsPerTrigger=1000)
+
+    assert "option maxOffsetsPerTrigger has no effect" in caplog.text
+
+
 # --- Where it ends ---------------------------------------------------------------------------
 
 
