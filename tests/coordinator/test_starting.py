@@ -37,8 +37,9 @@ from stillframe.testing.clock import ManualClock
 
 
 def starter(store: Store, source: Source | None = None, **options: Any) -> Starter:
+    given_uid = None if source is None else "source"
     source = source or ClickSource(records=1)
-    read = Node(Read(source), source.schema)
+    read = Node(Read(source), source.schema, given_uid=given_uid)
     plan = build_plan("views", [Node(Write(DiscardSink()), source.schema, (read,))], 1)
     clock = ManualClock()
     ledger = Ledger(store, "views", 2, clock)
