@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event as Happened
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from served_jobs import WAIT_SECONDS_MAX, ServingDriver
 
+from stillframe.api.sources import Lag, SourceContext, SourceReader, Split
 from stillframe.cli.main import main
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
@@ -48,6 +49,23 @@ class SteadyDriver(ServingDriver):
 
     def plan(self, name: str, parallelism: int = 2, fault: Item | None = None) -> Plan:
         source = ClickSource(records_per_second=2_000)
+        read = Node(Read(source), source.schema, given_uid="clicks")
+        write = Node(Write(DiscardSink()), source.schema, (read,), given_uid="nowhere")
+        return build_plan(name, [write], parallelism)
+
+
+class BehindSource(ClickSource):
+    def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
+        reader: Any = ClickSource.open(self, splits, context)
+        reader.lag = lambda: Lag(1_234, 1.5)
+        return cast(SourceReader, reader)
+
+
+class BehindDriver(ServingDriver):
+    """Each reader of its jobs is 1,234 records behind."""
+
+    def plan(self, name: str, parallelism: int = 2, fault: Item | None = None) -> Plan:
+        source = BehindSource(records_per_second=100)
         read = Node(Read(source), source.schema, given_uid="clicks")
         write = Node(Write(DiscardSink()), source.schema, (read,), given_uid="nowhere")
         return build_plan(name, [write], parallelism)
@@ -129,6 +147,18 @@ def test_the_watermark_is_that_of_the_slowest_split(serving, status):
 
     here = datetime.fromtimestamp(slowest_ms / 1000)
     assert shown.fields["Watermark"] == f"{here:%Y-%m-%d %H:%M:%S}"
+
+
+def test_a_source_that_tells_how_far_it_is_behind_is_shown_with_that(serving, status):
+    driver = serving(BehindDriver)
+    driver.start()
+    shown = status(driver)
+
+    until(lambda: bool(shown.json["lags"]))
+
+    [lag] = shown.json["lags"]
+    assert (lag["uid"], lag["records"], lag["seconds"]) == ("clicks", 2_468, 1.5)
+    assert shown.fields["Lag"] == "2,468 records, 1.5 s"
 
 
 def test_a_restart_is_counted_with_its_reason_and_each_worker_is_shown_with_its_process(

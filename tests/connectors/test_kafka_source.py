@@ -8,8 +8,9 @@ from contextlib import closing
 
 import pyarrow as pa
 import pytest
+from kafka_broker import PASSWORD, USER
 
-from stillframe.api.sources import EndOfData, SourceContext, Split
+from stillframe.api.sources import EndOfData, Lag, SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
@@ -30,6 +31,7 @@ def source_of(kafka, topic=None, schema=None, **options):
 
 
 def found_by(source, state=None):
+    """What its enumerator finds; at first also what the job begins with."""
     with closing(source.open_enumerator(state)) as enumerator:
         return enumerator.discover()
 
@@ -37,9 +39,9 @@ def found_by(source, state=None):
 class Reading:
     """A reader as a slot has it, and all that it has given."""
 
-    def __init__(self, source, splits, columns=None, until_now=True, has_all=True):
+    def __init__(self, source, splits, columns=None, until_now=True, has_all=True, clock=None):
         self.woken = threading.Event()
-        context = SourceContext(0, 1, SystemClock(), columns=columns)
+        context = SourceContext(0, 1, clock or SystemClock(), columns=columns)
         self.reader = ThreadedReader([], source.open([], context), self.woken.set)
         self.reader.add_splits(splits)
         if has_all:
@@ -67,13 +69,24 @@ class Reading:
     def offsets(self):
         return {split.id: split.position["offset"] for split in self.reader.splits()}
 
+    def lag(self, is_it, polls=False):
+        for _ in range(1_000):
+            if polls:
+                assert not isinstance(self.reader.poll(), pa.RecordBatch)
+            lag = self.reader.lag()
+            if lag is not None and is_it(lag):
+                return lag
+            self.woken.wait(0.02)
+            self.woken.clear()
+        raise AssertionError(f"the lag stays {lag}")
+
     def close(self):
         self.reader.close()
 
 
-def all_of(source, columns=None, state=None):
+def all_of(source, columns=None):
     """All that is there now, and where it ended."""
-    with closing(Reading(source, found_by(source, state).splits, columns)) as reading:
+    with closing(Reading(source, source.splits(1), columns)) as reading:
         return reading.read(), reading.offsets()
 
 
@@ -136,7 +149,7 @@ def test_a_malformed_value_is_kept_or_dropped_as_the_mode_says(kafka, mode, offs
     schema = pa.schema([("n", pa.int64()), ("_corrupt_record", pa.string())])
     source = source_of(kafka, topic, schema, valueFormat="json", mode=mode)
 
-    with closing(Reading(source, found_by(source).splits)) as reading:
+    with closing(Reading(source, source.splits(1))) as reading:
         table = reading.read()
 
         assert table["offset"].to_pylist() == offsets
@@ -156,6 +169,41 @@ def test_with_failfast_the_sentence_names_the_offset(kafka):
         DataError, match=f"at offset 1 of partition 0 of topic {topic} does not fit"
     ):
         all_of(source)
+
+
+AVRO = """{"type":"record","name":"view","fields":
+    [{"name":"app","type":"string"},{"name":"n","type":["null","long"]}]}"""
+
+
+def test_values_of_avro_become_typed_columns_and_what_is_malformed_fails_as_in_spark(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"\x02a\x02\x06", None, b"\x02b\x00", b"\x02"], key=b"k")
+    lenient = source_of(kafka, topic, valueFormat="avro", avroSchema=AVRO, mode="PERMISSIVE")
+    with closing(Reading(lenient, lenient.splits(1))) as reading:
+        table = reading.read()
+        assert reading.reader.records_malformed() == 1
+
+    assert table.schema.names[:3] == ["app", "n", "key"]
+    assert table["app"].to_pylist() == ["a", None, "b", None]
+    assert table["n"].to_pylist() == [3, None, None, None]
+    assert table["offset"].to_pylist() == [0, 1, 2, 3]
+    with pytest.raises(
+        DataError, match=f"at offset 3 of partition 0 of topic {topic} does not fit"
+    ):
+        all_of(source_of(kafka, topic, valueFormat="avro", avroSchema=AVRO))
+
+
+def test_what_is_said_of_avro_has_to_fit_together(kafka):
+    for options, sentence in (
+        ({"valueFormat": "avro"}, "set avroSchema to its JSON text"),
+        ({"valueFormat": "avro", "avroSchema": AVRO, "mode": "DROPMALFORMED"}, "not 'DROPMAL"),
+        ({"avroSchema": AVRO}, "set valueFormat to avro, or leave it out"),
+    ):
+        with pytest.raises(BuildError, match=sentence):
+            source_of(kafka, "clicks", **options)
+    schema = pa.schema([("n", pa.int64())])
+    with pytest.raises(BuildError, match=r"leave .schema\(...\) out"):
+        source_of(kafka, "clicks", schema, valueFormat="avro", avroSchema=AVRO)
 
 
 def test_an_array_is_many_rows_with_the_columns_of_its_message(kafka):
@@ -211,9 +259,9 @@ def test_it_begins_where_the_options_say(kafka, options, begins):
             kafka.send(topic, [b"x"], partition, timestamp=1000 + number * 1000)
     given = {name: text.replace("TOPIC", topic) for name, text in options.items()}
 
-    found = found_by(source_of(kafka, topic, **given))
+    splits = source_of(kafka, topic, **given).splits(1)
 
-    assert {each.position["partition"]: each.position["offset"] for each in found.splits} == begins
+    assert {each.position["partition"]: each.position["offset"] for each in splits} == begins
 
 
 def test_a_time_after_the_last_record_is_refused_unless_the_end_is_asked_for(kafka):
@@ -221,12 +269,12 @@ def test_a_time_after_the_last_record_is_refused_unless_the_end_is_asked_for(kaf
     kafka.send(topic, [b"x"], timestamp=1000)
 
     with pytest.raises(DataError, match="no record at or after 9000 ms, which startingTimestamp"):
-        found_by(source_of(kafka, topic, startingTimestamp=9000))
+        source_of(kafka, topic, startingTimestamp=9000).splits(1)
 
     late = source_of(
         kafka, topic, startingTimestamp=9000, startingOffsetsByTimestampStrategy="latest"
     )
-    assert found_by(late).splits[0].position["offset"] == 1
+    assert late.splits(1)[0].position["offset"] == 1
 
 
 def test_a_partition_that_the_offsets_leave_out_is_refused(kafka):
@@ -234,7 +282,7 @@ def test_a_partition_that_the_offsets_leave_out_is_refused(kafka):
     source = source_of(kafka, topic, startingOffsets=f'{{"{topic}":{{"0":0}}}}')
 
     with pytest.raises(BuildError, match=f"says nothing of partition 1 of topic {topic}"):
-        found_by(source)
+        source.splits(1)
 
 
 def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(kafka):
@@ -256,12 +304,18 @@ def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(kaf
 def test_some_partitions_can_be_assigned(kafka):
     topic = kafka.topic(3)
 
-    found = found_by(source_of(kafka, assign=f'{{"{topic}":[0,2]}}'))
+    source = source_of(kafka, assign=f'{{"{topic}":[0,2]}}')
 
-    assert [split.id for split in found.splits] == [f"{topic}-0", f"{topic}-2"]
-    assert found.is_last
+    assert [split.id for split in source.splits(1)] == [f"{topic}-0", f"{topic}-2"]
+    assert found_by(source).is_last
     with pytest.raises(DataError, match="has no partition 7"):
-        found_by(source_of(kafka, assign=f'{{"{topic}":[7]}}'))
+        source_of(kafka, assign=f'{{"{topic}":[7]}}').splits(1)
+
+
+def test_options_about_micro_batches_are_taken_and_said_to_have_no_effect(kafka, caplog):
+    source_of(kafka, "clicks", maxOffsetsPerTrigger=1000)
+
+    assert "option maxOffsetsPerTrigger has no effect" in caplog.text
 
 
 # --- Where it ends ---------------------------------------------------------------------------
@@ -306,11 +360,11 @@ def test_ending_offsets_end_it(kafka):
     for partition in (0, 1):
         kafka.send(topic, [b"%d" % n for n in range(20)], partition)
     source = source_of(kafka, topic, endingOffsets=f'{{"{topic}":{{"0":7,"1":-1}}}}')
-    found = found_by(source)
-    assert found.is_last
+    splits = source.splits(1)
+    assert found_by(source).is_last
     kafka.send(topic, [b"later"], 1)
 
-    with closing(Reading(source, found.splits, until_now=False)) as reading:
+    with closing(Reading(source, splits, until_now=False)) as reading:
         assert reading.read().num_rows == 27
         assert reading.offsets() == {f"{topic}-0": 7, f"{topic}-1": 20}
 
@@ -319,7 +373,7 @@ def test_a_reader_goes_on_from_positions_and_takes_more_partitions(kafka):
     topic = kafka.topic(2)
     kafka.send(topic, [b"%d" % n for n in range(10)])
     source = source_of(kafka, topic)
-    first, second = found_by(source).splits
+    first, second = source.splits(1)
     begun = Split(first.id, {**first.position, "offset": 6})
 
     with closing(Reading(source, [begun], has_all=False)) as reading:
@@ -330,12 +384,32 @@ def test_a_reader_goes_on_from_positions_and_takes_more_partitions(kafka):
         assert reading.offsets() == {f"{topic}-0": 10, f"{topic}-1": 1}
 
 
+def test_the_lag_is_what_is_there_and_not_taken_and_at_a_transactions_marker_it_is_none(kafka):
+    topic = kafka.topic(2)
+    kafka.send(topic, [b"old"] * 10, timestamp=1_700_000_000_000)
+    source = source_of(kafka, topic)
+    with closing(Reading(source, source.splits(1), has_all=False)) as reading:
+        behind = reading.lag(lambda lag: lag.seconds is not None)
+        assert behind.records == 10, "none was taken yet"
+        assert behind.seconds > 1_000_000, "since what was read was written"
+        reading.read(rows=10)
+        transaction = kafka.transaction()
+        transaction.produce(topic, b"new", partition=0)
+        transaction.flush(30)
+        assert reading.lag(lambda lag: lag.records == 0) == Lag(0, 0.0), "it is held back"
+        transaction.commit_transaction(30)
+        assert reading.lag(lambda lag: lag.records > 0).records == 2, "with the marker"
+
+        reading.read(rows=11)
+        assert reading.lag(lambda lag: lag.records == 0, polls=True) == Lag(0, 0.0)
+
+
 def test_group_offsets_are_committed_when_a_checkpoint_is_complete(kafka):
     topic = kafka.topic()
     kafka.send(topic, [b"x"] * 10)
     group = f"watched-{topic}"
     source = source_of(kafka, topic, kafka__group__id=group)
-    with closing(Reading(source, found_by(source).splits)) as reading:
+    with closing(Reading(source, source.splits(1))) as reading:
         reading.read()
         [split] = reading.reader.splits()
         reading.reader.on_checkpoint_complete(3, [Split(split.id, {**split.position, "offset": 8})])
@@ -348,7 +422,7 @@ def test_without_a_group_no_group_is_left_behind(kafka):
     kafka.send(topic, [b"x"])
     before = kafka.groups()
     source = source_of(kafka, topic)
-    with closing(Reading(source, found_by(source).splits)) as reading:
+    with closing(Reading(source, source.splits(1))) as reading:
         reading.read()
         reading.reader.on_checkpoint_complete(3, reading.reader.splits())
 
@@ -361,7 +435,7 @@ def test_without_a_group_no_group_is_left_behind(kafka):
 def test_offsets_that_the_broker_has_deleted_are_an_error(kafka):
     topic = kafka.topic()
     kafka.send(topic, [b"%d" % n for n in range(10)])
-    splits = found_by(source_of(kafka, topic)).splits
+    splits = source_of(kafka, topic).splits(1)
     kafka.delete_before(topic, 0, 4)
 
     with (
@@ -378,7 +452,7 @@ def test_a_topic_that_was_made_again_is_another_one(kafka, until_absent):
     topic = kafka.topic()
     kafka.send(topic, [b"old"] * 3)
     source = source_of(kafka, topic)
-    splits = [Split(each.id, {**each.position, "offset": 2}) for each in found_by(source).splits]
+    splits = [Split(each.id, {**each.position, "offset": 2}) for each in source.splits(1)]
     kafka.delete(topic)
     until_absent(topic)
     kafka.create(topic)
@@ -392,6 +466,62 @@ def test_a_topic_that_was_made_again_is_another_one(kafka, until_absent):
 
     with closing(Reading(source_of(kafka, topic, failOnDataLoss="false"), splits)) as reading:
         assert reading.read()["value"].to_pylist() == [b"new"] * 5
+
+
+@pytest.mark.parametrize("count", [5, 1])
+def test_a_topic_that_is_made_again_while_it_is_read_gives_none_of_its_records_too_many(
+    kafka, until_absent, count
+):
+    topic = kafka.topic()
+    kafka.send(topic, [b"old"] * 3)
+    strict, lenient = (source_of(kafka, topic, failOnDataLoss=each) for each in ("true", "false"))
+    new = [b"new-%d" % number for number in range(count)]
+    splits = strict.splits(1)
+    with (
+        closing(Reading(strict, splits, has_all=False)) as refusing,
+        closing(Reading(lenient, splits, has_all=False)) as going_on,
+    ):
+        refusing.read(rows=3)
+        going_on.read(rows=3)
+        kafka.delete(topic)
+        until_absent(topic)
+        kafka.create(topic)
+        kafka.send(topic, new)
+
+        assert going_on.read(rows=3 + count)["value"].to_pylist() == [b"old"] * 3 + new
+        with pytest.raises(DataError, match=f"topic {topic} at .* was deleted and made again"):
+            refusing.read(rows=4)
+        assert refusing.table().num_rows == 3
+
+
+class Hurried(SystemClock):
+    """A minute passes with every second."""
+
+    def monotonic_seconds(self):
+        return super().monotonic_seconds() * 60
+
+
+def test_a_topic_that_was_deleted_is_an_error_or_left_where_it_was_read_up_to(
+    kafka, until_absent, caplog
+):
+    stays, goes = kafka.topic(), kafka.topic()
+    kafka.send(stays, [b"one"] * 3)
+    source = source_of(kafka, f"{stays},{goes}")
+    splits = source.splits(1)
+    kafka.delete(goes)
+    until_absent(goes)
+
+    with (
+        closing(Reading(source, splits, clock=Hurried())) as reading,
+        pytest.raises(DataError, match=f"topic {goes} at .* was deleted"),
+    ):
+        reading.read()
+
+    lenient = source_of(kafka, f"{stays},{goes}", failOnDataLoss="false")
+    with closing(Reading(lenient, splits, clock=Hurried())) as reading:
+        assert reading.read().num_rows == 3
+        assert reading.offsets() == {f"{stays}-0": 3, f"{goes}-0": 0}
+    assert f"topic {goes} at {kafka.address} was deleted" in caplog.text
 
 
 @pytest.fixture
@@ -425,4 +555,50 @@ def test_a_broker_that_is_not_there_is_told_with_its_address(free_port):
         source_of(Nobody, "clicks").check_start()
     assert time.monotonic() - began < 8, "within seconds"
     with pytest.raises(Unavailable, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
-        found_by(source_of(Nobody, "clicks"))
+        source_of(Nobody, "clicks").splits(1)
+
+
+# --- Who may read ----------------------------------------------------------------------------
+
+
+def test_a_user_with_a_password_reads_and_a_wrong_one_is_refused_in_one_sentence(
+    kafka, monkeypatch
+):
+    topic = kafka.topic()
+    kafka.send(topic, [b"one"])
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    given = {
+        "kafka__bootstrap__servers": kafka.sasl_address,
+        "kafka__security__protocol": "SASL_PLAINTEXT",
+        "kafka__sasl__mechanism": "PLAIN",
+        "kafka__sasl__username": USER,
+    }
+    source = source_of(kafka, topic, **given, kafka__sasl__password="env:KAFKA_PASSWORD")
+
+    assert all_of(source)[0]["value"].to_pylist() == [b"one"]
+    assert PASSWORD not in repr(source)
+
+    monkeypatch.setenv("KAFKA_PASSWORD", "wrong-" + PASSWORD)
+    began = time.monotonic()
+    with pytest.raises(StartRefused, match=f"Kafka at {kafka.sasl_address} refuses") as refused:
+        source.check_start()
+    assert time.monotonic() - began < 8, "within seconds"
+    assert PASSWORD not in str(refused.value)
+
+
+def test_a_certificate_is_checked_and_one_that_does_not_match_is_refused_in_one_sentence(kafka):
+    topic = kafka.topic()
+    kafka.send(topic, [b"one"])
+    given = {"kafka__security__protocol": "SSL", "kafka__broker__address__family": "v4"}
+    trusted = {**given, "kafka__ssl__ca__location": kafka.certificate}
+    right = source_of(kafka, topic, **trusted, kafka__bootstrap__servers=kafka.tls_address)
+
+    assert all_of(right)[0]["value"].to_pylist() == [b"one"]
+
+    by_number = kafka.tls_address.replace("localhost", "127.0.0.1")
+    unlike = source_of(kafka, topic, **trusted, kafka__bootstrap__servers=by_number)
+    with pytest.raises(StartRefused, match=f"certificate of Kafka at {by_number} is not accepted"):
+        unlike.check_start()
+    unknown = source_of(kafka, topic, **given, kafka__bootstrap__servers=kafka.tls_address)
+    with pytest.raises(StartRefused, match="certificate of Kafka at localhost"):
+        unknown.check_start()

@@ -15,7 +15,7 @@ from stillframe.coordinator.history import (
     Waiting,
     format_bytes,
 )
-from stillframe.protocol.messages import Progress
+from stillframe.protocol.messages import Progress, SourceLag
 
 
 def completed(checkpoint_id=7):
@@ -152,3 +152,18 @@ def test_slots_are_not_waited_for_any_more_when_they_run():
     history.tell(SlotsRunning(1, (47, 48)))
 
     assert [str(event) for event in history.present()] == ["a sink is away"]
+
+
+def test_the_lag_of_a_source_is_that_of_all_its_slots_in_this_attempt():
+    history = History()
+    history.tell(AttemptStarted(1, None, (), None))
+    history.report_progress(0, Progress(0, 0, lags=(SourceLag("views", "kafka", 9, 7.0),)), 0.0)
+    history.tell(AttemptStarted(2, None, (), None))
+    lags = (SourceLag("views", "kafka", 3, 1.5), SourceLag("apps", "files", 1, None))
+    history.report_progress(0, Progress(0, 0, lags=lags), 0.0)
+    history.report_progress(1, Progress(0, 0, lags=(SourceLag("views", "kafka", 2, 4.0),)), 0.0)
+
+    assert history.summary().lags == (
+        SourceLag("apps", "files", 1, None),
+        SourceLag("views", "kafka", 5, 4.0),
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from stillframe.api.sources import Source
+from stillframe.api.sources import Source, Split
 from stillframe.config import JobConfig
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
@@ -18,7 +19,7 @@ from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.located import write_savepoint
 from stillframe.coordinator.sinks import DriverSinks
-from stillframe.coordinator.starting import Starter
+from stillframe.coordinator.starting import Start, Starter
 from stillframe.errors import Fenced, SnapshotDamaged, StartRefused, StorageError
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
@@ -35,9 +36,10 @@ from stillframe.storage.store import Store, open_store
 from stillframe.testing.clock import ManualClock
 
 
-def starter(store: Store, **options: Any) -> Starter:
-    source: Source = ClickSource(records=1)
-    read = Node(Read(source), source.schema)
+def starter(store: Store, source: Source | None = None, **options: Any) -> Starter:
+    given_uid = None if source is None else "source"
+    source = source or ClickSource(records=1)
+    read = Node(Read(source), source.schema, given_uid=given_uid)
     plan = build_plan("views", [Node(Write(DiscardSink()), source.schema, (read,))], 1)
     clock = ManualClock()
     ledger = Ledger(store, "views", 2, clock)
@@ -69,6 +71,45 @@ def test_a_job_is_not_called_finished_before_what_nobody_needs_is_deleted(
     assert record.outcome == "running", "so it goes on, and sweeps again"
     successor.begin()
     assert store.list("shared") == []
+
+
+@dataclass(frozen=True)
+class FromNowOn(ClickSource):
+    """Begins where its records are when it is asked."""
+
+    begins_now: ClassVar[bool] = True
+    now: int = 0
+    place: str = "a topic"
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return [Split("only", {"next": self.now})]
+
+    def describe(self) -> str:
+        return self.place
+
+
+def begins_at(start: Start) -> Any:
+    [[item]] = [part.items for part in start.state.values() if part.items]
+    return item["position"]
+
+
+def test_a_source_that_begins_now_is_asked_once_until_the_first_checkpoint(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    first = starter(store, FromNowOn(now=10))
+    assert begins_at(first.begin()) == {"next": 10}
+
+    successor = starter(store, FromNowOn(now=30))
+    assert begins_at(successor.begin()) == {"next": 10}, "it was settled when the job first began"
+    assert begins_at(successor.begin()) == {"next": 10}
+    elsewhere = starter(store, FromNowOn(now=40, place="another topic"))
+    assert begins_at(elsewhere.begin()) == {"next": 40}
+    anew = starter(store, FromNowOn(now=50, place="another topic"), fresh=True)
+    assert begins_at(anew.begin()) == {"next": 50}, "the job was told to forget all it was"
+
+    assert anew._ledger.record is not None
+    assert anew._ledger.record.beginnings
+    complete(anew._ledger, 1)
+    assert not anew._ledger.record.beginnings, "the checkpoint says it"
 
 
 def complete(ledger: Ledger, checkpoint_id: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import (
+    Beginning,
     Claim,
     CompletedCheckpoint,
     JobRecord,
@@ -238,6 +239,16 @@ def test_a_claim_is_remembered_until_it_is_settled() -> None:
     assert attempt_started(settled, CheckpointId(1)).claim is None
 
 
+def test_where_sources_begin_is_remembered_until_a_checkpoint_is_complete() -> None:
+    source = OperatorUid("views")
+    beginning = Beginning("kafka topic views", ({"id": "views-0", "position": {"offset": 7}},))
+    begun = attempt_started(None, None, beginnings={source: beginning})
+
+    assert decode_record(encode_record(begun)).beginnings == {source: beginning}
+    complete, _ = checkpoint_completed(begun, completed(begun, 1), 1)
+    assert complete.beginnings == {}
+
+
 def test_who_begins_with_something_else_claims_nothing_any_more() -> None:
     begun = attempt_started(None, None, claim=Claim("/savepoints/monday", 0xAB))
 
@@ -249,6 +260,6 @@ def test_records_without_the_newer_fields_are_read() -> None:
     record = with_checkpoints(1)
     body = json.loads(encode_record(record))["body"]
 
-    assert not {"first_epoch", "claim"} & body.keys(), "as they were always written"
+    assert not {"first_epoch", "claim", "beginnings"} & body.keys(), "as they were always written"
     anew = attempt_started(record, None, is_anew=True)
     assert decode_record(encode_record(anew)).first_epoch == 1

@@ -27,6 +27,7 @@ from stillframe.protocol.messages import (
     Failed,
     Progress,
     Running,
+    SourceLag,
     StartSlot,
     StillThere,
     TakeFile,
@@ -77,6 +78,7 @@ REPORTS = [
     Progress(1_000_000, 5),
     Progress(1_000_000, 5, 17),
     Progress(1_000_000, 5, records_malformed=3),
+    Progress(1, 1, lags=(SourceLag("views", "kafka", 3, 1.5), SourceLag("apps", "files", 1, None))),
     Failed("function f raised ValueError", "permanent"),
     Failed("function f raised ValueError", "other", "map", 1, BLAME),
 ]

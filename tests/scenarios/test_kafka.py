@@ -15,11 +15,12 @@ import pyarrow as pa
 import pytest
 
 from stillframe.api.aggregates import AggregateCall
+from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.kafka_sink import sink_from_options
 from stillframe.connectors.kafka_source import KafkaSource
-from stillframe.coordinator.history import AttemptFailed, AttemptStarted
+from stillframe.coordinator.history import AttemptFailed, AttemptStarted, SlotsRunning
 from stillframe.errors import StillframeError
-from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
+from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, WithWatermark, Write
 from stillframe.graph.plan import build_plan
 from stillframe.options import Options
 
@@ -109,6 +110,9 @@ def start(page_views, views, parallelism=2, **options):
 def see_all(running, views, until):
     """All that was sent is to be seen, once."""
     until(lambda: len(views.ids_out()) >= views.sent)
+    until(
+        lambda: [(each.uid, each.records) for each in running.query.summary.lags] == [("views", 0)]
+    )
     running.query.processAllAvailable()
     running.query.stop()
     views.check_each_is_there_once()
@@ -199,3 +203,49 @@ def test_a_restart_goes_on_at_the_offsets_of_the_checkpoint(page_views, views, u
 
     assert running.job.history.records_of_attempt().records_in <= 1_500, "not from the beginning"
     see_all(running, views, until)
+
+
+def test_latest_is_where_the_job_first_began_also_if_it_crashes_before_its_first_checkpoint(
+    page_views, views
+):
+    views.send(10, 0)
+    plan = views.plan(1, startingOffsets="latest")
+    running = page_views.start(plan, checkpointInterval="1 hour", restartAttempts="3")
+    running.wait(SlotsRunning, attempt=1)
+    views.send(100, 0)
+    running.wait_for_records(100)
+    running.kill(0)
+    running.wait(SlotsRunning, attempt=2)
+
+    running.wait_for_records(100)
+    running.query.processAllAvailable()
+    running.query.stop()
+    assert views.ids_out() == list(range(10, 110))
+
+
+def test_event_time_is_that_of_the_slowest_partition_until_it_is_idle(page_views, kafka, until):
+    topic = kafka.topic(2)
+    for partition, at_ms in ((0, 60_000), (1, 3_600_000)):
+        kafka.send(topic, [b"x"], partition, timestamp=at_ms)
+    given = {
+        "kafka.bootstrap.servers": kafka.address,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+    }
+    source = KafkaSource.from_options(Options("the source kafka", given), None)
+    read = Node(Read(source), source.schema, given_uid="read")
+    timed = Node(WithWatermark("timestamp", 0), source.schema, (read,), given_uid="time")
+    write = Node(Write(DiscardSink()), source.schema, (timed,), given_uid="nowhere")
+    plan = build_plan("times", [write], 1)
+    running = page_views.start(plan, watermarkIdleTimeout="2 seconds")
+
+    seen_ms = set()
+    until(lambda: seen_ms.add(watermark_ms(running)) or 3_600_000 in seen_ms)
+
+    assert seen_ms - {None} == {60_000, 3_600_000}, "the slowest, then those that are not idle"
+    running.query.stop()
+
+
+def watermark_ms(running):
+    watermark_us = running.query.summary.watermark_us
+    return None if watermark_us is None else watermark_us // 1000

@@ -18,7 +18,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -58,8 +59,18 @@ _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller_port}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},\
+SASL_PLAINTEXT://127.0.0.1:{sasl_port},SSL://127.0.0.1:{tls_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},\
+SSL://localhost:{tls_port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,\
+SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL
 controller.listener.names=CONTROLLER
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config=\
+org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
+ssl.keystore.type=PEM
+ssl.keystore.location={home}/broker.pem
 log.dirs={home}/data
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1
@@ -75,6 +86,9 @@ broker.heartbeat.interval.ms=200
 broker.session.timeout.ms=1000
 log.retention.ms=-1
 """
+
+
+USER, PASSWORD = "ann", "tiger9-of-kafka"
 
 
 def _java() -> str:
@@ -122,16 +136,55 @@ def _fetch(scratch: Path) -> None:
     )
 
 
+def _certified(host: str) -> tuple[bytes, bytes]:
+    """A key and a certificate of this host, signed by itself, both as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    unlocked = serialization.NoEncryption()
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(pem, pkcs8, unlocked), certificate.public_bytes(pem)
+
+
 class Broker:
     """One node that can be killed and started again at the same address, with what it holds."""
 
-    def __init__(self, home: Path, port: int, controller_port: int) -> None:
+    def __init__(
+        self, home: Path, port: int, controller_port: int, sasl_port: int, tls_port: int
+    ) -> None:
         self.home = home
         self.address = f"127.0.0.1:{port}"
+        self.sasl_address = f"127.0.0.1:{sasl_port}"
+        """Where `USER` and `PASSWORD` are wanted."""
+        self.tls_address = f"localhost:{tls_port}"
+        """Where it shows the certificate of localhost that is in `certificate`."""
+        self.certificate = home / "certificate.pem"
         self._process: subprocess.Popen[bytes] | None = None
         self._config = home / "server.properties"
-        text = _PROPERTIES.format(port=port, controller_port=controller_port, home=home)
+        text = _PROPERTIES.format(
+            port=port,
+            controller_port=controller_port,
+            sasl_port=sasl_port,
+            tls_port=tls_port,
+            user=USER,
+            password=PASSWORD,
+            home=home,
+        )
         self._config.write_text(text)
+        key, certificate = _certified("localhost")
+        (home / "broker.pem").write_bytes(key + certificate)
+        self.certificate.write_bytes(certificate)
         # A client that is not kept is collected, and its requests are dropped without a word.
         self._admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
 
@@ -335,8 +388,9 @@ def _await(futures: Mapping[Any, Any]) -> None:
 @contextmanager
 def running_broker(home: Path) -> Iterator[Broker]:
     """A broker that has started, on ports of its own."""
-    with closing(hold_port()) as held, closing(hold_port()) as controller:
-        broker = Broker(home, port_of(held), port_of(controller))
+    with ExitStack() as holding:
+        ports = [port_of(holding.enter_context(closing(hold_port()))) for _ in range(4)]
+        broker = Broker(home, *ports)
         try:
             broker.start()
             yield broker

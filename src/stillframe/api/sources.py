@@ -65,6 +65,16 @@ ReadItem: TypeAlias = tuple[Split, pa.RecordBatch | None] | None
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a reader is behind what is there to be read."""
+
+    records: int
+    """How many it has not given yet; 0 at the end."""
+    seconds: float | None
+    """How long ago the newest record that it gave was written; 0 at the end, None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceContext:
     """What a reader may know about where it runs."""
 
@@ -137,6 +147,14 @@ class SourceReader(ABC):
         """What has to come back before there are records again, such as a server, in a sentence.
 
         Called now and then, for `status`. None: nothing, though there may be no records.
+        """
+        return None
+
+    def lag(self) -> Lag | None:
+        """How far it is behind; None: it does not tell.
+
+        Called twice a second, for `status`, by a thread that must not wait, also while the job has
+        no room: ask another system in the background, and answer what it last said.
         """
         return None
 
@@ -252,6 +270,13 @@ class BlockingReader(ABC):
         """As of a `SourceReader`. Called while `read` is iterated by another thread."""
         return None
 
+    def lag(self, splits: Sequence[Split]) -> Lag | None:
+        """As of a `SourceReader`; `splits` are positioned after what the job has taken by now.
+
+        Called while `read` is iterated by another thread.
+        """
+        return None
+
     @abstractmethod
     def read(self) -> Iterator[ReadItem]:
         """Batch after batch, each with its split positioned *after* that batch.
@@ -356,6 +381,11 @@ class Source(Format, ABC):
     """Whether a position given to `open` is honoured. Without it a failure loses what was read
     since the last completed checkpoint, and the job is told to be at-most-once when it starts."""
 
+    begins_now: ClassVar[bool] = False
+    """Whether `splits` depends on when it is asked, as 'from now on' does. Its answer is then in
+    the job's log before anything is read, and a job that fails before its first checkpoint begins
+    where it first did."""
+
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -368,7 +398,8 @@ class Source(Format, ABC):
 
     @abstractmethod
     def splits(self, parallelism: int) -> list[Split]:
-        """All splits at their beginning. Called on the driver, once in the life of a job.
+        """All splits at their beginning. Called on the driver, once in the life of a job; but until
+        the first checkpoint is complete at each restart, unless the source `begins_now`.
 
         A source with an enumerator may answer none and leave them all to be discovered.
         """

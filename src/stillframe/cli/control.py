@@ -89,6 +89,8 @@ def _status_fields(status: Answer, found: FoundJob) -> Iterator[tuple[str, str]]
     yield "Restarts", _restarts_in_words(status)
     yield "Records", _records_in_words(status)
     yield "Watermark", _watermark_in_words(status["watermark"])
+    for lag in status["lags"]:
+        yield "Lag", _lag_in_words(lag, is_only=len(status["lags"]) == 1)
     yield "Guarantee", _text(status["guarantee"])
     yield "Parallelism", _text(status["parallelism"])
     yield "Last Checkpoint", _checkpoint_in_words(status["last-checkpoint"])
@@ -125,6 +127,13 @@ def _watermark_in_words(watermark_ms: object) -> str:
     if not isinstance(watermark_ms, int):
         return NOTHING
     return "the end of the input" if watermark_ms > _LAST_MS else moment(watermark_ms)
+
+
+def _lag_in_words(lag: Mapping[str, Any], *, is_only: bool) -> str:
+    behind = f"{lag['records']:,} records"
+    if lag["seconds"] is not None:
+        behind += f", {lag['seconds']:,.1f} s"
+    return behind if is_only else one_line(f"{behind} ({lag['source']})")
 
 
 def _slots_in_words(pids: object) -> str:

@@ -79,6 +79,7 @@ class FoundJob:
             "records-in-per-second": own.get("records-in-per-second"),
             "records-malformed": own.get("records-malformed"),
             "watermark": own.get("watermark"),
+            "lags": own.get("lags") or [],
             "slot-pids": own.get("slot-pids"),
             "guarantee": own.get("guarantee"),
             "parallelism": own.get("parallelism"),

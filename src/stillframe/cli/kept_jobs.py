@@ -118,6 +118,7 @@ class KeptJob:
             "records-in-per-second": None,
             "records-malformed": None,
             "watermark": None,
+            "lags": [],
             "slot-pids": None,
             "guarantee": None,
             "parallelism": None,

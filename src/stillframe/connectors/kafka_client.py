@@ -53,7 +53,12 @@ _SOON = {
 _AGAIN_SECONDS = 0.05
 _SILENT_SECONDS_MAX = 2.0
 """How long a connection that fails is tried again."""
-_SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+_SILENT = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._RESOLVE,
+    KafkaError._ALL_BROKERS_DOWN,
+}
 
 _USUAL: Mapping[str, Any] = {"reconnect.backoff.max.ms": 2_000}
 """A broker that is back is found within seconds."""
@@ -87,6 +92,12 @@ def made(
 def refused(error: KafkaError, settings: Settings) -> StillframeError:
     """What a job raises for this."""
     said = error.str()
+    if error.code() == KafkaError._SSL:
+        return DataError(
+            f"the certificate of Kafka at {settings.servers} is not accepted ({said}): set"
+            " kafka.ssl.ca.location to the file of who has signed it, and name the broker as it is"
+            " named there"
+        )
     if error.code() in _FINAL:
         return DataError(
             f"Kafka at {settings.servers} refuses this client ({said}): correct the kafka.* options"
@@ -188,6 +199,16 @@ class Client:
     def ends(self, partitions: Iterable[Partition], *, is_committed: bool) -> dict[Partition, int]:
         return self._offsets(dict.fromkeys(partitions, LATEST), is_committed=is_committed)
 
+    def ask_ends(
+        self, partitions: Iterable[Partition], *, is_committed: bool
+    ) -> dict[Partition, Future[Any]]:
+        """`ends`, to be answered later; for any thread."""
+        asked = {TopicPartition(*each): OffsetSpec.latest() for each in partitions}
+        answers = self._admin.list_offsets(
+            asked, isolation_level=_level(is_committed), request_timeout=self._seconds
+        )
+        return {(of.topic, of.partition): future for of, future in answers.items()}
+
     def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return self._offsets(dict.fromkeys(partitions, EARLIEST), is_committed=False)
 
@@ -201,11 +222,10 @@ class Client:
             TopicPartition(*each): words.get(spec, spec) if isinstance(spec, int) else spec
             for each, spec in asked.items()
         }
-        level = IsolationLevel.READ_COMMITTED if is_committed else IsolationLevel.READ_UNCOMMITTED
         deadline = time.monotonic() + self._seconds
         while True:
             answers = self._admin.list_offsets(
-                specs, isolation_level=level, request_timeout=self._seconds
+                specs, isolation_level=_level(is_committed), request_timeout=self._seconds
             )
             try:
                 return {
@@ -298,5 +318,10 @@ class Client:
         if heard is not None:
             return refused(heard, self._settings)
         return Unavailable(
-            f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s"
+            f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s: look"
+            " whether it runs, and whether it wants another kafka.security.protocol"
         )
+
+
+def _level(is_committed: bool) -> IsolationLevel:
+    return IsolationLevel.READ_COMMITTED if is_committed else IsolationLevel.READ_UNCOMMITTED

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from stillframe.connectors.avro_values import AvroFormat, AvroReader
 from stillframe.errors import BuildError, DataError
 from stillframe.json_texts.columns import Texts
 from stillframe.json_texts.records import Malformed, RecordReader, nullable, refuse_unreadable
 from stillframe.json_texts.rules import JsonRules
 
-ValueFormat = Literal["binary", "string", "json"]
+ValueFormat = Literal["binary", "string", "json", "avro"]
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _KAFKAS = pa.schema(
@@ -39,9 +40,10 @@ class Shape:
 
     value_format: ValueFormat = "binary"
     declared: pa.Schema | None = None
-    """Of JSON: the columns that the values have."""
+    """Of JSON and Avro: the columns that the values have."""
     rules: JsonRules = _SPARKS_RULES
     with_headers: bool = False
+    avro: AvroFormat | None = None
 
     def check(self) -> None:
         if self.value_format == "json":
@@ -51,7 +53,7 @@ class Shape:
                     ' .schema("app string, at timestamp")'
                 )
             refuse_unreadable(self.declared, self.rules)
-        elif self.declared is not None:
+        elif self.declared is not None and self.avro is None:
             raise BuildError(
                 "the source kafka has a schema of its own: leave .schema(...) out, or set"
                 " valueFormat to json for values of that schema"
@@ -59,8 +61,8 @@ class Shape:
 
     @property
     def schema(self) -> pa.Schema:
-        """With JSON, Kafka's own columns come behind those of the values, but for `value` itself
-        and those whose names the values use."""
+        """With typed values, Kafka's own columns come behind those of the values, but for `value`
+        itself and those whose names the values use."""
         kafkas = [field for field in _KAFKAS if field.name != "headers" or self.with_headers]
         if self.declared is not None:
             used = {name.lower() for name in self.declared.names} | {"value"}
@@ -78,11 +80,13 @@ class Columns:
         schema = shape.schema
         self._schema = schema if read is None else pa.schema([schema.field(n) for n in read])
         declared = [] if shape.declared is None else shape.declared.names
-        self._of_json = [name for name in self._schema.names if name in declared]
+        self._of_values = [name for name in self._schema.names if name in declared]
         self._kafkas = [name for name in self._schema.names if name not in declared]
-        self._json = None
+        self._json: RecordReader | None = None
+        self._avro = None if shape.avro is None else AvroReader(shape.avro)
+        self._fails_on_malformed = shape.avro is not None and shape.avro.fails_on_malformed
         # Also where the job reads no column of them: how many rows there are depends on the texts.
-        if shape.declared is not None:
+        if shape.declared is not None and shape.avro is None:
             self._json = RecordReader(nullable(shape.declared), shape.rules)
         self.records_malformed = 0
 
@@ -94,7 +98,9 @@ class Columns:
         }
         rows: pa.Array | None = None
         if self._json is not None:
-            columns, rows = self._with_values(topic, partition, messages, columns)
+            columns, rows = self._with_json(topic, partition, messages, columns)
+        elif self._avro is not None:
+            columns |= self._of_avro(topic, partition, messages)
         arrays = []
         for field in self._schema:
             column = columns[field.name]
@@ -102,11 +108,22 @@ class Columns:
                 column = pa.repeat(column, len(messages))
             elif column.type != field.type:  # strings, which the runtime checks
                 column = column.view(field.type)
-            is_by_row = rows is None or field.name in self._of_json
+            is_by_row = rows is None or field.name in self._of_values
             arrays.append(column if is_by_row else column.take(rows))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _with_values(
+    def _of_avro(self, topic: str, partition: int, messages: Sequence[Any]) -> dict[str, pa.Array]:
+        """A tombstone is a row of nulls, and so is what is malformed unless that fails the job."""
+        assert self._avro is not None
+        values = [message.value() for message in messages]
+        decoded = self._avro.read(values)
+        if decoded.malformed and self._fails_on_malformed:
+            place = decoded.malformed[0]
+            raise _unfit(topic, partition, messages[place], "it is no such Avro record")
+        self.records_malformed += len(decoded.malformed)
+        return {name: decoded.batch.column(name) for name in self._of_values}
+
+    def _with_json(
         self, topic: str, partition: int, messages: Sequence[Any], columns: Mapping[str, Any]
     ) -> tuple[dict[str, Any], pa.Array | None]:
         """With the columns of the values, and which message each row is of unless it is its own.
@@ -119,18 +136,22 @@ class Columns:
         try:
             records = self._json.read(Texts.of(texts))
         except Malformed as error:
-            begins = texts[error.place][:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
-            raise DataError(
-                f"the value at offset {messages[error.place].offset()} of partition {partition} of"
-                f" topic {topic} does not fit the schema ({error.why}): correct the schema, or set"
-                f" mode to PERMISSIVE; it begins {begins!r}"
-            ) from None
+            raise _unfit(topic, partition, messages[error.place], error.why) from None
         self.records_malformed += records.malformed
-        typed = {name: records.batch.column(name) for name in self._of_json}
+        typed = {name: records.batch.column(name) for name in self._of_values}
         is_each_its_own = len(records.text_of_row) == len(messages) and bool(
             (records.text_of_row == np.arange(len(messages))).all()
         )
         return {**columns, **typed}, None if is_each_its_own else pa.array(records.text_of_row)
+
+
+def _unfit(topic: str, partition: int, message: Any, why: str) -> DataError:
+    begins = message.value()[:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
+    return DataError(
+        f"the value at offset {message.offset()} of partition {partition} of topic {topic} does not"
+        f" fit the schema ({why}): correct the schema, or set mode to PERMISSIVE; it begins"
+        f" {begins!r}"
+    )
 
 
 def _same(name: str, topic: str, partition: int) -> pa.Scalar:

@@ -24,14 +24,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from stillframe.api.sources import BlockingReader, ReadItem, SourceContext, Split
+from stillframe.api.sources import BlockingReader, Lag, ReadItem, SourceContext, Split
 from stillframe.connectors.kafka_client import Client, Partition, made, refused
 from stillframe.connectors.kafka_columns import Columns
 from stillframe.connectors.kafka_options import GROUP
@@ -47,6 +48,8 @@ _ANSWER_SECONDS_MAX = 2.0
 """`read` has to come back in time: what gets no answer is asked again."""
 _LOOK_SECONDS = 5.0
 """How often it is asked whether the topics are still the same."""
+_LAG_SECONDS = 1.0
+"""How often the ends of partitions are asked for."""
 _MISSING_SECONDS_MAX = 30.0
 """A broker that has just started may not know all topics yet."""
 
@@ -65,6 +68,13 @@ _OURS: Mapping[str, Any] = {
     "enable.partition.eof": True,
     # Where an offset is gone the job says what becomes of it, not the client.
     "auto.offset.reset": "error",
+    # That a topic is gone is told at once: when it is back, it may be another one.
+    "topic.metadata.propagation.max.ms": 0,
+}
+_GONE = {
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
 }
 
 log = logging.getLogger("stillframe")
@@ -78,6 +88,8 @@ class _Reading:
     offset: int
     end: int | None
     """Behind which nothing is read."""
+    newest_ms: int | None = None
+    """When the newest record that was read was written."""
 
     @property
     def has_ended(self) -> bool:
@@ -87,6 +99,31 @@ class _Reading:
         self.offset = offset if self.end is None else min(offset, self.end)
         self.split = Split(self.split.id, {**self.split.position, "offset": self.offset})
         return self.split
+
+
+class _EndsNow:
+    """Where partitions end, asked once a second in the background. Used by one thread."""
+
+    def __init__(self, client: Client, *, is_committed: bool) -> None:
+        self._client = client
+        self._is_committed = is_committed
+        self._ends: dict[Partition, int] = {}
+        self._asked: dict[Partition, Future[Any]] = {}
+        self._ask_at_seconds = 0.0
+
+    def known(self, partitions: Iterable[Partition], now_seconds: float) -> Mapping[Partition, int]:
+        """As the brokers said last; without those of which they did not."""
+        if self._asked and all(answer.done() for answer in self._asked.values()):
+            answers, self._asked = self._asked, {}
+            self._ends = {
+                partition: answer.result().offset
+                for partition, answer in answers.items()
+                if answer.exception() is None
+            }
+        if not self._asked and now_seconds >= self._ask_at_seconds:
+            self._ask_at_seconds = now_seconds + _LAG_SECONDS
+            self._asked = self._client.ask_ends(partitions, is_committed=self._is_committed)
+        return self._ends
 
 
 class KafkaReader(BlockingReader):
@@ -111,9 +148,13 @@ class KafkaReader(BlockingReader):
         self._stops_now = False
         self._knows_ends = False
         self._missing_since: dict[str, float] = {}
+        self._given_up: set[str] = set()
+        """Topics that are gone, of which a job that reads what is there waits for nothing."""
         self._looked_at = 0.0
+        self._must_look = False
+        """Whether a topic was gone for a moment, so that nothing is read before it is looked at."""
         self._trouble: str | None = None
-        self._newest_ms = 0
+        self._ends_now: _EndsNow | None = None
         self._ending = threading.Event()
         self._consumer: Any = None
         self._client: Client | None = None
@@ -130,14 +171,35 @@ class KafkaReader(BlockingReader):
 
     def has_ended(self, split: Split) -> bool:
         # By the position alone: this thread is ahead of the one that asks.
-        end = self._ends.get(split.id, split.position.get("end"))
-        return end is not None and _offset(split) >= cast(int, end)
+        end = self._end_of(split)
+        return end is not None and _offset(split) >= end
 
     def records_malformed(self) -> int:
         return self._columns.records_malformed
 
     def awaits(self) -> str | None:
         return self._trouble
+
+    def lag(self, splits: Sequence[Split]) -> Lag | None:
+        if self._ends_now is None or not splits:
+            return None
+        ends = self._ends_now.known(map(_partition, splits), self._clock.monotonic_seconds())
+        records, oldest_ms = 0, float("inf")
+        for split in splits:
+            partition = _partition(split)
+            if partition not in ends:
+                return None
+            end = min(ends[partition], self._ends.get(split.id, ends[partition]))
+            if (left := end - _offset(split)) > 0:
+                records += left
+                reading = self._reading.get(partition)
+                if reading is not None and reading.newest_ms is not None:
+                    oldest_ms = min(oldest_ms, reading.newest_ms)
+        if not records:
+            return Lag(0, 0.0)
+        if oldest_ms == float("inf"):
+            return Lag(records, None)
+        return Lag(records, max(0.0, self._clock.wall_ms() - oldest_ms) / 1000)
 
     def interrupt(self) -> None:
         self._ending.set()
@@ -148,6 +210,7 @@ class KafkaReader(BlockingReader):
         settings = self._source.settings
         self._client = Client(settings, _ANSWER_SECONDS_MAX)
         self._consumer = made(Consumer, settings, _USUAL, **_OURS, error_cb=self._hear)
+        self._ends_now = _EndsNow(self._client, is_committed=self._source.reads_committed)
         while not self._ending.is_set():
             has_all, stops = self._has_all, self._stops_now  # what was given by then is taken below
             while not self._coming.empty():
@@ -159,7 +222,10 @@ class KafkaReader(BlockingReader):
             if is_over and all(each.has_ended for each in self._reading.values()):
                 return
             messages = self._consumed()
-            if messages:
+            if self._must_look:  # also the messages may be of another topic
+                self._begin_again()
+                yield None
+            elif messages:
                 yield from self._batches(messages)
             else:
                 yield None
@@ -201,7 +267,7 @@ class KafkaReader(BlockingReader):
                 part = [message for message in part if message.offset() < end]
             if part:
                 batch = self._columns.batch(*partition, part)
-                self._newest_ms = part[-1].timestamp()[1]
+                reading.newest_ms = part[-1].timestamp()[1]
                 yield reading.moved(part[-1].offset() + 1), batch
         for message in told:
             yield from self._heard((message.topic(), message.partition()), message)
@@ -230,14 +296,30 @@ class KafkaReader(BlockingReader):
             if message.offset() > reading.offset or reading.end is not None:
                 yield reading.moved(max(message.offset(), reading.offset)), None
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            yield self._lost(partition, reading), None
+            yield from self._out_of_range(partition, reading)
         else:
             self._hear(error)
 
-    def _lost(self, partition: Partition, reading: _Reading) -> Split:
-        """The broker does not have the offset any more."""
+    def _out_of_range(self, partition: Partition, reading: _Reading) -> Iterator[ReadItem]:
+        """The broker does not have the offset any more, or the topic is another one."""
         assert self._client is not None
-        begins = self._client.begins([partition])[partition]
+        try:
+            topics = self._client.described([partition[0]])
+            if partition[0] not in topics:
+                self._must_look = True
+                return
+            begins = self._client.begins([partition])[partition]
+        except Unavailable as error:
+            self._trouble = str(error)
+            self._must_look = True
+            return
+        of_now = self._of_same_topic(reading.split, topics[partition[0]].id)
+        if of_now is reading.split:
+            yield self._lost(partition, reading, begins), None
+        else:
+            yield self._moved_over(partition, reading, of_now), None
+
+    def _lost(self, partition: Partition, reading: _Reading, begins: int) -> Split:
         topic, number = partition
         said = (
             f"partition {number} of topic {topic} was to be read from offset {reading.offset}, but"
@@ -256,6 +338,18 @@ class KafkaReader(BlockingReader):
         self._consumer.incremental_assign([TopicPartition(*partition, offset)])
         return reading.moved(offset)
 
+    def _moved_over(self, partition: Partition, reading: _Reading, of_now: Split) -> Split:
+        """Read this in its stead, of a topic that was made again."""
+        reading.split, reading.end = of_now, self._end_of(of_now)
+        return self._moved_to(partition, reading, _offset(of_now))
+
+    def _begin_again(self) -> None:
+        """Read nothing before all topics were looked at, from where they were given out."""
+        self._must_look = False
+        self._consumer.incremental_unassign([TopicPartition(*at) for at in self._assigned])
+        self._new += [self._reading.pop(at).split for at in self._assigned]
+        self._assigned.clear()
+
     def _leave_ended(self) -> None:
         ended = {at for at in self._assigned if self._reading[at].has_ended}
         if ended:
@@ -265,12 +359,13 @@ class KafkaReader(BlockingReader):
     def _found_ends(self) -> Iterator[ReadItem]:
         """Where the partitions end now, so that a job which reads what is there can stop."""
         assert self._client is not None
+        left = {at: reading for at, reading in self._reading.items() if not reading.has_ended}
         try:
-            ends = self._client.ends(self._reading, is_committed=self._source.reads_committed)
+            ends = self._client.ends(left, is_committed=self._source.reads_committed)
         except Unavailable as error:
             self._trouble = str(error)
             return
-        for partition, reading in self._reading.items():
+        for partition, reading in left.items():
             end = ends[partition]
             reading.end = end if reading.end is None else min(end, reading.end)
             self._ends[reading.split.id] = reading.end
@@ -299,26 +394,33 @@ class KafkaReader(BlockingReader):
         waiting, self._new = self._new, []
         for split in waiting:
             topic, _ = _partition(split)
-            if topic not in topics:
+            if topic in topics:
+                yield from self._begun(self._of_same_topic(split, topics[topic].id))
+            elif topic in self._given_up:
+                self._reading[_partition(split)] = _Reading(split, _offset(split), None)
+            else:
                 self._new.append(split)
-                continue
-            yield from self._begun(self._of_same_topic(split, topics[topic].id))
         for partition, reading in self._reading.items():
+            if partition[0] in self._given_up and not reading.has_ended:
+                reading.end = self._ends[reading.split.id] = reading.offset
+                yield reading.split, None
             if partition[0] in topics:
                 of_now = self._of_same_topic(reading.split, topics[partition[0]].id)
                 if of_now is not reading.split and partition in self._assigned:
-                    reading.split = of_now
-                    yield self._moved_to(partition, reading, _offset(of_now)), None
+                    yield self._moved_over(partition, reading, of_now), None
+        self._leave_ended()
 
     def _begun(self, split: Split) -> Iterator[ReadItem]:
         partition = _partition(split)
-        end = cast("int | None", split.position.get("end"))
-        reading = _Reading(split, _offset(split), end)
+        reading = _Reading(split, _offset(split), self._end_of(split))
         self._reading[partition] = reading
         if not reading.has_ended:
             self._consumer.incremental_assign([TopicPartition(*partition, reading.offset)])
             self._assigned.add(partition)
         yield split, None
+
+    def _end_of(self, split: Split) -> int | None:
+        return self._ends.get(split.id, cast("int | None", split.position.get("end")))
 
     def _of_same_topic(self, split: Split, now: str) -> Split:
         """The split, or its successor in a topic that was made again."""
@@ -335,22 +437,33 @@ class KafkaReader(BlockingReader):
                 f"{said}: to read the new one from its beginning set failOnDataLoss to false"
             )
         log.warning("%s: the new one is read from its beginning", said)
+        self._ends.pop(split.id, None)  # of the one before it
+        self._knows_ends = False
         return Split(split.id, {**split.position, "topic_id": now, "offset": 0})
 
     def _note_missing(self, missing: set[str], now: float) -> None:
         self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
         for topic, since in self._missing_since.items():
             self._trouble = f"topic {topic} is not there at {self._source.settings.servers}"
-            if self._source.fails_on_data_loss and now - since > _MISSING_SECONDS_MAX:
+            if now - since <= _MISSING_SECONDS_MAX or topic in self._given_up:
+                continue
+            said = f"topic {topic} at {self._source.settings.servers} was deleted"
+            if self._source.fails_on_data_loss:
                 raise DataError(
-                    f"topic {topic} at {self._source.settings.servers} was deleted while it was"
-                    " read: take it out of the job, or set failOnDataLoss to false"
+                    f"{said} while it was read: take it out of the job, or set failOnDataLoss to"
+                    " false"
                 )
+            if self._stops_now:
+                log.warning("%s: the job ends without what was not read of it", said)
+                self._given_up.add(topic)
 
     # --- what it waits for
 
     def _hear(self, error: KafkaError) -> None:
         """Called by the client while it is polled."""
+        if error.code() in _GONE:
+            self._must_look = True
+            return
         raised = refused(error, self._source.settings)
         if isinstance(raised, DataError):
             raise raised

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -18,6 +18,7 @@ from stillframe.api.sources import (
     SplitEnumerator,
 )
 from stillframe.config import parse_duration_seconds, parse_flag
+from stillframe.connectors.avro_values import AvroFormat
 from stillframe.connectors.json_lines import JSON_OPTIONS, rules_from_options
 from stillframe.connectors.kafka_columns import Shape, ValueFormat
 from stillframe.connectors.kafka_options import (
@@ -38,11 +39,11 @@ from stillframe.json_values import JsonObject
 from stillframe.options import Options
 
 if TYPE_CHECKING:
-    from stillframe.connectors.kafka_client import Partition
+    from stillframe.connectors.kafka_client import Client, Partition, Topic
 
 log = logging.getLogger("stillframe")
 
-_FORMATS: tuple[ValueFormat, ...] = ("binary", "string", "json")
+_FORMATS: tuple[ValueFormat, ...] = ("binary", "string", "json", "avro")
 _WITHOUT_EFFECT = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
@@ -73,11 +74,14 @@ class KafkaSource(Source):
         "includeHeaders",
         "discoveryInterval",
         "valueFormat",
+        "avroSchema",
+        "confluentHeader",
         "kafka.*",
         *_WITHOUT_EFFECT,
         *JSON_OPTIONS,
     )
     secret_options: ClassVar[tuple[str, ...]] = SECRET_OPTIONS
+    begins_now: ClassVar[bool] = True
 
     settings: Settings
     subscribed: Subscribed
@@ -90,12 +94,7 @@ class KafkaSource(Source):
 
     @classmethod
     def from_options(cls, options: Options, schema: pa.Schema | None) -> KafkaSource:
-        shape = Shape(
-            _value_format(options.get("valueFormat", "binary")),
-            schema,
-            _rules(options),
-            parse_flag("includeHeaders", options.get("includeHeaders", "false")),
-        )
+        shape = _shape(options, schema)
         shape.check()
         for name in _WITHOUT_EFFECT:
             if name in options:
@@ -138,7 +137,13 @@ class KafkaSource(Source):
             raise StartRefused(str(error)) from None
 
     def splits(self, parallelism: int) -> list[Split]:
-        return []
+        from stillframe.connectors.kafka_client import Client
+
+        client = Client(self.settings)
+        client.refuse_missing(self.subscribed.named)
+        topics = client.subscribed(self.subscribed)
+        every = [(name, number) for name in topics for number in topics[name].partitions]
+        return _splits(self, client, topics, every, self.starting)
 
     def open_enumerator(self, state: JsonObject | None) -> SplitEnumerator:
         return _Partitions(self, state)
@@ -163,21 +168,23 @@ class KafkaSource(Source):
 
 
 class _Partitions(SplitEnumerator):
-    """Finds partitions of topics; those that came after the start are read from their beginning."""
+    """Finds partitions of topics that came after the start; they are read from their beginning.
+
+    At first also those that the job began with, which are passed over because their ids are known.
+    """
 
     def __init__(self, source: KafkaSource, state: JsonObject | None) -> None:
         from stillframe.connectors.kafka_client import Client
 
         self._source = source
         self._client = Client(source.settings)
-        self._is_first = state is None
         self._is_away = False
         found = {} if state is None else cast("dict[str, list[int]]", state["partitions"])
         self._found = {topic: set(numbers) for topic, numbers in found.items()}
 
     def discover(self) -> Discovered:
-        if self._is_first:
-            return self._found_now()
+        if self._source.ending is not None or self._source.subscribed.assigned:
+            return Discovered([], self._state(), is_last=True)
         try:
             found = self._found_now()
         except Unavailable as error:
@@ -190,42 +197,77 @@ class _Partitions(SplitEnumerator):
         return found
 
     def _found_now(self) -> Discovered:
-        source = self._source
-        topics = self._client.subscribed(source.subscribed)
-        if self._is_first:
-            # Of those that were found before, the readers know when one is gone.
-            self._client.refuse_missing(source.subscribed.named)
+        topics = self._client.subscribed(self._source.subscribed)
         new: list[Partition] = [
             (name, number)
             for name, topic in sorted(topics.items())
             for number in topic.partitions
             if number not in self._found.get(name, ())
         ]
-        committed = source.reads_committed
-        starting = source.starting if self._is_first else EVERYTHING
-        begins = self._client.places(new, starting, is_committed=committed)
-        ends: dict[Partition, int] = {}
-        if source.ending is not None:
-            ends = self._client.places(new, source.ending, is_committed=committed)
-        splits = [
-            Split(f"{name}-{number}", _position(each, topics[name].id, begins[each], ends))
-            for each in new
-            for name, number in [each]
-        ]
+        splits = _splits(self._source, self._client, topics, new, EVERYTHING)
         for name, number in new:
             self._found.setdefault(name, set()).add(number)
-        self._is_first = False
-        is_last = source.ending is not None or bool(source.subscribed.assigned)
-        return Discovered(splits, self._state(), is_last)
+        return Discovered(splits, self._state())
 
     def _state(self) -> JsonObject:
         return {"partitions": {name: sorted(at) for name, at in self._found.items()}}
 
 
-def _position(of: Partition, topic_id: str, offset: int, ends: dict[Partition, int]) -> JsonObject:
+def _splits(
+    source: KafkaSource,
+    client: Client,
+    topics: Mapping[str, Topic],
+    partitions: Sequence[Partition],
+    starting: Places,
+) -> list[Split]:
+    committed = source.reads_committed
+    begins = client.places(partitions, starting, is_committed=committed)
+    ends: Mapping[Partition, int] = {}
+    if source.ending is not None:
+        ends = client.places(partitions, source.ending, is_committed=committed)
+    return [
+        Split(f"{name}-{number}", _position(each, topics[name].id, begins[each], ends))
+        for each in partitions
+        for name, number in [each]
+    ]
+
+
+def _position(
+    of: Partition, topic_id: str, offset: int, ends: Mapping[Partition, int]
+) -> JsonObject:
     """All that is needed to read on, and to see that the topic is still the same."""
     end: JsonObject = {"end": ends[of]} if of in ends else {}
     return {"topic": of[0], "partition": of[1], "topic_id": topic_id, "offset": offset, **end}
+
+
+def _shape(options: Options, schema: pa.Schema | None) -> Shape:
+    value_format = _value_format(options.get("valueFormat", "binary"))
+    with_headers = parse_flag("includeHeaders", options.get("includeHeaders", "false"))
+    if value_format != "avro":
+        for name in ("avroSchema", "confluentHeader"):
+            if name in options:
+                raise BuildError(
+                    f"option {name} is for values of Avro: set valueFormat to avro, or leave it out"
+                )
+        return Shape(value_format, schema, _rules(options), with_headers)
+    if schema is not None:
+        raise BuildError(
+            "the columns of Avro's values are those of avroSchema: leave .schema(...) out"
+        )
+    if "avroSchema" not in options:
+        raise BuildError(
+            "valueFormat is avro, so the schema of the values has to be given: set avroSchema to"
+            " its JSON text"
+        )
+    mode = options.get("mode", "FAILFAST").strip().upper()
+    if mode not in ("FAILFAST", "PERMISSIVE"):
+        raise BuildError(f"option mode is FAILFAST or PERMISSIVE for values of Avro, not {mode!r}")
+    form = AvroFormat(
+        options["avroSchema"],
+        mode == "FAILFAST",
+        parse_flag("confluentHeader", options.get("confluentHeader", "false")),
+    )
+    return Shape(value_format, form.columns(), with_headers=with_headers, avro=form)
 
 
 def _value_format(text: str) -> ValueFormat:

@@ -14,7 +14,7 @@ from stillframe.json_values import JsonObject
 from stillframe.protocol import messages
 from stillframe.protocol.failures import in_words
 from stillframe.protocol.manifests import SubtaskTimings
-from stillframe.protocol.messages import Progress
+from stillframe.protocol.messages import Progress, SourceLag, lag_of_each
 
 _KEPT_MAX = 100
 _SAMPLE_SECONDS = 1.0
@@ -278,6 +278,8 @@ class Summary:
     """How far event time has come in the slowest operator; None: nothing is known."""
     records_malformed: int = 0
     """Could not be read as their schema declares them, replayed ones included."""
+    lags: tuple[SourceLag, ...] = ()
+    """How far each source is behind what is there to be read, of those that tell."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -294,6 +296,7 @@ class Summary:
             "records_per_second": round(self.records_per_second, 1),
             "watermark_us": self.watermark_us,
             "records_malformed": self.records_malformed,
+            "lags": [lag.to_json() for lag in self.lags],
         }
 
 
@@ -383,7 +386,7 @@ class History:
 
     def summary(self) -> Summary:
         with self._lock:
-            records = self._records_of_all()
+            records, here = self._records_of_all(), _sum_of(self._this_attempt.values())
             return Summary(
                 outcome=self._outcome,
                 attempts=self._attempts,
@@ -396,8 +399,9 @@ class History:
                 records_late=records.records_late,
                 guarantee=self._guarantee,
                 records_per_second=self._records_per_second(),
-                watermark_us=_sum_of(self._this_attempt.values()).watermark_us,
+                watermark_us=here.watermark_us,
                 records_malformed=records.records_malformed,
+                lags=here.lags,
             )
 
     def _records_per_second(self) -> float:
@@ -445,6 +449,7 @@ def _sum_of(parts: Collection[Progress]) -> Progress:
         sum(part.records_late for part in parts),
         min((part.watermark_us for part in parts if part.watermark_us is not None), default=None),
         records_malformed=sum(part.records_malformed for part in parts),
+        lags=lag_of_each(lag for part in parts for lag in part.lags),
     )
 
 

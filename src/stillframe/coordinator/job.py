@@ -321,6 +321,8 @@ class Job(threading.Thread):
                 raise
             return AttemptBroke(str(error), "other")
         except Unavailable as error:
+            if self._ledger.record is None:  # where a source begins: no attempt has begun
+                raise
             return AttemptBroke(str(error), "other")
         except UserCodeError as error:
             if self._ledger.record is None:  # a source's first splits: no attempt has begun

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stillframe.clock import Clock
 from stillframe.coordinator.job_log import WAY_PAST_DAMAGE, JobLog
@@ -26,6 +26,7 @@ from stillframe.coordinator.snapshots import Snapshots
 from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.ids import NO_CHECKPOINT, Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import (
+    Beginning,
     Claim,
     CompletedCheckpoint,
     JobRecord,
@@ -142,7 +143,12 @@ class Ledger:
                 self._record = last
 
     def begin_attempt(
-        self, restored: Manifest | None, *, is_anew: bool = False, claim: Claim | None = None
+        self,
+        restored: Manifest | None,
+        *,
+        is_anew: bool = False,
+        claim: Claim | None = None,
+        beginnings: Mapping[OperatorUid, Beginning] | None = None,
     ) -> None:
         """The fence: from this entry on, whatever an older driver or attempt does is void."""
         restored_from = restored.checkpoint_id if restored is not None else None
@@ -154,6 +160,7 @@ class Ledger:
                 is_anew=is_anew,
                 claim=claim,
                 incarnation=self._draw_incarnation(),
+                beginnings=beginnings,
             )
         )
         if self._log is not None:

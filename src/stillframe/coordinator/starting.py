@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stillframe.api.sources import Source, Split
+from stillframe.api.sources import Source
 from stillframe.config import JobConfig
 from stillframe.coordinator.claims import claim_on, settle_claim
 from stillframe.coordinator.enumerators import enumerated_sources, refuse_bad_splits
@@ -26,7 +26,7 @@ from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.json_values import JsonObject
 from stillframe.protocol.failures import AttemptBegun, Restored
 from stillframe.protocol.fit import Fitted, JobShape, Mismatch, fitted, in_words, mismatches
-from stillframe.protocol.joblog import JobRecord
+from stillframe.protocol.joblog import Beginning, JobRecord
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.restore import (
     Refuse,
@@ -126,11 +126,14 @@ class Starter:
         if own is not None:
             own = self._without_what_is_discarded(own)
         manifest, former = self._fitted(_as_beginning(found) if found is not None else own, found)
-        state = self._starting_state(manifest)
+        first = self._first_splits(manifest, is_anew=is_anew)
+        state = self._starting_state(manifest, first)
         is_claimed = self._parts.config.restore_mode == "claim"
         claim = claim_on(found) if found is not None and is_claimed else None
         before = self._ledger.record
-        self._ledger.begin_attempt(own, is_anew=is_anew, claim=claim)
+        self._ledger.begin_attempt(
+            own, is_anew=is_anew, claim=claim, beginnings=self._to_keep(first)
+        )
         self._note_begun(before, own, found)
         self._fresh = False  # it was asked for now, not for every restart
         self._has_begun = True
@@ -348,33 +351,55 @@ class Starter:
                 (self._parts.commit or self._sinks.commit)(uid, manifest)
                 self._ledger.note_committed([uid], manifest.epoch)
 
-    def _starting_state(self, manifest: Manifest | None) -> StartingState:
-        known = {snapshot.uid for snapshot in manifest.snapshots} if manifest else set()
+    def _starting_state(
+        self, manifest: Manifest | None, first: Mapping[OperatorUid, Sequence[JsonObject]]
+    ) -> StartingState:
         return starting_state(
-            describe_operators(self._plan),
-            self._plan.max_parallelism,
-            manifest,
-            self._first_splits(known),
+            describe_operators(self._plan), self._plan.max_parallelism, manifest, first
         )
 
-    def _first_splits(self, known: set[OperatorUid]) -> Mapping[OperatorUid, list[JsonObject]]:
+    def _first_splits(
+        self, manifest: Manifest | None, *, is_anew: bool
+    ) -> Mapping[OperatorUid, Sequence[JsonObject]]:
         """The beginning of every source that no checkpoint knows yet."""
+        known = {snapshot.uid for snapshot in manifest.snapshots} if manifest else set()
+        record = self._ledger.record
+        kept = record.beginnings if record is not None and not is_anew else {}
         return {
-            planned.uid: [
-                {"id": split.id, "position": split.position}
-                for split in _splits_of(planned.operator.source, task.parallelism)
-            ]
+            planned.uid: _splits_of(
+                planned.operator.source, task.parallelism, kept.get(planned.uid)
+            )
             for task, planned in self._plan.operators()
             if isinstance(planned.operator, Read) and planned.uid not in known
         }
 
+    def _to_keep(
+        self, first: Mapping[OperatorUid, Sequence[JsonObject]]
+    ) -> Mapping[OperatorUid, Beginning]:
+        sources = {
+            planned.uid: planned.operator.source
+            for _, planned in self._plan.operators()
+            if isinstance(planned.operator, Read)
+        }
+        return {
+            uid: Beginning(sources[uid].tied_to, tuple(splits))
+            for uid, splits in first.items()
+            if sources[uid].begins_now
+        }
 
-def _splits_of(source: Source, parallelism: int) -> list[Split]:
+
+def _splits_of(source: Source, parallelism: int, kept: Beginning | None) -> Sequence[JsonObject]:
+    """What the job's log has of them, or else what the source says now."""
+    if kept is not None and source.begins_now and kept.tied_to == source.tied_to:
+        return kept.splits
     name = f"source {source.describe()}"
     with calling(name):
         splits = source.splits(parallelism)
     refuse_bad_splits(name, splits)
-    return sorted(splits, key=lambda split: split.id)
+    return [
+        {"id": split.id, "position": split.position}
+        for split in sorted(splits, key=lambda split: split.id)
+    ]
 
 
 def _is_over(record: JobRecord) -> bool:

@@ -48,6 +48,9 @@ class JsonFields:
     def integer_or_none(self, name: str) -> int | None:
         return None if self._get(name) is None else self.integer(name)
 
+    def number_or_none(self, name: str) -> float | None:
+        return None if self._get(name) is None else self.number(name)
+
     def number(self, name: str) -> float:
         value = self._get(name)
         _expect(name, value, isinstance(value, int | float) and not isinstance(value, bool))

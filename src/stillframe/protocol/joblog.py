@@ -94,6 +94,23 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """The splits of a source as they were when the job first began."""
+
+    tied_to: str
+    """What the source reads: another one of the same uid begins by itself."""
+    splits: tuple[JsonObject, ...]
+
+    def to_json(self) -> JsonObject:
+        return {"tied_to": self.tied_to, "splits": list(self.splits)}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Beginning:
+        fields = JsonFields(value)
+        return cls(fields.text("tied_to"), fields.parts("splits", lambda split: split))
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """Where a job stands after one entry of its log."""
 
@@ -117,6 +134,9 @@ class JobRecord:
     """What the job began with and has to delete once it has a checkpoint of its own."""
     incarnation: str = ""
     """Empty before the first attempt, and in logs of older versions."""
+    beginnings: Mapping[OperatorUid, Beginning] = field(default_factory=dict)
+    """Where sources begin that would begin elsewhere if asked again. A checkpoint says it better,
+    so there are none after the next one."""
     written_at_ms: int = 0
     written_by: str = ""
     """The driver, for people and for telling two drivers apart; filled in when it is written."""
@@ -168,13 +188,15 @@ def attempt_started(
     is_anew: bool = False,
     claim: Claim | None = None,
     incarnation: str = "",
+    beginnings: Mapping[OperatorUid, Beginning] | None = None,
 ) -> JobRecord:
     """A new attempt begins, from a retained checkpoint or (None) from the beginning.
 
     Checkpoints newer than the one restored leave the record: they are not part of this attempt's
     past. `last_checkpoint_id` is the highest id the caller ever triggered or saw on disk. `is_anew`
     says that the job leaves behind all it was, `claim` that it begins with a snapshot it owns.
-    `incarnation` is what the log is to have if it has none yet.
+    `incarnation` is what the log is to have if it has none yet, `beginnings` where sources begin of
+    which the restored checkpoint knows nothing.
     """
     if record is None:
         assert restored_from is None, "a job without a log has no checkpoint"
@@ -185,6 +207,7 @@ def attempt_started(
             last_checkpoint_id=last_checkpoint_id,
             claim=claim,
             incarnation=incarnation,
+            beginnings=beginnings or {},
         )
     assert restored_from is None or not is_anew, "who begins anew restores nothing of the job's own"
     kept = _up_to(record, restored_from)
@@ -204,6 +227,7 @@ def attempt_started(
         first_epoch=first_epoch,
         claim=claim if restored_from is None else record.claim,
         incarnation=record.incarnation or incarnation,
+        beginnings=beginnings or {},
     )
 
 
@@ -228,6 +252,7 @@ def checkpoint_completed(
         checkpoints=checkpoints[-retained_max:],
         last_checkpoint_id=max(record.last_checkpoint_id, completed.checkpoint_id),
         next_epoch=Epoch(completed.epoch + 1),
+        beginnings={},
     )
     return after, checkpoints[:-retained_max]
 
@@ -328,14 +353,24 @@ def encode_record(record: JobRecord) -> bytes:
         # Not said of most.
         **({"first_epoch": record.first_epoch} if record.first_epoch else {}),
         **({"claim": record.claim.to_json()} if record.claim is not None else {}),
+        **({"beginnings": _to_json(record.beginnings)} if record.beginnings else {}),
     }
     return encode_document(body, RECORD_VERSION, f"entry {record.sequence} of the job log")
+
+
+def _to_json(beginnings: Mapping[OperatorUid, Beginning]) -> JsonObject:
+    return {str(uid): beginning.to_json() for uid, beginning in beginnings.items()}
 
 
 def decode_record(data: bytes, where: str = "a job log entry") -> JobRecord:
     """The record in these bytes; damage and newer versions are told as for a manifest."""
     _, body = decode_document(data, RECORD_VERSION, where)
     return decode_fields(lambda: _record(JsonFields(body)), where)
+
+
+def _beginnings(value: JsonObject) -> Mapping[OperatorUid, Beginning]:
+    fields = JsonFields(value)
+    return {OperatorUid(uid): Beginning.from_json(fields.object(uid)) for uid in value}
 
 
 def _record(fields: JsonFields) -> JobRecord:
@@ -358,6 +393,7 @@ def _record(fields: JsonFields) -> JobRecord:
         first_epoch=Epoch(fields.integer_if_any("first_epoch") or 0),
         claim=fields.part_if_any("claim", Claim.from_json),
         incarnation=fields.text_if_any("incarnation") or "",
+        beginnings=fields.part_if_any("beginnings", _beginnings) or {},
         written_at_ms=fields.integer("written_at_ms"),
         written_by=fields.text("written_by"),
     )

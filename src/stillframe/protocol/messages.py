@@ -6,8 +6,8 @@ belongs to one job and one attempt, proved when it was made, so messages need no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, cast, get_args
 
 from stillframe.errors import (
@@ -273,6 +273,48 @@ class SubtaskDoing:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceLag:
+    """How far a source is behind what is there to be read, in one slot or in all."""
+
+    uid: OperatorUid
+    source: str
+    """In words."""
+    records: int
+    seconds: float | None
+    """How long ago the newest record that was read was written; None: nothing is known."""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "uid": self.uid,
+            "source": self.source,
+            "records": self.records,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> SourceLag:
+        f = JsonFields(value)
+        return cls(
+            OperatorUid(f.text("uid")),
+            f.text("source"),
+            f.integer("records"),
+            f.number_or_none("seconds"),
+        )
+
+
+def lag_of_each(parts: Iterable[SourceLag]) -> tuple[SourceLag, ...]:
+    """Of each source in all slots: what is left to be read in all, and the slowest."""
+    found: dict[OperatorUid, SourceLag] = {}
+    for part in parts:
+        other = found.get(part.uid, replace(part, records=0, seconds=None))
+        seconds = [each for each in (part.seconds, other.seconds) if each is not None]
+        found[part.uid] = replace(
+            part, records=part.records + other.records, seconds=max(seconds, default=None)
+        )
+    return tuple(found[uid] for uid in sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How many records the slot has read from sources and handed to sinks in this attempt."""
 
@@ -292,6 +334,8 @@ class Progress:
     """How many processes its machine has killed for want of memory; None: nothing is known."""
     awaits: str | None = None
     """What a source or sink of the slot waits for before it goes on, in a sentence."""
+    lags: tuple[SourceLag, ...] = ()
+    """Of the sources that tell."""
 
 
 FailureCause = Literal["permanent", "damaged snapshot", "lost slot", "other"]
@@ -404,6 +448,7 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 "doing": [each.to_json() for each in doing],
                 "oom_kills": message.oom_kills,
                 "awaits": message.awaits,
+                "lags": [lag.to_json() for lag in message.lags],
                 **hangs,
                 "records_malformed": records_malformed,
             }
@@ -534,6 +579,7 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
         f.integer("records_malformed"),
         f.integer_or_none("oom_kills"),
         f.text_or_none("awaits"),
+        f.parts("lags", SourceLag.from_json),
     ),
     "Failed": lambda f: Failed(
         f.text("reason"),

@@ -101,6 +101,7 @@ def _own_words(job: ServedJob) -> JsonObject:
         "records-malformed": summary.records_malformed,
         "records-in-per-second": round(summary.records_per_second, 1),
         "watermark": None if summary.watermark_us is None else summary.watermark_us // 1000,
+        "lags": [lag.to_json() for lag in summary.lags],
         "last-checkpoint": summary.last_checkpoint,
         "checkpoint-location": query.config.checkpoint_location,
         "slot-pids": list(query.slot_pids),

@@ -115,6 +115,22 @@ _OWN_WORDS = record(
             nullable({"type": "integer"}),
             "Event time in the slowest operator, in milliseconds since 1970.",
         ),
+        "lags": described(
+            listing(
+                record(
+                    {
+                        "uid": TEXT,
+                        "source": TEXT,
+                        "records": described(COUNT, "That are there and not yet read."),
+                        "seconds": described(
+                            nullable({"type": "number"}),
+                            "Since the newest record that was read was written; 0 at the end.",
+                        ),
+                    }
+                )
+            ),
+            "Of the sources that tell how far they are behind.",
+        ),
         "last-checkpoint": OPTIONAL_COUNT,
         "checkpoint-location": OPTIONAL_TEXT,
         "slot-pids": listing(COUNT),

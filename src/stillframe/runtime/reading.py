@@ -30,6 +30,7 @@ import pyarrow as pa
 from stillframe.api.sources import (
     BlockingReader,
     EndOfData,
+    Lag,
     NothingYet,
     Polled,
     ReadItem,
@@ -125,6 +126,10 @@ class AheadReader(SourceReader):
     def awaits(self) -> str | None:
         reader = self._now_reading
         return None if reader is None else reader.awaits()
+
+    def lag(self) -> Lag | None:
+        reader = self._now_reading
+        return None if reader is None else reader.lag(self.splits())
 
     def at_work(self) -> ReaderAtWork | None:
         """What the reader is doing; None: nothing."""

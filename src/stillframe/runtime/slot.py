@@ -55,6 +55,7 @@ from stillframe.protocol.messages import (
     Progress,
     Report,
     Running,
+    SourceLag,
     StartSlot,
     StillThere,
     SubtaskDoing,
@@ -173,6 +174,8 @@ class _Slot(TaskEvents):
         """Set when all is given back."""
         self._warned_of: set[SubtaskRef] = set()
         """Subtasks for which records came too late, which is said once of each."""
+        self._lags: tuple[SourceLag, ...] = ()
+        """As they were at the last beat."""
         self._warned_of_malformed: set[SubtaskRef] = set()
         self._store = _opened(launch)
         self._room: DiskRoom | None = None
@@ -450,13 +453,9 @@ class _Slot(TaskEvents):
             or self._sink_watch.look(self._subtasks.values())
             or self._reader_watch.look(self._subtasks.values())
         )
-        awaits = (subtask.awaits for subtask in self._subtasks.values())
-        return replace(
-            self._progress(),
-            hanging=hanging,
-            oom_kills=oom_kills(),
-            awaits=next(filter(None, awaits), None),
-        )
+        lags = [subtask.lag for subtask in self._subtasks.values()]
+        self._lags = tuple(lag for lag in lags if lag is not None)
+        return replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
 
     def _progress(self) -> Progress:
         subtasks = list(self._subtasks.values())
@@ -477,6 +476,8 @@ class _Slot(TaskEvents):
             watermark_us=_slowest_us(subtasks),
             doing=tuple(_doing(subtasks)),
             records_malformed=sum(subtask.records_malformed for subtask in subtasks),
+            awaits=next((each.awaits for each in subtasks if each.awaits is not None), None),
+            lags=self._lags,
         )
 
     def _warn_of_malformed(self, subtask: Subtask) -> None:

@@ -12,6 +12,7 @@ from stillframe.errors import UserCodeError
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.manifests import OperatorSnapshot
+from stillframe.protocol.messages import SourceLag
 from stillframe.protocol.positions import split_flaw
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.operators import Background, StatefulOperator
@@ -47,6 +48,7 @@ class Reading(StatefulOperator):
         goes_back: GoesBack = _never,
     ) -> None:
         self.uid = uid
+        self._of = name
         self._name = f"source {name}"
         self._subtask = subtask
         self.times_of: Callable[[str], JsonObject] = lambda split: {}
@@ -120,6 +122,12 @@ class Reading(StatefulOperator):
         """What the reader waits for, if it says so."""
         awaited = self._reader.awaits()
         return None if awaited is None else f"{self._name} waits: {awaited}"
+
+    @property
+    def lag(self) -> SourceLag | None:
+        """How far the reader is behind, if it tells."""
+        lag = self._reader.lag()
+        return None if lag is None else SourceLag(self.uid, self._of, lag.records, lag.seconds)
 
     def on_splits(self, splits: Sequence[Split], is_last: bool, stops: bool = False) -> None:
         """More splits to read, and whether they are the last, perhaps only for now; those it knows

@@ -26,7 +26,7 @@ from stillframe.config import CheckpointMode
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch
 from stillframe.json_values import JsonObject
-from stillframe.protocol.messages import AssignSplits
+from stillframe.protocol.messages import AssignSplits, SourceLag
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.elements import Barrier, EndOfRecords
@@ -173,6 +173,10 @@ class SourceSubtask(Subtask):
     @property
     def awaits(self) -> str | None:
         return self._source.awaits or super().awaits
+
+    @property
+    def lag(self) -> SourceLag | None:
+        return self._source.lag
 
     @property
     def reader_at_work(self) -> ReaderAtWork | None:

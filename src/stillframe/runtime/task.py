@@ -48,6 +48,7 @@ from stillframe.protocol.messages import (
     AssignSplits,
     CompleteCheckpoint,
     EndSources,
+    SourceLag,
     StartSlot,
     TriggerCheckpoint,
 )
@@ -265,6 +266,11 @@ class Subtask(ABC):
     def awaits(self) -> str | None:
         """What has to come back, in a sentence, before records are read or committed here again."""
         return next(filter(None, (sink.awaits for sink in self._sinks)), None)
+
+    @property
+    def lag(self) -> SourceLag | None:
+        """How far a source is behind here, if it tells."""
+        return None
 
     @property
     def reader_at_work(self) -> ReaderAtWork | None:
