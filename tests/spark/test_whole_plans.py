@@ -115,6 +115,14 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
         "SELECT /*+ BROADCAST(n) */ n.name, id FROM clicks JOIN names n"
         " ON n.app = clicks.app WHERE id % 2 = 0"
     ),
+    "words": sql("SELECT id, explode(split(app, '[a1]')) AS word FROM clicks"),
+    "words in place of the text": lambda rows: rows.selectExpr(
+        "id", "split(concat(app, ' b  c'), ' +') AS w"
+    ).selectExpr("id", "posexplode_outer(w) AS (place, w)"),
+    "a lateral view": sql(
+        "SELECT id, n FROM clicks LATERAL VIEW OUTER explode(CASE WHEN id % 2 = 0"
+        " THEN split(app, 'x') END) AS n WHERE id < 50"
+    ),
     "repartition": lambda rows: rows.repartition(3).select("id"),
 }
 
@@ -194,7 +202,7 @@ def test_our_own_verbs_go_on_after_spark_s(spark: SparkSession, still: Still) ->
     ("program", "sentence"),
     [
         (lambda rows: rows.groupBy("value").count().orderBy("count"), "this step .*: Sort"),
-        (lambda rows: rows.selectExpr("explode(array(value))"), "this step .*: Generate"),
+        (lambda rows: rows.selectExpr("explode(map(1, value))"), "this step .*: Generate"),
         (lambda rows: rows.rollup("value").count(), "this step .*: Expand"),
     ],
 )

@@ -436,6 +436,10 @@ class Stream:
         """The same rows; to Spark's analyzer their columns are those of `frame`."""
         return self._with(self._node, frame)
 
+    def after(self, node: Node, frame: DataFrame) -> Stream:
+        """What this node makes of the stream, with the columns of `frame`."""
+        return self._with(node, frame)
+
     def _then(self, operator: Operator, schema: pa.Schema, frame: DataFrame) -> Stream:
         return self._with(Node(operator, schema, (self._node,)), frame)
 

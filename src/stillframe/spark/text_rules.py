@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject
 from pyarrow import types
 
+from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Expression, Literal
 from stillframe.spark.nodes import refused, text_literal, type_of
 from stillframe.spark.patterns import UnknownPattern, like_to_re2, rlike_to_re2
@@ -108,8 +109,27 @@ def _matching(
         re2 = to_re2(pattern)
         pc.match_substring_regex(pa.array([""]), re2)
     except (UnknownPattern, pa.ArrowInvalid):
-        raise refused(node, "has a pattern that a stream cannot match as Spark does") from None
+        raise _unlike(node) from None
     return Call("matches", (text, text_literal(re2)), pa.bool_())
+
+
+def _split(translator: Translating, node: JavaObject) -> Expression:
+    """By a pattern without choices: where two could match, the libraries might choose otherwise.
+    One that matches nothing at all splits between characters in Java only."""
+    text, given, limit = translator.children(node)
+    pattern, _ = literal_arguments(node, [given, limit])
+    try:
+        re2 = rlike_to_re2(pattern)
+        matches_nothing = pc.match_substring_regex(pa.array([""]), re2)[0].as_py()
+    except (UnknownPattern, pa.ArrowInvalid):
+        raise _unlike(node) from None
+    if matches_nothing or set("|()^$") & set(pattern):
+        raise _unlike(node)
+    return Call("split", (text, text_literal(re2), limit), type_of(node))
+
+
+def _unlike(node: JavaObject) -> BuildError:
+    return refused(node, "has a pattern that a stream cannot match as Spark does")
 
 
 TEXT_RULES: dict[str, Rule] = {
@@ -127,6 +147,7 @@ TEXT_RULES: dict[str, Rule] = {
     "Contains": _with_constants("contains"),
     "Like": _like,
     "RLike": _rlike,
+    "StringSplit": _split,
     "StringReplace": _replace,
     "StringLPad": _pad("lpad"),
     "StringRPad": _pad("rpad"),

@@ -23,18 +23,28 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
 from stillframe.errors import BuildError
-from stillframe.graph.logical import WithWatermark
+from stillframe.graph.expressions import Column, Named
+from stillframe.graph.logical import MapInArrow, Node, WithWatermark
+from stillframe.runtime.exploding import Exploding
 from stillframe.spark.combined import united
 from stillframe.spark.duplicates import deduplicated
-from stillframe.spark.expressions import function_of
+from stillframe.spark.expressions import columns_of, function_of, translated
 from stillframe.spark.grouped import aggregated
-from stillframe.spark.joins import joined_streams
+from stillframe.spark.joins import joined_streams, noted_frame, told_apart
 from stillframe.spark.leaves import stream_of_leaf
 from stillframe.spark.lookups import joined_with_table
 from stillframe.spark.nodes import schema_of_plan
 from stillframe.spark.plans import analyzed, children, class_name, sequence
-from stillframe.spark.stream import Stream, filtered, frame_of_columns, projected, watermarked
-from stillframe.spark.windows import window_below
+from stillframe.spark.stream import (
+    Stream,
+    filtered,
+    frame_of_columns,
+    projected,
+    schema_of,
+    watermarked,
+)
+from stillframe.spark.types import to_arrow_schema
+from stillframe.spark.windows import is_event_time, window_below
 
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
@@ -59,12 +69,15 @@ class _Translation:
         """The stream that a subtree with a stream in it gives."""
         rule = _RULES.get(class_name(plan))
         if rule is None:
-            step = plan.simpleString(200).strip().lstrip("~!")
-            raise BuildError(
-                f"a stream cannot do this step of Spark's plan: {step}; do it in foreachBatch, or"
-                " leave it out"
-            )
+            raise self._refused(plan)
         return rule(self, plan)
+
+    def _refused(self, plan: JavaObject) -> BuildError:
+        step = plan.simpleString(200).strip().lstrip("~!")
+        return BuildError(
+            f"a stream cannot do this step of Spark's plan: {step}; do it in foreachBatch, or leave"
+            " it out"
+        )
 
     # --- Leaves
 
@@ -128,6 +141,31 @@ class _Translation:
     def distinct(self, plan: JavaObject) -> Stream:
         child = self.of(plan.child())
         return deduplicated(child, tuple(child.columns), within=False)
+
+    def generate(self, plan: JavaObject) -> Stream:
+        generator = plan.generator()
+        kind = class_name(generator)
+        if kind not in ("Explode", "PosExplode") or "array" not in _type_name(generator.child()):
+            raise self._refused(plan)
+        child = self.of(plan.child())
+        leaf = analyzed(child.frame)
+        frame = self._with_children(plan, leaf)
+        # A column may be exploded into one of its own name.
+        columns = [
+            Named(field.name, Column(field.name, field.type))
+            for field in to_arrow_schema(frame.schema)
+        ]
+        result = told_apart(tuple(columns))
+        schema = schema_of(result)
+        function = Exploding(
+            translated(generator.child(), columns_of(leaf)),
+            kind == "PosExplode",
+            bool(plan.outer()),
+            schema,
+        )
+        times = {str(each.name()) for each in sequence(leaf.output()) if is_event_time(each)}
+        node = Node(MapInArrow(function, "explode"), schema, (child.node,))
+        return child.after(node, noted_frame(frame, result, times))
 
     def map_in_arrow(self, plan: JavaObject) -> Stream:
         return self._mapped(plan, Stream.mapInArrow)
@@ -215,6 +253,10 @@ class _Translation:
         return DataFrame(of_rows(self._spark._jsparkSession, plan), self._spark)
 
 
+def _type_name(node: JavaObject) -> str:
+    return str(node.dataType().typeName())
+
+
 _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "StreamingRelation": _Translation.leaf,
     "StreamingRelationV2": _Translation.leaf,
@@ -233,6 +275,7 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "Deduplicate": _Translation.deduplicate,
     "DeduplicateWithinWatermark": _Translation.deduplicate,
     "Distinct": _Translation.distinct,
+    "Generate": _Translation.generate,
     "MapInArrow": _Translation.map_in_arrow,
     "MapInPandas": _Translation.map_in_pandas,
     "Union": _Translation.union,
