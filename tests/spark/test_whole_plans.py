@@ -140,6 +140,9 @@ WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
         "SELECT app, count(*) AS n, max(id) FROM clicks WHERE id > 5 GROUP BY app"
         " HAVING max(id) > 597"
     ),
+    "the first ones of a sorted count": lambda rows: (
+        rows.groupBy((rows.id % 7).alias("k")).agg({"id": "max"}).orderBy("k").limit(3)
+    ),
     "SQL with windows": sql(
         "SELECT window.start, app, sum(id) AS s FROM clicks GROUP BY window(at, '3 minutes'), app"
     ),
@@ -201,7 +204,7 @@ def test_our_own_verbs_go_on_after_spark_s(spark: SparkSession, still: Still) ->
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [
-        (lambda rows: rows.groupBy("value").count().orderBy("count"), "this step .*: Sort"),
+        (lambda rows: rows.orderBy("value").where("value > 1"), "this step .*: Sort"),
         (lambda rows: rows.selectExpr("explode(map(1, value))"), "this step .*: Generate"),
         (lambda rows: rows.rollup("value").count(), "this step .*: Expand"),
     ],
@@ -211,6 +214,19 @@ def test_a_step_that_is_not_there_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(BuildError, match=sentence):
         still.writeStream(program(spark.readStream.format("rate").load()))
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_a_result_is_sorted_as_a_whole_or_not_at_all(
+    spark: SparkSession, still: Still, tmp_path: Path, mode: str
+) -> None:
+    from pyspark.sql.functions import window
+
+    rates = spark.readStream.format("rate").load().withWatermark("timestamp", "1 second")
+    counts = rates.groupBy(window("timestamp", "1 second")).count().orderBy("count")
+    writer = still.writeStream(counts).format("memory").queryName("sorted").outputMode(mode)
+    with pytest.raises(BuildError, match=r"Sorting is not supported .* in Complete output mode"):
+        writer.option("checkpointLocation", str(tmp_path)).start()
 
 
 def test_a_source_that_is_not_there_is_refused_with_those_that_are(

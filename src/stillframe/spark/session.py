@@ -90,7 +90,9 @@ class Still:
 
     def writeStream(self, frame: DataFrame) -> StreamWriter:
         """The writer of a streaming DataFrame: `still.writeStream(df)` for `df.writeStream`."""
-        return self.stream(frame).writeStream
+        from stillframe.spark.translation import writer_of
+
+        return writer_of(self, frame)
 
     def start(self, name: str, *writers: StreamWriter, **options: Any) -> Query:
         """Start one job that feeds all these writers; their sinks share every checkpoint.

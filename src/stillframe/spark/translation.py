@@ -45,6 +45,7 @@ from stillframe.spark.stream import (
 )
 from stillframe.spark.types import to_arrow_schema
 from stillframe.spark.windows import is_event_time, window_below
+from stillframe.spark.writer import StreamWriter
 
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
@@ -53,6 +54,38 @@ if TYPE_CHECKING:
 def stream_of(still: Still, frame: DataFrame) -> Stream:
     """What this streaming DataFrame would give if Spark ran it."""
     return _Translation(still).of(analyzed(frame))
+
+
+def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
+    """The writer of what this DataFrame gives.
+
+    Sorting and limits are for a whole result. Where they stand last, Spark does them each time to
+    the rows that the stream below them has given.
+    """
+    if not (isinstance(frame, DataFrame) and frame.isStreaming):
+        return still.stream(frame).writeStream
+    plan = analyzed(frame)
+    translation = _Translation(still)
+    below = _below_whole_steps(plan)
+    stream = translation.of(below)
+    if below is plan:
+        return StreamWriter(stream)
+    return StreamWriter(stream, lambda rows: translation.finished(plan, below, rows))
+
+
+_WHOLE = ("Sort", "GlobalLimit", "LocalLimit")
+_BESIDE = ("Project", "SubqueryAlias")
+"""What may stand between them and above."""
+
+
+def _below_whole_steps(plan: JavaObject) -> JavaObject:
+    """The plan below the last sorting or limit that stands at its top; itself if there is none."""
+    below = node = plan
+    while class_name(node) in (*_WHOLE, *_BESIDE):
+        if class_name(node) in _WHOLE:
+            below = node.child()
+        node = node.child()
+    return below
 
 
 class _Translation:
@@ -78,6 +111,16 @@ class _Translation:
             f"a stream cannot do this step of Spark's plan: {step}; do it in foreachBatch, or leave"
             " it out"
         )
+
+    def finished(self, plan: JavaObject, below: JavaObject, rows: DataFrame) -> DataFrame:
+        """What the upper part of the plan makes of these rows, which are all there are."""
+        local_relation = getattr(
+            getattr(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "LocalRelation$"),
+            "MODULE$",
+        )
+        values = self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(rows._jdf.collectAsList())
+        leaf = local_relation.fromExternalRows(below.output(), values)
+        return self._frame(self._replaced(plan, below, leaf))
 
     # --- Leaves
 
