@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -123,6 +123,10 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
         "SELECT id, n FROM clicks LATERAL VIEW OUTER explode(CASE WHEN id % 2 = 0"
         " THEN split(app, 'x') END) AS n WHERE id < 50"
     ),
+    "fields of JSON": sql(
+        'SELECT d.* FROM (SELECT from_json(concat(\'{"n": \', id, \', "t": {"a": "\', app,'
+        " '\"}}'), 'n INT, t STRUCT<a: STRING>') AS d FROM clicks) WHERE d.n < 20"
+    ),
     "repartition": lambda rows: rows.repartition(3).select("id"),
 }
 
@@ -201,6 +205,18 @@ def test_our_own_verbs_go_on_after_spark_s(spark: SparkSession, still: Still) ->
     assert stream.columns == ["k", "count"]
 
 
+def test_spark_s_verbs_go_on_after_ours(
+    spark: SparkSession, still: Still, rows: str, tmp_path: Path
+) -> None:
+    stream = still.readStream.schema(SCHEMA).json(rows)
+    twice = stream.flat_map_rows(lambda row: [(row.app,)] * 2, "app string").uid("twice")
+    twice.toDataFrame().createOrReplaceTempView("twice")
+    counts = spark.sql("SELECT app, count(*) FROM twice GROUP BY app")
+    writer = still.writeStream(counts).format("memory").queryName("counted").outputMode("complete")
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert sorted(spark.table("counted").collect()) == [(f"a{i}", ROWS // 3 * 2) for i in range(3)]
+
+
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [
@@ -265,3 +281,27 @@ def test_everywhere_takes_the_queries_of_its_session_and_no_other_s(
     finally:
         stillframe.nowhere()
     assert type(counts.writeStream).__module__.startswith("pyspark.")
+
+
+@pytest.mark.kafka
+def test_everywhere_reads_kafka_without_a_jar(
+    spark: SparkSession, kafka: Any, tmp_path: Path
+) -> None:
+    from pyspark.sql.functions import explode, split
+
+    topic = kafka.topic(2)
+    for partition in range(2):
+        kafka.send(topic, [b"a b", b"b c"], partition)
+    stillframe.everywhere(spark)
+    try:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.address)
+        lines = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+        words = lines.selectExpr("CAST(value AS STRING)").select(
+            explode(split("value", " ")).alias("word")
+        )
+        writer = words.groupBy("word").count().writeStream.format("memory").queryName("words")
+        query = writer.outputMode("complete").trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        assert sorted(spark.table("words").collect()) == [("a", 2), ("b", 4), ("c", 2)]
+    finally:
+        stillframe.nowhere()

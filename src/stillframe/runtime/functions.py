@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from stillframe.runtime import casts, times
+from stillframe.runtime.from_json import from_json
 
 Datum: TypeAlias = pa.Array | pa.Scalar
 Function = Callable[..., Datum]
@@ -386,6 +387,7 @@ FUNCTIONS: dict[str, Function] = {
     "contains": _with_pattern(pc.match_substring),
     "matches": _with_pattern(pc.match_substring_regex),
     "split": _split,
+    "from_json": from_json,
     "replace": _replace,
     "lpad": _pad(pc.utf8_lpad),
     "rpad": _pad(pc.utf8_rpad),

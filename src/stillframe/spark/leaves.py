@@ -12,6 +12,7 @@ from stillframe.connectors.files import FileSource
 from stillframe.errors import BuildError
 from stillframe.spark.formats import OWN_SOURCES
 from stillframe.spark.plans import class_name, sequence
+from stillframe.spark.stand_ins import OPTION, stands_for
 from stillframe.spark.stream import Stream, frame_of_columns
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ the channels."""
 def stream_of_leaf(still: Still, plan: JavaObject) -> Stream:
     """The rows that this leaf of a streaming plan reads, with its columns."""
     name, options, schema = _said(still, plan)
+    if OPTION in options:
+        ours = stands_for(options[OPTION])
+        return ours.with_frame(frame_of_columns(still.spark, plan.output()))
     reader = still.readStream.format(name).options(
         **{key: text for key, text in options.items() if key.lower() not in _ABOUT_BATCHES}
     )

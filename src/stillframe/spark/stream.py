@@ -344,6 +344,15 @@ class Stream:
 
         return StreamWriter(self)
 
+    def toDataFrame(self) -> DataFrame:
+        """A streaming DataFrame that stands for this stream, for PySpark's verbs, views and SQL.
+
+        Only Stillframe can run it: `still.writeStream(df)`, or `still.stream(df)` to go on here.
+        """
+        from stillframe.spark.stand_ins import stand_in
+
+        return stand_in(self)
+
     # --- Ours ---------------------------------------------------------------------------------
 
     def broadcast(self) -> BroadcastStream:
