@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from stillframe.ids import Mark, Writer
     from stillframe.options import Options
     from stillframe.secrets import Secret
+    from stillframe.spark.everywhere import everywhere, nowhere
     from stillframe.spark.generated import from_generator
     from stillframe.spark.savepoints import Savepoint
     from stillframe.spark.session import Still
@@ -110,7 +111,9 @@ __all__ = [
     "UserCodeError",
     "Writer",
     "__version__",
+    "everywhere",
     "from_generator",
+    "nowhere",
     "on",
     "register",
     "to_function",
@@ -148,6 +151,7 @@ _BY_ROOM = {
     "ids": ("Mark", "Writer"),
     "options": ("Options",),
     "secrets": ("Secret",),
+    "spark.everywhere": ("everywhere", "nowhere"),
     "spark.generated": ("from_generator",),
     "spark.savepoints": ("Savepoint",),
 }

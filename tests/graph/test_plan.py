@@ -170,10 +170,26 @@ def test_two_operators_with_one_given_uid_are_refused_and_both_are_named():
 
 def test_two_stateful_operators_in_the_same_place_are_refused():
     source = read()
-    sinks = [written(counted(source), "/a"), written(counted(source), "/b")]
+    sinks = [written(counted(source), "/a"), written(counted(source, ("user",)), "/b")]
 
     with pytest.raises(BuildError, match=r"give each its own \.uid"):
         build_plan("views", sinks, 2)
+
+
+def test_operators_that_do_the_same_with_the_same_rows_are_one():
+    sinks = [written(counted(kept(read())), path) for path in ("/a", "/b")]
+
+    assert names(build_plan("views", sinks, 2)) == [
+        ["Read", "Filter"],
+        ["Aggregate", "Write", "Write"],
+    ]
+
+
+def test_an_operator_that_was_given_a_name_stays_beside_its_twin():
+    source = read()
+    sinks = [written(counted(source, given_uid=uid), f"/{uid}") for uid in "ab"]
+
+    assert {"a", "b"} <= {each.uid for _, each in build_plan("views", sinks, 2).operators()}
 
 
 def places(sinks):
@@ -249,7 +265,8 @@ def test_several_functions_on_one_stream_need_uids_which_are_told():
 
 def test_two_stateless_operators_in_the_same_place_are_fine():
     source = read()
-    plan = build_plan("views", [written(kept(source), "/a"), written(kept(source), "/b")], 2)
+    other = Node(Filter(Literal(pa.scalar(False))), source.schema, (source,))
+    plan = build_plan("views", [written(kept(source), "/a"), written(other, "/b")], 2)
 
     assert names(plan) == [["Read", "Filter", "Write", "Filter", "Write"]]
 

@@ -361,9 +361,7 @@ def test_a_dataframe_becomes_a_stream_with_its_schema(spark: SparkSession, still
     assert still.stream(frame).schema == frame.schema
 
 
-def test_a_streaming_dataframe_is_refused_for_now(spark: SparkSession, still: Still) -> None:
-    with pytest.raises(BuildError, match="cannot be streamed from yet"):
-        still.stream(spark.readStream.format("rate").load())
+def test_what_is_no_dataframe_is_refused(still: Still) -> None:
     with pytest.raises(BuildError, match="takes a DataFrame, not a list"):
         still.stream([1, 2])  # type: ignore[arg-type]
 

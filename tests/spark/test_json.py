@@ -443,3 +443,64 @@ def test_a_job_reads_in_the_zone_of_the_session_and_counts_what_is_malformed(
     assert sorted(str(row.at) for row in shown if row.good) == sorted(["1704067200", str(begins)])
     assert sum(not row.good for row in shown) == 3
     assert json.loads(json.dumps(query.summary.to_json()))["records_malformed"] == 3
+
+
+FROM_JSON = """
+    a long, b string, c array<long>, d struct<x: double, at: timestamp>, m map<string, int>,
+    at timestamp, day date, n decimal(10, 2), flag boolean
+"""
+FROM_JSON_TEXTS = [
+    None,
+    "",
+    "   ",
+    "null",
+    "{}",
+    "[]",
+    "[1]",
+    '"text"',
+    "7",
+    '{"a": 1, "b": "x", "c": [1, 2], "d": {"x": 1, "at": "2024-03-10T02:30:00"}}',
+    '{"a": "no number", "b": "x"}',
+    '{"a": 1.5, "b": 2}',
+    '{"a": 1, "a": 2, "other": [{}]}',
+    '{"a": 1} trailing',
+    '{"a": 1',
+    '[{"a": 1}, {"a": 2}]',
+    "{'a': 3}",
+    '{"m": {"k": 1, "l": null}, "flag": true, "n": 12.345, "day": "2024-02-09"}',
+    '{"at": "2024-06-01 12:00:00", "day": "2024-2-9", "n": "7"}',
+    '{"b": {"inner": [1, 2]}, "c": null}',
+    '{"b": "gr\\u00fc\\u00df\\n"}',
+    "not json at all",
+]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_from_json_gives_what_spark_gives(spark: SparkSession, zone: str) -> None:
+    from pyspark.sql.functions import col, from_json
+
+    from stillframe.runtime.expressions import project
+    from stillframe.spark.expressions import projection_of
+    from stillframe.spark.types import empty_frame, from_arrow_schema, to_arrow_schema
+
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        schema = pa.schema([("text", pa.string())])
+        column = from_json(col("text"), FROM_JSON).alias("read")
+        rows = [(text,) for text in FROM_JSON_TEXTS]
+        truth = spark.createDataFrame(rows, from_arrow_schema(schema)).select(column).toArrow()
+        frame = empty_frame(spark, schema).select(column)
+        batch = pa.record_batch([pa.array(FROM_JSON_TEXTS)], schema=schema)
+        made = project(projection_of(frame), batch, to_arrow_schema(frame.schema))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
+
+    found = made.column("read").to_pylist()
+    expected = truth.column("read").cast(made.schema.field("read").type).to_pylist()
+    differing = [
+        (text, ours, theirs)
+        for text, ours, theirs in zip(FROM_JSON_TEXTS, found, expected, strict=True)
+        if ours != theirs
+    ]
+    assert not differing, differing

@@ -185,6 +185,11 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
         " give exit code 130 or 143, or 1 if something wished for could not be done.",
     )
     command.add_argument("job", metavar="JOB.py", help="the script; its arguments come after --")
+    command.add_argument(
+        "--unchanged",
+        action="store_true",
+        help="the script is one for Structured Streaming: run the queries of df.writeStream",
+    )
     _add_master(command)
     command.add_argument(
         "--parallelism", type=_count, metavar="N", help="slots, where the job file does not say"

@@ -8,6 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import stillframe
 from stillframe.cli.jobs import run_job_file
 from stillframe.cli.last_steps import end_launching_jvm
 from stillframe.cli.lines import Lines, in_one_sentence
@@ -87,6 +88,8 @@ def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Nam
         jvm_pid,
         tidy_up=logs.remove,
     )
+    if arguments.unchanged:
+        stillframe.everywhere()
     try:
         run_job_file(job, arguments.job_arguments, progress.follow, ending)
         return 0

@@ -7,7 +7,7 @@ in `spark/`, the tests and the simulator build nodes directly; `graph/plan.py` m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -350,6 +350,35 @@ def replaced(last: Node, old: Node, new: Node) -> Node:
         if node is not old:
             made[id(node)] = moved(node, made)
     return made[id(last)]
+
+
+def without_twins(sinks: Sequence[Node]) -> list[Node]:
+    """The same graph, in which operators that do the same with the same rows are one.
+
+    Not those that have been given a name, which is wanted; nor sinks and cycles.
+    """
+    made: dict[int, Node] = {}
+    known: dict[OperatorUid, list[Node]] = {}
+    for node in walk(sinks):
+        here = moved(node, made)
+        alike = known.setdefault(here.uid, [])
+        twin = next((each for each in alike if _are_twins(each, here)), None)
+        if twin is None:
+            alike.append(here)
+        made[id(node)] = twin or here
+    return [made[id(sink)] for sink in sinks]
+
+
+def _are_twins(one: Node, other: Node) -> bool:
+    return (
+        not isinstance(one.operator, Write | LoopHead | CloseLoop | Late)
+        and one.given_uid is None
+        and other.given_uid is None
+        and one.parallelism == other.parallelism
+        and len(one.inputs) == len(other.inputs)
+        and all(a is b for a, b in zip(one.inputs, other.inputs, strict=True))
+        and one.operator == other.operator
+    )
 
 
 def late_readers(node: Node, nodes: Iterable[Node]) -> list[Node]:

@@ -45,6 +45,7 @@ from stillframe.graph.logical import (
     keys_of,
     late_readers,
     walk,
+    without_twins,
 )
 from stillframe.graph.places import (
     fed_by,
@@ -207,10 +208,10 @@ def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int
     """Cut the graph that leads to these sinks into tasks for this many slots."""
     if not sinks:
         raise BuildError(f"job {job!r} has no sink: start it from a writeStream")
-    nodes = walk(sinks)
+    _refuse_open_cycles(walk(sinks))
+    nodes = walk(without_twins(sinks))
     _refuse_ambiguous_uids(nodes)
     refuse_functions_alike(nodes)
-    _refuse_open_cycles(nodes)
     return _Planner(job, nodes, slots, max_parallelism).plan()
 
 

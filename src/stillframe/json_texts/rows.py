@@ -201,7 +201,7 @@ def _converter(type_: pa.DataType, rules: JsonRules) -> _Reader:
         item = _reader(type_.item_type, rules)
         return lambda tokens: _read_map(_starting(tokens, Token.START_OBJECT, type_), item)
     if types.is_string(type_):
-        return _string
+        return _string if rules.as_written else _compact_string
     if types.is_binary(type_):
         return lambda tokens: _binary(tokens, type_)
     if types.is_null(type_):
@@ -238,6 +238,16 @@ def _starting(tokens: Tokens, wanted: Token, type_: pa.DataType) -> Tokens:
 
 def _string(tokens: Tokens) -> str:
     return tokens.string() if tokens.token is Token.STRING else tokens.raw()
+
+
+_BETWEEN_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")|\s+', re.DOTALL)
+
+
+def _compact_string(tokens: Tokens) -> str:
+    """What Spark does where it no longer has the text: without the spaces between tokens."""
+    if tokens.token is Token.STRING:
+        return tokens.string()
+    return _BETWEEN_STRINGS.sub(lambda found: found[1] or "", tokens.raw())
 
 
 def _binary(tokens: Tokens, type_: pa.DataType) -> bytes:

@@ -27,3 +27,5 @@ class JsonRules:
     control_characters: bool = False
     """Whether a string may contain characters below the space that are not escaped."""
     comments: bool = False
+    as_written: bool = True
+    """Whether an array or object for a string column is its text as it stands in the file."""

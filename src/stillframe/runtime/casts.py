@@ -58,6 +58,8 @@ def cannot_fail(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if types.is_temporal(source):
         return not types.is_integer(target)
+    if types.is_binary(source):
+        return True
     if types.is_boolean(source) or types.is_string(target) or types.is_boolean(target):
         return not types.is_string(source)
     if types.is_integer(source) and types.is_integer(target):
@@ -77,6 +79,17 @@ def _cast_of(source: pa.DataType, target: pa.DataType) -> _Cast:
 
 def _plain(array: pa.Array, target: pa.DataType, zone: str) -> pa.Array:
     return array.cast(target)
+
+
+def _as_text(array: pa.Array, target: pa.DataType, zone: str) -> pa.Array:
+    """Bytes as text. Spark keeps those that are not UTF-8 and shows U+FFFD: they become it here."""
+    try:
+        return array.cast(target)
+    except pa.ArrowInvalid:
+        values = (each.as_py() for each in array)
+        return pa.array(
+            [None if each is None else each.decode("utf-8", "replace") for each in values], target
+        )
 
 
 def _rounding(array: pa.Array, target: pa.DataType, zone: str) -> pa.Array:
@@ -317,6 +330,7 @@ _CASTS: tuple[tuple[_Kind, _Kind, _Cast], ...] = (
     (types.is_string, types.is_date32, _string_to_date),
     (types.is_string, types.is_timestamp, _string_to_timestamp),
     (types.is_string, types.is_binary, _plain),
+    (types.is_binary, types.is_string, _as_text),
     (types.is_timestamp, types.is_date32, _timestamp_to_date),
     (types.is_date32, types.is_timestamp, _date_to_timestamp),
     (types.is_timestamp, types.is_timestamp, _between_timestamps),

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from stillframe.runtime import casts, times
+from stillframe.runtime.from_json import from_json
 
 Datum: TypeAlias = pa.Array | pa.Scalar
 Function = Callable[..., Datum]
@@ -241,6 +242,12 @@ def _with_pattern(match: Function) -> Function:
     return lambda type_, text, pattern: match(text, pattern.as_py())
 
 
+def _split(type_: pa.DataType, text: pa.Array, pattern: pa.Scalar, limit: pa.Scalar) -> Datum:
+    parts_max = limit.as_py()
+    splits_max = parts_max - 1 if parts_max > 0 else None
+    return pc.split_pattern_regex(text, pattern.as_py(), max_splits=splits_max)
+
+
 def _replace(type_: pa.DataType, text: pa.Array, search: pa.Scalar, by: pa.Scalar) -> Datum:
     return pc.replace_substring(text, search.as_py(), by.as_py())
 
@@ -379,6 +386,8 @@ FUNCTIONS: dict[str, Function] = {
     "ends_with": _with_pattern(pc.ends_with),
     "contains": _with_pattern(pc.match_substring),
     "matches": _with_pattern(pc.match_substring_regex),
+    "split": _split,
+    "from_json": from_json,
     "replace": _replace,
     "lpad": _pad(pc.utf8_lpad),
     "rpad": _pad(pc.utf8_rpad),

@@ -20,8 +20,6 @@ from stillframe.spark.processed import refuse_no_function
 from stillframe.spark.stream import Stream, frame_of_columns, leaf_of, refuse_repeated
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 
-TwoFrames = Callable[[DataFrame, DataFrame], DataFrame]
-
 
 class BroadcastStream:
     """What `stream.broadcast()` gives: a stream that goes to every subtask of a `connect`."""
@@ -48,20 +46,18 @@ class BroadcastStream:
 # --- Union ------------------------------------------------------------------------------------
 
 
-def united(first: Stream, second: Stream, union: TwoFrames) -> Stream:
-    """Both streams as Spark understands a union of their frames."""
-    _refuse_strangers("union", first, second)
-    if first.is_updates or second.is_updates:
+def united(streams: Sequence[Stream], frame: DataFrame) -> Stream:
+    """The rows of all, as Spark understands `frame`, which is a union of their frames."""
+    if any(stream.is_updates for stream in streams):
         raise BuildError(
             "an aggregated stream cannot be united with another, as nobody could tell which rows"
             " are new values of which: unite the streams before groupBy, or write each on its own"
         )
-    frame = union(first.frame, second.frame)
     refuse_repeated(frame.columns)
     schema = to_arrow_schema(frame.schema)
-    sides = zip((first, second), _sides_of(frame), strict=True)
+    sides = zip(streams, _sides_of(frame), strict=True)
     inputs = tuple(_onto(stream.node, side, schema) for stream, side in sides)
-    return Stream(first.still, Node(Union(), schema, inputs), leaf_of(frame))
+    return Stream(streams[0].still, Node(Union(), schema, inputs), leaf_of(frame))
 
 
 def _sides_of(frame: DataFrame) -> list[DataFrame]:
@@ -96,7 +92,7 @@ def connected(
     by: str | Sequence[str] | None,
 ) -> Stream:
     second = other.stream if isinstance(other, BroadcastStream) else other
-    _refuse_strangers("connect", first, second)
+    refuse_strangers("connect", first, second)
     keys = _keys_meant(other, by)
     if keys is not None:
         _refuse_unfit_keys(keys, first, second)
@@ -208,7 +204,7 @@ def _two_streams(answer: object, stream: Stream) -> tuple[Stream, Stream]:
             f" goes round again, not {answer!r}"
         )
     for part in answer:
-        _refuse_strangers("iterate", stream, part)
+        refuse_strangers("iterate", stream, part)
     return answer
 
 
@@ -257,7 +253,8 @@ def _fitted_back(back: Stream, given: Stream) -> Node:
 # --- All of them ------------------------------------------------------------------------------
 
 
-def _refuse_strangers(method: str, first: Stream, second: object) -> None:
+def refuse_strangers(method: str, first: Stream, second: object) -> None:
+    """Raise unless both are streams of one session."""
     if isinstance(second, BroadcastStream):
         raise BuildError(f"{method} takes a stream as it is: leave out broadcast()")
     if not isinstance(second, Stream):

@@ -22,14 +22,23 @@ from stillframe.spark.windows import DELAY, refuse_untimely
 
 def without_duplicates(stream: Stream, subset: list[str] | None, within: bool) -> Stream:
     """The first record of each key; `within` the delay of the watermark, or of all."""
-    method = "dropDuplicatesWithinWatermark" if within else "dropDuplicates"
+    _refuse_updates(stream, _method(within))
+    return deduplicated(stream, _keys_of(stream.frame, subset), within)
+
+
+def deduplicated(stream: Stream, keys: tuple[str, ...], within: bool) -> Stream:
+    """As `without_duplicates`, by these columns of the stream."""
+    method = _method(within)
     _refuse_updates(stream, method)
-    keys = _keys_of(stream.frame, subset)
     refuse_repeated(list(keys))
     _refuse_unfit_keys(stream, keys, method)
     operator = _operator(stream, keys, within)
     node = Node(operator, stream.node.schema, (stream.node,))
     return Stream(stream.still, node, stream.frame)
+
+
+def _method(within: bool) -> str:
+    return "dropDuplicatesWithinWatermark" if within else "dropDuplicates"
 
 
 def _operator(stream: Stream, keys: tuple[str, ...], within: bool) -> DropDuplicates:

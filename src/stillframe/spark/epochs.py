@@ -18,6 +18,13 @@ from stillframe.spark.checks import refuse_without_spark
 from stillframe.spark.types import empty_frame, from_arrow_schema
 from stillframe.user_code import fail
 
+Finish = Callable[[DataFrame], DataFrame]
+"""What is done to a whole result before it is shown, such as sorting it."""
+
+
+def as_it_is(frame: DataFrame) -> DataFrame:
+    return frame
+
 
 @dataclass(frozen=True, slots=True)
 class FrameOfEpoch:
@@ -26,11 +33,12 @@ class FrameOfEpoch:
     spark: SparkSession
     schema: StructType
     function: Callable[..., None]
+    finish: Finish = as_it_is
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         try:
             also = {"mark": mark} if self._takes_mark() else {}
-            self.function(self._frame(files), epoch, **also)
+            self.function(self.finish(self._frame(files)), epoch, **also)
         except StillframeError:
             raise
         except (Exception, SystemExit) as error:
@@ -64,8 +72,10 @@ class MemoryTable:
         rows_max: int,
         *,
         is_whole: bool = False,
+        finish: Finish = as_it_is,
     ) -> None:
         self._spark = spark
+        self._finish = finish
         self._name = name
         self._schema = schema
         self._rows_max = rows_max
@@ -73,7 +83,7 @@ class MemoryTable:
         self._table = schema.empty_table()
         self._last: Epoch | None = None
         # Now, so that a name that Spark refuses is refused at once.
-        empty_frame(spark, schema).createOrReplaceTempView(name)
+        finish(empty_frame(spark, schema)).createOrReplaceTempView(name)
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         if self._last is not None and epoch <= self._last:
@@ -93,7 +103,7 @@ class MemoryTable:
 
     def _show(self, table: pa.Table) -> None:
         frame = self._spark.createDataFrame(table, from_arrow_schema(self._schema))
-        frame.createOrReplaceTempView(self._name)
+        self._finish(frame).createOrReplaceTempView(self._name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +114,24 @@ class Console:
     schema: pa.Schema
     rows_max: int
     truncates: bool
+    finish: Finish = as_it_is
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
-        head = self._head(files)
+        if self.finish is as_it_is:
+            head = self._head(files)
+        else:
+            head = pa.concat_tables(
+                [
+                    self.schema.empty_table(),
+                    *(pq.read_table(file, schema=self.schema) for file in files),
+                ]
+            )
         if head.num_rows == 0:
             return
         line = "-" * 43
         print(f"{line}\nBatch: {epoch}\n{line}")
         frame = self.spark.createDataFrame(head, from_arrow_schema(self.schema))
-        frame.show(self.rows_max, self.truncates)
+        self.finish(frame).show(self.rows_max, self.truncates)
 
     def _head(self, files: list[str]) -> pa.Table:
         """One row more than is shown, so that it is said that there are more."""

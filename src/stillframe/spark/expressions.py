@@ -218,7 +218,7 @@ def _python_udf(translator: Translator, node: JavaObject) -> Expression:
     given = tuple(argument_of(spark_type_of(child)) for child in children(node))
     by_arrow = node.evalType() == PythonEvalType.SQL_ARROW_BATCHED_UDF
     return RowFunction(
-        _function_of(node),
+        function_of(node),
         translator.children(node),
         type_of(node),
         str(node.name()),
@@ -227,7 +227,8 @@ def _python_udf(translator: Translator, node: JavaObject) -> Expression:
     )
 
 
-def _function_of(node: JavaObject) -> Callable[..., Any]:
+def function_of(node: JavaObject) -> Callable[..., Any]:
+    """What the user wrote, of a function that Spark calls in Python."""
     command = bytes(node.func().command().unsafeArray())
     unpickled = cloudpickle.loads(command)
     if not isinstance(unpickled, tuple) or not callable(unpickled[0]):

@@ -112,11 +112,6 @@ def frame_node(spark: SparkSession, frame: DataFrame) -> Node:
             f"still.stream(...) takes a DataFrame, not a {type(frame).__name__}: make one with"
             " spark.read or spark.createDataFrame"
         )
-    if frame.isStreaming:
-        raise BuildError(
-            "a DataFrame of spark.readStream cannot be streamed from yet: use still.readStream,"
-            " or a bounded DataFrame of spark.read"
-        )
     repeated = sorted({name for name in frame.columns if frame.columns.count(name) > 1})
     if repeated:
         raise BuildError(

@@ -46,22 +46,22 @@ class GroupedStream:
         self._grouped = grouped
 
     def agg(self, *exprs: Column | dict[str, str]) -> Stream:
-        return self._aggregated(self._grouped.agg(*exprs))
+        return aggregated(self._stream, self._node, self._grouped.agg(*exprs))
 
     def count(self) -> Stream:
-        return self._aggregated(self._grouped.count())
+        return aggregated(self._stream, self._node, self._grouped.count())
 
     def sum(self, *cols: str) -> Stream:
-        return self._aggregated(self._grouped.sum(*cols))
+        return aggregated(self._stream, self._node, self._grouped.sum(*cols))
 
     def min(self, *cols: str) -> Stream:
-        return self._aggregated(self._grouped.min(*cols))
+        return aggregated(self._stream, self._node, self._grouped.min(*cols))
 
     def max(self, *cols: str) -> Stream:
-        return self._aggregated(self._grouped.max(*cols))
+        return aggregated(self._stream, self._node, self._grouped.max(*cols))
 
     def avg(self, *cols: str) -> Stream:
-        return self._aggregated(self._grouped.avg(*cols))
+        return aggregated(self._stream, self._node, self._grouped.avg(*cols))
 
     mean = avg
 
@@ -113,25 +113,6 @@ class GroupedStream:
         more = (initialState, eventTimeColumnName)
         return transformed(self._stream, self._grouped, *given, *more, in_pandas=True)
 
-    def _aggregated(self, frame: DataFrame) -> Stream:
-        """The stream as Spark understood a grouping of it."""
-        made = aggregation_of(frame)
-        node = projection_node(self._node, made.before, schema_of(made.before))
-        _refuse_unsupported(made, node.schema)
-        if made.window is not None:
-            refuse_untimely(self._node, is_watermarked=made.is_watermarked)
-        operator = Aggregate(made.keys, made.calls, made.window)
-        aggregate = Node(operator, _aggregate_schema(made, node), (node,))
-        last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
-        return Stream(
-            self._stream.still,
-            last,
-            leaf_of(frame),
-            principal=aggregate,
-            is_updates=True,
-            grouped=self._stream,
-        )
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"a grouped stream has no attribute {name!r}")
@@ -139,6 +120,21 @@ class GroupedStream:
             f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg, process,"
             f" transformWithState and transformWithStateInPandas; {BEFORE}"
         )
+
+
+def aggregated(stream: Stream, node: Node, frame: DataFrame) -> Stream:
+    """The stream as Spark understood a grouping of its frame; for `node` see `GroupedStream`."""
+    made = aggregation_of(frame)
+    before = projection_node(node, made.before, schema_of(made.before))
+    _refuse_unsupported(made, before.schema)
+    if made.window is not None:
+        refuse_untimely(node, is_watermarked=made.is_watermarked)
+    operator = Aggregate(made.keys, made.calls, made.window)
+    aggregate = Node(operator, _aggregate_schema(made, before), (before,))
+    last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
+    return Stream(
+        stream.still, last, leaf_of(frame), principal=aggregate, is_updates=True, grouped=stream
+    )
 
 
 def _aggregate_schema(made: Aggregation, upstream: Node) -> pa.Schema:

@@ -67,12 +67,18 @@ def joined(
     stream: Stream, other: Stream | DataFrame | LatestStream, on: On, how: str | None
 ) -> Stream:
     """The stream joined with another, with a bounded DataFrame or with newest rows."""
-    from stillframe.spark.lookups import LatestStream, joined_with_latest, joined_with_table
+    from stillframe.spark.lookups import (
+        LatestStream,
+        joined_with_latest,
+        joined_with_leaf,
+        joined_with_table,
+    )
 
     if isinstance(other, Stream):
-        return _joined_streams(stream, other, on, how)
+        _refuse_strangers(stream, other)
+        return joined_streams(stream, other, stream.frame.join(other.frame, on, how))
     if isinstance(other, DataFrame):
-        return joined_with_table(stream, other, on, how)
+        return joined_with_table(stream, other, joined_with_leaf(stream, other, on, how))
     if isinstance(other, LatestStream):
         return joined_with_latest(stream, other, on, how)
     raise BuildError(
@@ -80,9 +86,9 @@ def joined(
     )
 
 
-def _joined_streams(first: Stream, second: Stream, on: On, how: str | None) -> Stream:
-    _refuse_strangers(first, second)
-    frame = first.frame.join(second.frame, on, how)
+def joined_streams(first: Stream, second: Stream, frame: DataFrame) -> Stream:
+    """The two as Spark understands `frame`, which is a join of their frames."""
+    _refuse_updates(first, second)
     found = found_join(frame)
     _refuse_unequal(found)
     times, bounds = _times_of(found, first.node, second.node)
@@ -113,6 +119,9 @@ def _refuse_strangers(first: Stream, second: Stream) -> None:
             "join is given streams of two Spark sessions, and a job runs in one: read both with"
             " the same stillframe.on(spark)"
         )
+
+
+def _refuse_updates(first: Stream, second: Stream) -> None:
     if first.is_updates or second.is_updates:
         raise BuildError(
             "an aggregated stream cannot be joined, as its rows are new values of older ones, which"

@@ -85,14 +85,19 @@ def _as_in(stream: Stream, name: str) -> str:
 # --- A bounded DataFrame ------------------------------------------------------------------------
 
 
-def joined_with_table(stream: Stream, frame: DataFrame, on: On, how: str | None) -> Stream:
-    """Each row of the stream with the rows of a bounded DataFrame that match it."""
+def joined_with_leaf(stream: Stream, frame: DataFrame, on: On, how: str | None) -> DataFrame:
+    """The join of the stream's frame with an empty one that has the columns of `frame`."""
     if frame.isStreaming:
         raise BuildError(
-            "join is given a streaming DataFrame of Spark's own, which only Spark can run: read it"
-            " with still.readStream"
+            "join is given a streaming DataFrame of Spark's own: make it a stream with"
+            " still.stream(df)"
         )
-    joined = stream.frame.join(_aliased_leaf(frame), on, how)
+    return stream.frame.join(_aliased_leaf(frame), on, how)
+
+
+def joined_with_table(stream: Stream, frame: DataFrame, joined: DataFrame) -> Stream:
+    """Each row of the stream with the rows of a bounded DataFrame that match it; `joined` is the
+    join of the stream's own frame with an empty one that has the columns of the other."""
     found = found_join(joined)
     kind = _refuse_outer(found)
     left = projection_node(stream.node, found.left.columns, schema_of(found.left.columns))

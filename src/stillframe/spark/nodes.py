@@ -23,7 +23,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyarrow import types
 from pyspark.errors import PySparkException
-from pyspark.sql.types import DataType, _parse_datatype_json_value
+from pyspark.sql.types import DataType, StructType, _parse_datatype_json_value
 
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Literal
@@ -43,6 +43,11 @@ def name_or_sql(node: JavaObject) -> str:
 
 def spark_type_of(node: JavaObject) -> DataType:
     return _parse_datatype_json_value(json.loads(node.dataType().json()))
+
+
+def schema_of_plan(plan: JavaObject) -> StructType:
+    """The columns that come out of a plan's node."""
+    return StructType.fromJson(json.loads(plan.schema().json()))
 
 
 def type_of(node: JavaObject) -> pa.DataType:

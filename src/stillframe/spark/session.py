@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import DataFrame as SparkDataFrame
 from pyspark.sql import SparkSession
 
 from stillframe.api.sources import Source
@@ -71,16 +72,27 @@ class Still:
         return Streams()
 
     def stream(self, frame: DataFrame | Source) -> Stream:
-        """The rows of any bounded DataFrame, or of a source of your own, as a stream.
+        """The rows of any DataFrame, or of a source of your own, as a stream.
 
-        Spark evaluates the DataFrame when the job runs. A plan that gives the same rows in the
-        same order each time feeds the slots directly; any other is written to files first, once.
+        Of a streaming DataFrame (`spark.readStream`) the whole plan is taken over; Spark runs
+        nothing of it. A bounded one is evaluated by Spark when the job runs: a plan that gives the
+        same rows in the same order each time feeds the slots directly; any other is written to
+        files first, once.
         """
         from stillframe.spark.stream import Stream
+        from stillframe.spark.translation import stream_of
 
         if isinstance(frame, Source):
             return Stream.reading(self, Node(Read(frame), frame.schema))
+        if isinstance(frame, SparkDataFrame) and frame.isStreaming:
+            return stream_of(self, frame)
         return Stream.reading(self, frame_node(self.spark, frame))
+
+    def writeStream(self, frame: DataFrame) -> StreamWriter:
+        """The writer of a streaming DataFrame: `still.writeStream(df)` for `df.writeStream`."""
+        from stillframe.spark.translation import writer_of
+
+        return writer_of(self, frame)
 
     def start(self, name: str, *writers: StreamWriter, **options: Any) -> Query:
         """Start one job that feeds all these writers; their sinks share every checkpoint.

@@ -24,6 +24,7 @@ from stillframe.graph.logical import (
     Operator,
     Project,
     Union,
+    WithWatermark,
     Write,
     replaced,
 )
@@ -179,38 +180,37 @@ class Stream:
     # --- Rows in, rows out --------------------------------------------------------------------
 
     def select(self, *cols: ColumnOrName | list[ColumnOrName]) -> Stream:
-        return self._projected(self._frame.select(*_listed(cols)))
+        return projected(self, self._frame.select(*_listed(cols)))
 
     def selectExpr(self, *expr: str | list[str]) -> Stream:
-        return self._projected(self._frame.selectExpr(*_listed(expr)))
+        return projected(self, self._frame.selectExpr(*_listed(expr)))
 
     def withColumn(self, colName: str, col: Column) -> Stream:
-        return self._projected(self._frame.withColumn(colName, col))
+        return projected(self, self._frame.withColumn(colName, col))
 
     def withColumns(self, colsMap: dict[str, Column]) -> Stream:
-        return self._projected(self._frame.withColumns(colsMap))
+        return projected(self, self._frame.withColumns(colsMap))
 
     def withColumnRenamed(self, existing: str, new: str) -> Stream:
-        return self._projected(self._frame.withColumnRenamed(existing, new))
+        return projected(self, self._frame.withColumnRenamed(existing, new))
 
     def withColumnsRenamed(self, colsMap: dict[str, str]) -> Stream:
-        return self._projected(self._frame.withColumnsRenamed(colsMap))
+        return projected(self, self._frame.withColumnsRenamed(colsMap))
 
     def drop(self, *cols: ColumnOrName) -> Stream:
-        return self._projected(self._frame.drop(*cols))
+        return projected(self, self._frame.drop(*cols))
 
     def toDF(self, *cols: str) -> Stream:
-        return self._projected(self._frame.toDF(*cols))
+        return projected(self, self._frame.toDF(*cols))
 
     def filter(self, condition: ColumnOrName) -> Stream:
-        filtered = self._frame.filter(condition)
-        return self._then(Filter(condition_of(filtered)), self._node.schema, self._frame)
+        return filtered(self, self._frame.filter(condition))
 
     where = filter
 
     def alias(self, alias: str) -> Stream:
         """The same rows; their columns also go by `alias.column`."""
-        return self._with(self._node, self._frame.alias(alias))
+        return self.with_frame(self._frame.alias(alias))
 
     def transform(self, func: Callable[..., Stream], *args: Any, **kwargs: Any) -> Stream:
         return func(self, *args, **kwargs)
@@ -266,14 +266,7 @@ class Stream:
 
     def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
         """Say which column is the event time, and by how much records may come out of order."""
-        if self._is_updates:
-            raise BuildError(
-                "this stream is already aggregated, and the windows it is about are closed by the"
-                " event time of what comes in: call withWatermark before groupBy"
-            )
-        operator, columns = watermark_of(self._frame, eventTime, delayThreshold)
-        frame = frame_of_columns(self._still.spark, columns)
-        return self._then(operator, self._node.schema, frame)
+        return watermarked(self, *watermark_of(self._frame, eventTime, delayThreshold))
 
     def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
         from stillframe.spark.grouped import GroupedStream
@@ -289,19 +282,20 @@ class Stream:
 
     def union(self, other: Stream) -> Stream:
         """The rows of both, column by column by their places, in no order between the two."""
-        from stillframe.spark.combined import united
+        from stillframe.spark.combined import refuse_strangers, united
 
-        return united(self, other, lambda first, second: first.union(second))
+        refuse_strangers("union", self, other)
+        return united([self, other], self._frame.union(other._frame))
 
     unionAll = union
 
     def unionByName(self, other: Stream, allowMissingColumns: bool = False) -> Stream:
         """The rows of both, column by column by their names."""
-        from stillframe.spark.combined import united
+        from stillframe.spark.combined import refuse_strangers, united
 
-        return united(
-            self, other, lambda first, second: first.unionByName(second, allowMissingColumns)
-        )
+        refuse_strangers("union", self, other)
+        frame = self._frame.unionByName(other._frame, allowMissingColumns)
+        return united([self, other], frame)
 
     def join(
         self,
@@ -349,6 +343,15 @@ class Stream:
         from stillframe.spark.writer import StreamWriter
 
         return StreamWriter(self)
+
+    def toDataFrame(self) -> DataFrame:
+        """A streaming DataFrame that stands for this stream, for PySpark's verbs, views and SQL.
+
+        Only Stillframe can run it: `still.writeStream(df)`, or `still.stream(df)` to go on here.
+        """
+        from stillframe.spark.stand_ins import stand_in
+
+        return stand_in(self)
 
     # --- Ours ---------------------------------------------------------------------------------
 
@@ -424,11 +427,6 @@ class Stream:
 
     # --- How it is built ----------------------------------------------------------------------
 
-    def _projected(self, frame: DataFrame) -> Stream:
-        refuse_repeated(frame.columns)
-        node = projection_node(self._node, projection_of(frame), to_arrow_schema(frame.schema))
-        return self._with(node, leaf_of(frame))
-
     def _mapped(
         self,
         given: Callable[..., Any],
@@ -442,6 +440,14 @@ class Stream:
         refuse_repeated(schema.names)
         frame = empty_frame(self._still.spark, declared)
         return self._then(MapInArrow(function, name_of(given)), schema, frame)
+
+    def with_frame(self, frame: DataFrame) -> Stream:
+        """The same rows; to Spark's analyzer their columns are those of `frame`."""
+        return self._with(self._node, frame)
+
+    def after(self, node: Node, frame: DataFrame) -> Stream:
+        """What this node makes of the stream, with the columns of `frame`."""
+        return self._with(node, frame)
 
     def _then(self, operator: Operator, schema: pa.Schema, frame: DataFrame) -> Stream:
         return self._with(Node(operator, schema, (self._node,)), frame)
@@ -478,6 +484,29 @@ class Stream:
 def _listed(given: tuple[Any, ...]) -> Any:
     """As in PySpark, one list is as good as several arguments."""
     return given[0] if len(given) == 1 and isinstance(given[0], list) else given
+
+
+def projected(stream: Stream, frame: DataFrame) -> Stream:
+    """The stream with the columns of `frame`, which is a projection of the stream's own."""
+    refuse_repeated(frame.columns)
+    node = projection_node(stream._node, projection_of(frame), to_arrow_schema(frame.schema))
+    return stream._with(node, leaf_of(frame))
+
+
+def filtered(stream: Stream, frame: DataFrame) -> Stream:
+    """The rows that `frame` keeps, which is a filter over the stream's own."""
+    return stream._then(Filter(condition_of(frame)), stream._node.schema, stream._frame)
+
+
+def watermarked(stream: Stream, operator: WithWatermark, columns: Any) -> Stream:
+    """The stream with event time; `columns` are Spark's behind it, a sequence."""
+    if stream._is_updates:
+        raise BuildError(
+            "this stream is already aggregated, and the windows it is about are closed by the"
+            " event time of what comes in: call withWatermark before groupBy"
+        )
+    frame = frame_of_columns(stream._still.spark, columns)
+    return stream._then(operator, stream._node.schema, frame)
 
 
 def projection_node(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema) -> Node:

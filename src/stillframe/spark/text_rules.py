@@ -7,14 +7,19 @@ the dialect of the library that matches it, or refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject
 from pyarrow import types
 
+from stillframe.connectors.json_lines import rules_from_options
+from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Expression, Literal
+from stillframe.json_texts.records import refuse_unreadable
 from stillframe.spark.nodes import refused, text_literal, type_of
 from stillframe.spark.patterns import UnknownPattern, like_to_re2, rlike_to_re2
 from stillframe.spark.rules import Rule, Translating, literal_arguments, simple
@@ -108,8 +113,45 @@ def _matching(
         re2 = to_re2(pattern)
         pc.match_substring_regex(pa.array([""]), re2)
     except (UnknownPattern, pa.ArrowInvalid):
-        raise refused(node, "has a pattern that a stream cannot match as Spark does") from None
+        raise _unlike(node) from None
     return Call("matches", (text, text_literal(re2)), pa.bool_())
+
+
+def _split(translator: Translating, node: JavaObject) -> Expression:
+    """By a pattern without choices: where two could match, the libraries might choose otherwise.
+    One that matches nothing at all splits between characters in Java only."""
+    text, given, limit = translator.children(node)
+    pattern, _ = literal_arguments(node, [given, limit])
+    try:
+        re2 = rlike_to_re2(pattern)
+        matches_nothing = pc.match_substring_regex(pa.array([""]), re2)[0].as_py()
+    except (UnknownPattern, pa.ArrowInvalid):
+        raise _unlike(node) from None
+    if matches_nothing or set("|()^$") & set(pattern):
+        raise _unlike(node)
+    return Call("split", (text, text_literal(re2), limit), type_of(node))
+
+
+def _from_json(translator: Translating, node: JavaObject) -> Expression:
+    type_ = type_of(node)
+    if not types.is_struct(type_):
+        raise refused(node, "gives no struct, which is what a stream reads JSON into")
+    options, each = {}, node.options().iterator()
+    while each.hasNext():
+        pair = each.next()
+        options[str(pair._1())] = str(pair._2())
+    zone = node.timeZoneId()
+    session = {"timeZone": "UTC" if zone.isEmpty() else str(zone.get())}
+    rules = replace(rules_from_options({**session, **options}, "from_json"), as_written=False)
+    if rules.mode == "DROPMALFORMED":
+        raise refused(node, "says DROPMALFORMED, which from_json does not do in Spark either")
+    refuse_unreadable(pa.schema(list(type_)), rules)
+    text = translator.translate(node.child())
+    return Call("from_json", (text, text_literal(json.dumps(asdict(rules)))), type_)
+
+
+def _unlike(node: JavaObject) -> BuildError:
+    return refused(node, "has a pattern that a stream cannot match as Spark does")
 
 
 TEXT_RULES: dict[str, Rule] = {
@@ -127,6 +169,8 @@ TEXT_RULES: dict[str, Rule] = {
     "Contains": _with_constants("contains"),
     "Like": _like,
     "RLike": _rlike,
+    "JsonToStructs": _from_json,
+    "StringSplit": _split,
     "StringReplace": _replace,
     "StringLPad": _pad("lpad"),
     "StringRPad": _pad("rpad"),

@@ -40,7 +40,7 @@ from stillframe.graph.logical import (
 from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark import choosing, formats
-from stillframe.spark.epochs import Console, FrameOfEpoch, MemoryTable
+from stillframe.spark.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
 from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.output_modes import can_close
 from stillframe.spark.temporary import temporary_location
@@ -62,8 +62,9 @@ _ROW_BY_ROW = (Project, Filter, MapInArrow)
 class StreamWriter:
     """Collects where a stream goes to; `start` begins the job. Changes in place, as in PySpark."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, finish: Finish = as_it_is) -> None:
         self._stream = stream
+        self._last_steps = finish
         self._name: str | None = None
         self._format = choosing.chosen_sink("parquet")
         self._output_mode = "append"
@@ -227,6 +228,7 @@ class StreamWriter:
         self._refuse_append_of_updates()
         self._refuse_updates_of_sessions()
         self._refuse_incomplete()
+        self._refuse_unsorted()
         refuse_mode_of_joins(self._stream.node, self._output_mode)
         self._refuse_names_alike()
         self._refuse_trigger_without_end()
@@ -359,7 +361,8 @@ class StreamWriter:
     def _foreach_batch_sink(
         self, function: Callable[[DataFrame, int], None], job: str, config: JobConfig
     ) -> StagedSink:
-        handler = FrameOfEpoch(self._stream.still.spark, self._stream.schema, function)
+        spark = self._stream.still.spark
+        handler = FrameOfEpoch(spark, self._stream.schema, function, self._last_steps)
         return self._staged(handler, f"foreachBatch {name_of(function)}", job, config)
 
     def _memory_sink(self, job: str, config: JobConfig) -> StagedSink:
@@ -373,6 +376,7 @@ class StreamWriter:
             self._schema,
             rows_max,
             is_whole=self._is_whole,
+            finish=self._last_steps,
         )
         sink = self._staged(table, f"memory {self._name}", job, config).kept_by_driver()
         return replace(sink, tied_to=sink.description)
@@ -385,6 +389,7 @@ class StreamWriter:
             self._schema,
             parse_count("numRows", rows),
             truncates=parse_flag("truncate", truncates),
+            finish=self._last_steps,
         )
         return replace(self._staged(console, "console", job, config), tied_to="console")
 
@@ -459,6 +464,22 @@ class StreamWriter:
                 "outputMode 'complete' gives the whole result of one aggregation, but between it"
                 f" and the sink there is {describe(node.operator)}: write it as it comes from"
                 " groupBy, at most selected, filtered or mapped, or say .outputMode('update')"
+            )
+
+    def _refuse_unsorted(self) -> None:
+        """What is done to a whole result needs one, and who shows it."""
+        if self._last_steps is as_it_is:
+            return
+        if not self._is_whole:
+            raise BuildError(
+                "Sorting is not supported on streaming DataFrames/Datasets, unless it is on"
+                " aggregated DataFrame/Dataset in Complete output mode, and neither are limits:"
+                " say .outputMode('complete'), or leave it out"
+            )
+        if self._function is None and not self._is_own("memory", "console"):
+            raise BuildError(
+                f"the sink {self._sink_name()} cannot keep the order of a sorted or limited result:"
+                " write it to memory, console or foreachBatch"
             )
 
     def _incomplete(self) -> BuildError:

@@ -1,0 +1,327 @@
+"""A streaming DataFrame of Spark's own, as a stream: its analyzed plan, read from top to bottom.
+
+Theory of operation
+-------------------
+The user has built `spark.readStream...` with plain PySpark, through SQL and views too. What Spark's
+analyzer understood is a tree of some dozen kinds of nodes. Each is translated after its children:
+they are streams then, and in Spark's plan an empty frame with the same columns (known by the same
+ids) stands for each. What is left is one step over empty frames, which is what a method of `Stream`
+makes, and it is read by the same code. So there is one translation of each step, whoever wrote it.
+
+Rules of this file
+------------------
+1. A node that `_RULES` does not have is refused with its name, before anything starts.
+2. A subtree without a stream in it is no business of ours: it becomes a DataFrame again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
+
+from stillframe.errors import BuildError
+from stillframe.graph.expressions import Column, Named
+from stillframe.graph.logical import MapInArrow, Node, WithWatermark
+from stillframe.runtime.exploding import Exploding
+from stillframe.spark.combined import united
+from stillframe.spark.duplicates import deduplicated
+from stillframe.spark.expressions import columns_of, function_of, translated
+from stillframe.spark.grouped import aggregated
+from stillframe.spark.joins import joined_streams, noted_frame, told_apart
+from stillframe.spark.leaves import stream_of_leaf
+from stillframe.spark.lookups import joined_with_table
+from stillframe.spark.nodes import schema_of_plan
+from stillframe.spark.plans import analyzed, children, class_name, sequence
+from stillframe.spark.stream import (
+    Stream,
+    filtered,
+    frame_of_columns,
+    projected,
+    schema_of,
+    watermarked,
+)
+from stillframe.spark.types import to_arrow_schema
+from stillframe.spark.windows import is_event_time, window_below
+from stillframe.spark.writer import StreamWriter
+
+if TYPE_CHECKING:
+    from stillframe.spark.session import Still
+
+
+def stream_of(still: Still, frame: DataFrame) -> Stream:
+    """What this streaming DataFrame would give if Spark ran it."""
+    return _Translation(still).of(analyzed(frame))
+
+
+def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
+    """The writer of what this DataFrame gives.
+
+    Sorting and limits are for a whole result. Where they stand last, Spark does them each time to
+    the rows that the stream below them has given.
+    """
+    if not (isinstance(frame, DataFrame) and frame.isStreaming):
+        return still.stream(frame).writeStream
+    plan = analyzed(frame)
+    translation = _Translation(still)
+    below = _below_whole_steps(plan)
+    stream = translation.of(below)
+    if below is plan:
+        return StreamWriter(stream)
+    return StreamWriter(stream, lambda rows: translation.finished(plan, below, rows))
+
+
+_WHOLE = ("Sort", "GlobalLimit", "LocalLimit")
+_BESIDE = ("Project", "SubqueryAlias")
+"""What may stand between them and above."""
+
+
+def _below_whole_steps(plan: JavaObject) -> JavaObject:
+    """The plan below the last sorting or limit that stands at its top; itself if there is none."""
+    below = node = plan
+    while class_name(node) in (*_WHOLE, *_BESIDE):
+        if class_name(node) in _WHOLE:
+            below = node.child()
+        node = node.child()
+    return below
+
+
+class _Translation:
+    """Of one plan."""
+
+    def __init__(self, still: Still) -> None:
+        self._still = still
+        self._spark = still.spark
+        self._jvm: Any = still.spark._jvm
+        self._named: dict[int, Stream] = {}
+        """What the query's WITH defines, by Spark's numbers."""
+
+    def of(self, plan: JavaObject) -> Stream:
+        """The stream that a subtree with a stream in it gives."""
+        rule = _RULES.get(class_name(plan))
+        if rule is None:
+            raise self._refused(plan)
+        return rule(self, plan)
+
+    def _refused(self, plan: JavaObject) -> BuildError:
+        step = plan.simpleString(200).strip().lstrip("~!")
+        return BuildError(
+            f"a stream cannot do this step of Spark's plan: {step}; do it in foreachBatch, or leave"
+            " it out"
+        )
+
+    def finished(self, plan: JavaObject, below: JavaObject, rows: DataFrame) -> DataFrame:
+        """What the upper part of the plan makes of these rows, which are all there are."""
+        local_relation = getattr(
+            getattr(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "LocalRelation$"),
+            "MODULE$",
+        )
+        values = self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(rows._jdf.collectAsList())
+        leaf = local_relation.fromExternalRows(below.output(), values)
+        return self._frame(self._replaced(plan, below, leaf))
+
+    # --- Leaves
+
+    def leaf(self, plan: JavaObject) -> Stream:
+        return stream_of_leaf(self._still, plan)
+
+    def with_definitions(self, plan: JavaObject) -> Stream:
+        *definitions, query = children(plan)
+        for each in definitions:
+            if each.isStreaming():
+                self._named[int(each.id())] = self.of(each.child())
+        return self.of(query)
+
+    def defined(self, plan: JavaObject) -> Stream:
+        """A name of the WITH; each time it is used its columns have other ids."""
+        frame = frame_of_columns(self._spark, plan.output())
+        return self._named[int(plan.cteId())].with_frame(frame)
+
+    def static(self, plan: JavaObject) -> DataFrame:
+        """A subtree without a stream in it."""
+        return self._frame(plan)
+
+    # --- One child
+
+    def only_child(self, plan: JavaObject) -> Stream:
+        return self.of(plan.child())
+
+    def project(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        return projected(child, self._over(plan, child))
+
+    def filter(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        return filtered(child, self._over(plan, child))
+
+    def watermark(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        node = self._jvm.org.apache.spark.sql.catalyst.plans.logical.EventTimeWatermark
+        delay_us = int(node.getDelayMs(plan.delay())) * 1000
+        time = plan.eventTime()
+        if time.dataType().typeName() != "timestamp":
+            raise BuildError(
+                f"the event time {time.name()} is a {time.dataType().typeName()}, but a stream"
+                " reads it from a column of timestamps: select the field into a column of its own"
+            )
+        return watermarked(child, WithWatermark(str(time.name()), delay_us), plan.output())
+
+    def aggregate(self, plan: JavaObject) -> Stream:
+        # A window's arithmetic stands below the grouping, and is read together with it.
+        found = window_below(self._spark, plan.child())
+        below = plan.child() if found is None else found.below
+        child = self.of(below)
+        frame = self._frame(self._replaced(plan, below, analyzed(child.frame)))
+        return aggregated(child, child.node, frame)
+
+    def deduplicate(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        keys = tuple(str(key.name()) for key in sequence(plan.keys()))
+        return deduplicated(child, keys, class_name(plan) == "DeduplicateWithinWatermark")
+
+    def distinct(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        return deduplicated(child, tuple(child.columns), within=False)
+
+    def generate(self, plan: JavaObject) -> Stream:
+        generator = plan.generator()
+        kind = class_name(generator)
+        if kind not in ("Explode", "PosExplode") or "array" not in _type_name(generator.child()):
+            raise self._refused(plan)
+        child = self.of(plan.child())
+        leaf = analyzed(child.frame)
+        frame = self._with_children(plan, leaf)
+        # A column may be exploded into one of its own name.
+        columns = [
+            Named(field.name, Column(field.name, field.type))
+            for field in to_arrow_schema(frame.schema)
+        ]
+        result = told_apart(tuple(columns))
+        schema = schema_of(result)
+        function = Exploding(
+            translated(generator.child(), columns_of(leaf)),
+            kind == "PosExplode",
+            bool(plan.outer()),
+            schema,
+        )
+        times = {str(each.name()) for each in sequence(leaf.output()) if is_event_time(each)}
+        node = Node(MapInArrow(function, "explode"), schema, (child.node,))
+        return child.after(node, noted_frame(frame, result, times))
+
+    def map_in_arrow(self, plan: JavaObject) -> Stream:
+        return self._mapped(plan, Stream.mapInArrow)
+
+    def map_in_pandas(self, plan: JavaObject) -> Stream:
+        return self._mapped(plan, Stream.mapInPandas)
+
+    def _mapped(self, plan: JavaObject, method: Callable[..., Stream]) -> Stream:
+        function = function_of(plan.functionExpr())
+        stream = method(self.of(plan.child()), function, schema_of_plan(plan))
+        return stream.with_frame(frame_of_columns(self._spark, plan.output()))
+
+    # --- Several children
+
+    def union(self, plan: JavaObject) -> Stream:
+        parts = [self.of(self._streaming(child, plan)) for child in children(plan)]
+        return united(parts, self._over(plan, *parts))
+
+    def join(self, plan: JavaObject) -> Stream:
+        left, right = plan.left(), plan.right()
+        if not left.isStreaming():
+            return self._joined_from_the_right(plan)
+        first = self.of(left)
+        if right.isStreaming():
+            second = self.of(right)
+            return joined_streams(first, second, self._over(plan, first, second))
+        table = self.static(right)
+        leaf = analyzed(frame_of_columns(self._spark, right.output()))
+        return joined_with_table(
+            first, table, self._with_children(plan, analyzed(first.frame), leaf)
+        )
+
+    def _joined_from_the_right(self, plan: JavaObject) -> Stream:
+        """A stream that is joined to a table: the same as the table joined to the stream."""
+        plans = self._jvm.org.apache.spark.sql.catalyst.plans
+        kind = str(plan.joinType().sql())
+        turned = {"INNER": "Inner$", "CROSS": "Cross$", "RIGHT OUTER": "LeftOuter$"}.get(kind)
+        if turned is None:
+            raise BuildError(
+                f"{kind} join with a static DataFrame/Dataset on the left and a streaming"
+                " DataFrame/Dataset on the right is not supported: a stream never ends, so nobody"
+                " can say which rows of the DataFrame find no match; say 'right' or 'inner'"
+            )
+        kind_object = getattr(getattr(plans, turned), "MODULE$")
+        stream, table = self.of(plan.right()), self.static(plan.left())
+        leaf = analyzed(frame_of_columns(self._spark, plan.left().output()))
+        other = plans.logical.Join(
+            analyzed(stream.frame), leaf, kind_object, plan.condition(), plan.hint()
+        )
+        in_order = plans.logical.Project(plan.output(), other)
+        return joined_with_table(stream, table, self._frame(in_order))
+
+    def _streaming(self, child: JavaObject, plan: JavaObject) -> JavaObject:
+        if not child.isStreaming():
+            raise BuildError(
+                f"a stream cannot be united with rows that are there already"
+                f" ({child.simpleString(100).strip()}): make a stream of them, still.stream(df)"
+            )
+        return child
+
+    # --- Steps over empty frames
+
+    def _over(self, plan: JavaObject, *inputs: Stream) -> DataFrame:
+        """The node over the frames of these streams in place of its children."""
+        return self._with_children(plan, *(analyzed(each.frame) for each in inputs))
+
+    def _with_children(self, plan: JavaObject, *leaves: JavaObject) -> DataFrame:
+        return self._frame(plan.withNewChildren(self._sequence(leaves)))
+
+    def _replaced(self, plan: JavaObject, below: JavaObject, leaf: JavaObject) -> JavaObject:
+        """The plan, a chain down to `below`, with the leaf in its place."""
+        (child,) = children(plan)
+        if not child.equals(below):
+            leaf = self._replaced(child, below, leaf)
+        return plan.withNewChildren(self._sequence([leaf]))
+
+    def _sequence(self, items: Any) -> JavaObject:
+        listed = self._jvm.java.util.ArrayList()
+        for item in items:
+            listed.add(item)
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(listed)
+
+    def _frame(self, plan: JavaObject) -> DataFrame:
+        of_rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows
+        return DataFrame(of_rows(self._spark._jsparkSession, plan), self._spark)
+
+
+def _type_name(node: JavaObject) -> str:
+    return str(node.dataType().typeName())
+
+
+_RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
+    "StreamingRelation": _Translation.leaf,
+    "StreamingRelationV2": _Translation.leaf,
+    "WithCTE": _Translation.with_definitions,
+    "CTERelationRef": _Translation.defined,
+    "SubqueryAlias": _Translation.only_child,
+    "View": _Translation.only_child,
+    "ResolvedHint": _Translation.only_child,
+    # Where rows are is ours to say; what they are does not change.
+    "Repartition": _Translation.only_child,
+    "RepartitionByExpression": _Translation.only_child,
+    "Project": _Translation.project,
+    "Filter": _Translation.filter,
+    "EventTimeWatermark": _Translation.watermark,
+    "Aggregate": _Translation.aggregate,
+    "Deduplicate": _Translation.deduplicate,
+    "DeduplicateWithinWatermark": _Translation.deduplicate,
+    "Distinct": _Translation.distinct,
+    "Generate": _Translation.generate,
+    "MapInArrow": _Translation.map_in_arrow,
+    "MapInPandas": _Translation.map_in_pandas,
+    "Union": _Translation.union,
+    "Join": _Translation.join,
+}
+"""From a node of Spark's plan to the stream it gives."""

@@ -1,0 +1,307 @@
+"""Streaming DataFrames of Spark's own: what they mean in Spark, they mean here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stillframe
+from stillframe.errors import BuildError
+
+if TYPE_CHECKING:
+    import pandas
+    from pyspark.sql import DataFrame, SparkSession
+
+    from stillframe.spark.session import Still
+    from stillframe.spark.writer import StreamWriter
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "id long, app string, at timestamp"
+ROWS = 600
+CLOSED = "window.end <= timestamp'2024-01-01 00:08:59'"
+"""Ten minutes of rows, and a delay of one."""
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """A directory with a file of rows, one each second."""
+    (tmp_path / "rows").mkdir()
+    lines = (
+        {"id": i, "app": f"a{i % 3}", "at": f"2024-01-01T00:{i // 60:02d}:{i % 60:02d}Z"}
+        for i in range(ROWS)
+    )
+    (tmp_path / "rows" / "a.json").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    return str(tmp_path / "rows")
+
+
+@pytest.fixture(autouse=True)
+def utc(spark: SparkSession) -> Iterator[None]:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", str(before))
+
+
+def names(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame([("a0", "zero"), ("a1", "one")], "app string, name string")
+
+
+def doubled(frames: Iterator[pandas.DataFrame]) -> Iterator[pandas.DataFrame]:
+    for frame in frames:
+        yield frame[["id"]] * 2
+
+
+def sql(text: str) -> Callable[[DataFrame], DataFrame]:
+    def asked(rows: DataFrame) -> DataFrame:
+        rows.createOrReplaceTempView("clicks")
+        names(rows.sparkSession).createOrReplaceTempView("names")
+        return rows.sparkSession.sql(text)
+
+    return asked
+
+
+def watermarked(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("at", "1 minute")
+
+
+def sliding(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import window
+
+    windows = watermarked(rows).groupBy(window("at", "4 minutes", "2 minutes"), "app")
+    return windows.count().where("app <> 'a2'")
+
+
+def tumbling_of_an_older_column(rows: DataFrame) -> DataFrame:
+    """The guide takes the column of the frame before withWatermark; it is the same one."""
+    from pyspark.sql.functions import window
+
+    return watermarked(rows).groupBy(window(rows.at, "3 minutes")).agg({"id": "max"})
+
+
+def joined_in_time(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import expr
+
+    later = watermarked(rows).selectExpr("id as other", "at as then", "app as its")
+    near = "id + 1 = other AND then BETWEEN at AND at + INTERVAL 5 SECONDS"
+    return watermarked(rows).join(later, expr(near)).select("id", "other", "app", "its")
+
+
+APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "a selection": lambda rows: rows.select("id", (rows.id * 2).alias("twice")).where("id > 10"),
+    "columns given, renamed and dropped": lambda rows: (
+        rows.withColumn("n", rows.id % 7).withColumnRenamed("app", "b").drop("at")
+    ),
+    "a union with itself": lambda rows: rows.select("id").union(rows.selectExpr("id + 1000")),
+    "a union by name": lambda rows: rows.select("id", "app").unionByName(
+        rows.select("app", "id").where("id < 5")
+    ),
+    "a static table on the right": lambda rows: rows.join(names(rows.sparkSession), "app", "left"),
+    "a static table on the left": lambda rows: names(rows.sparkSession).join(rows, "app", "right"),
+    "streams joined in time": joined_in_time,
+    "duplicates": lambda rows: rows.select("app").dropDuplicates(),
+    "a pandas function": lambda rows: rows.mapInPandas(doubled, "id long").where("id > 100"),
+    "SQL with a static join": sql("SELECT id, name FROM clicks JOIN names USING (app)"),
+    "a WITH that is used twice": sql(
+        "WITH few AS (SELECT id FROM clicks WHERE id < 9)"
+        " SELECT id FROM few UNION ALL SELECT -id FROM few"
+    ),
+    "a view and a hint": sql(
+        "SELECT /*+ BROADCAST(n) */ n.name, id FROM clicks JOIN names n"
+        " ON n.app = clicks.app WHERE id % 2 = 0"
+    ),
+    "words": sql("SELECT id, explode(split(app, '[a1]')) AS word FROM clicks"),
+    "words in place of the text": lambda rows: rows.selectExpr(
+        "id", "split(concat(app, ' b  c'), ' +') AS w"
+    ).selectExpr("id", "posexplode_outer(w) AS (place, w)"),
+    "a lateral view": sql(
+        "SELECT id, n FROM clicks LATERAL VIEW OUTER explode(CASE WHEN id % 2 = 0"
+        " THEN split(app, 'x') END) AS n WHERE id < 50"
+    ),
+    "fields of JSON": sql(
+        'SELECT d.* FROM (SELECT from_json(concat(\'{"n": \', id, \', "t": {"a": "\', app,'
+        " '\"}}'), 'n INT, t STRUCT<a: STRING>') AS d FROM clicks) WHERE d.n < 20"
+    ),
+    "repartition": lambda rows: rows.repartition(3).select("id"),
+}
+
+CLOSING: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "sliding windows": sliding,
+    "windows over the column of an older frame": tumbling_of_an_older_column,
+}
+
+WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "a count": lambda rows: rows.groupBy("app").count(),
+    "arithmetic of aggregates": lambda rows: (
+        rows.groupBy((rows.id % 10).alias("k")).agg({"id": "sum"}).selectExpr("k", "`sum(id)` / 2")
+    ),
+    "SQL with HAVING": sql(
+        "SELECT app, count(*) AS n, max(id) FROM clicks WHERE id > 5 GROUP BY app"
+        " HAVING max(id) > 597"
+    ),
+    "the first ones of a sorted count": lambda rows: (
+        rows.groupBy((rows.id % 7).alias("k")).agg({"id": "max"}).orderBy("k").limit(3)
+    ),
+    "SQL with windows": sql(
+        "SELECT window.start, app, sum(id) AS s FROM clicks GROUP BY window(at, '3 minutes'), app"
+    ),
+}
+
+
+def test_programs_of_spark_give_here_what_they_give_there(
+    spark: SparkSession, still: Still, rows: str, tmp_path: Path
+) -> None:
+    def writer(program: Callable[[DataFrame], DataFrame], number: int) -> StreamWriter:
+        """One job has them all, so each reads a place of its own."""
+        place = f"{tmp_path}/rows-{number}"
+        os.symlink(rows, place)
+        frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(place)
+        return still.writeStream(program(frame)).trigger(availableNow=True).uid(f"sink-{number}")
+
+    writers = [
+        writer(program, number).option("path", str(tmp_path / f"out-{number}"))
+        for number, program in enumerate([*APPENDED.values(), *CLOSING.values()])
+    ]
+    for number, program in enumerate(WHOLE.values()):
+        whole = writer(program, 100 + number).format("memory").outputMode("complete")
+        writers.append(whole.queryName(f"whole_{number}"))
+    location = str(tmp_path / "checkpoints")
+    query = still.start("programs", *writers, checkpointLocation=location)
+    assert query.awaitTermination(120)
+
+    table = spark.read.schema(SCHEMA).json(rows)
+    for number, (name, program) in enumerate({**APPENDED, **CLOSING}.items()):
+        truth = program(table)
+        if name in CLOSING:
+            truth = truth.where(CLOSED)
+        found = spark.read.schema(truth.schema).parquet(str(tmp_path / f"out-{number}"))
+        assert sorted(found.collect()) == sorted(truth.collect()), name
+        assert truth.count() > 0, name
+    for number, (name, program) in enumerate(WHOLE.items()):
+        found, truth = spark.table(f"whole_{number}"), program(table)
+        assert sorted(found.collect()) == sorted(truth.collect()), name
+        assert truth.count() > 0, name
+
+
+def test_a_source_and_a_watermark_that_appear_twice_are_there_once(
+    spark: SparkSession, still: Still, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = spark.readStream.format("rate").load()
+    again = spark.readStream.format("rate").load()
+    parts = [rows.withWatermark("timestamp", "1 minute") for rows in (one, one, again)]
+    still.stream(parts[0].union(parts[1]).union(parts[2])).explain()
+    assert "\ntask 2" not in capsys.readouterr().out  # the source, and what writes
+
+
+def test_our_own_verbs_go_on_after_spark_s(spark: SparkSession, still: Still) -> None:
+    rates = spark.readStream.format("rate").option("rowsPerSecond", 5).load()
+    stream = still.stream(rates.selectExpr("value % 3 as k").groupBy("k").count()).uid("counts")
+    assert stream.principal.given_uid == "counts"
+    assert stream.columns == ["k", "count"]
+
+
+def test_spark_s_verbs_go_on_after_ours(
+    spark: SparkSession, still: Still, rows: str, tmp_path: Path
+) -> None:
+    stream = still.readStream.schema(SCHEMA).json(rows)
+    twice = stream.flat_map_rows(lambda row: [(row.app,)] * 2, "app string").uid("twice")
+    twice.toDataFrame().createOrReplaceTempView("twice")
+    counts = spark.sql("SELECT app, count(*) FROM twice GROUP BY app")
+    writer = still.writeStream(counts).format("memory").queryName("counted").outputMode("complete")
+    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert sorted(spark.table("counted").collect()) == [(f"a{i}", ROWS // 3 * 2) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (lambda rows: rows.orderBy("value").where("value > 1"), "this step .*: Sort"),
+        (lambda rows: rows.selectExpr("explode(map(1, value))"), "this step .*: Generate"),
+        (lambda rows: rows.rollup("value").count(), "this step .*: Expand"),
+    ],
+)
+def test_a_step_that_is_not_there_is_refused_with_its_name(
+    spark: SparkSession, still: Still, program: Callable[[DataFrame], DataFrame], sentence: str
+) -> None:
+    with pytest.raises(BuildError, match=sentence):
+        still.writeStream(program(spark.readStream.format("rate").load()))
+
+
+@pytest.mark.parametrize("mode", ["append", "update"])
+def test_a_result_is_sorted_as_a_whole_or_not_at_all(
+    spark: SparkSession, still: Still, tmp_path: Path, mode: str
+) -> None:
+    from pyspark.sql.functions import window
+
+    rates = spark.readStream.format("rate").load().withWatermark("timestamp", "1 second")
+    counts = rates.groupBy(window("timestamp", "1 second")).count().orderBy("count")
+    writer = still.writeStream(counts).format("memory").queryName("sorted").outputMode(mode)
+    with pytest.raises(BuildError, match=r"Sorting is not supported .* in Complete output mode"):
+        writer.option("checkpointLocation", str(tmp_path)).start()
+
+
+def test_a_source_that_is_not_there_is_refused_with_those_that_are(
+    spark: SparkSession, still: Still, tmp_path: Path
+) -> None:
+    with pytest.raises(BuildError, match=r"the source orc of this .*parquet, json"):
+        still.stream(spark.readStream.schema("a int").orc(str(tmp_path)))
+
+
+def test_an_option_that_nobody_honours_is_named(
+    spark: SparkSession, still: Still, rows: str
+) -> None:
+    frame = spark.readStream.schema(SCHEMA).option("latestFirst", "true").json(rows)
+    with pytest.raises(BuildError, match="latestFirst"):
+        still.stream(frame)
+
+
+def test_everywhere_takes_the_queries_of_its_session_and_no_other_s(
+    spark: SparkSession, rows: str, tmp_path: Path
+) -> None:
+    from stillframe.coordinator.query import Query
+
+    other = spark.newSession()
+    stillframe.everywhere(spark)
+    try:
+        counts = spark.readStream.schema(SCHEMA).json(rows).groupBy("app").count()
+        writer = counts.writeStream.format("memory").queryName("counted").outputMode("complete")
+        query = writer.trigger(availableNow=True).start()
+        assert isinstance(query, Query)
+        assert query.awaitTermination(60)
+        assert sorted(spark.table("counted").collect()) == [(f"a{i}", ROWS // 3) for i in range(3)]
+        theirs = other.readStream.format("rate").load().writeStream
+        assert type(theirs).__module__.startswith("pyspark.")
+        with pytest.raises(Exception, match="writeStream"):
+            spark.range(1).writeStream  # noqa: B018
+    finally:
+        stillframe.nowhere()
+    assert type(counts.writeStream).__module__.startswith("pyspark.")
+
+
+@pytest.mark.kafka
+def test_everywhere_reads_kafka_without_a_jar(
+    spark: SparkSession, kafka: Any, tmp_path: Path
+) -> None:
+    from pyspark.sql.functions import explode, split
+
+    topic = kafka.topic(2)
+    for partition in range(2):
+        kafka.send(topic, [b"a b", b"b c"], partition)
+    stillframe.everywhere(spark)
+    try:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.address)
+        lines = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
+        words = lines.selectExpr("CAST(value AS STRING)").select(
+            explode(split("value", " ")).alias("word")
+        )
+        writer = words.groupBy("word").count().writeStream.format("memory").queryName("words")
+        query = writer.outputMode("complete").trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        assert sorted(spark.table("words").collect()) == [("a", 2), ("b", 4), ("c", 2)]
+    finally:
+        stillframe.nowhere()
