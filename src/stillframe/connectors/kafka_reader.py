@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from stillframe.api.sources import BlockingReader, Lag, ReadItem, SourceContext, Split
 from stillframe.connectors.kafka_client import Client, Partition, made, refused
@@ -255,7 +255,7 @@ class KafkaReader(BlockingReader):
         return [first, *more]
 
     def _batches(self, messages: list[Any]) -> Iterator[ReadItem]:
-        told = [message for message in messages if message.error() is not None]
+        told = list(filter(Message.error, messages))
         if len(told) < len(messages):
             self._trouble = None
         if told:
