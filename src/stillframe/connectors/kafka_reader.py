@@ -58,6 +58,8 @@ _USUAL: Mapping[str, Any] = {
     "isolation.level": "read_committed",
     # Records are waited for at the broker for so long; then it says that the end is reached.
     "fetch.wait.max.ms": 100,
+    # Of a full queue; the usual second is three times as long as it takes to empty it.
+    "fetch.queue.backoff.ms": 10,
     "fetch.message.max.bytes": 4 << 20,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 64 << 10,

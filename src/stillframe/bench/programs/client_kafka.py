@@ -25,6 +25,7 @@ from confluent_kafka import KafkaError, Producer, TopicPartition
 _READING = {
     "isolation.level": "read_committed",
     "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 10,
     "fetch.message.max.bytes": 4 << 20,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 64 << 10,
