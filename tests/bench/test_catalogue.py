@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stillframe.bench.catalogue import PEERS, Benchmark, benchmarks, chosen
+from stillframe.bench.catalogue import benchmarks, chosen
 from stillframe.bench.engines import Engines
 from stillframe.bench.peers import PROGRAMS
+from stillframe.bench.trials import PEERS, Benchmark
 from stillframe.cli.bench import asked_for
 from stillframe.errors import BuildError
 
@@ -33,6 +34,7 @@ def test_every_benchmark_that_was_promised_is_there():
     assert list(ALL) == [
         "views", "users", "views-rocksdb", "users-rocksdb", "views-parquet", "rows", "rows-by-key",
         "latency", "slow-channel", "checkpoint-cost", "state-size", "recovery", "growth",
+        "kafka-counts", "kafka-values", "kafka-sink", "kafka-latency",
     ]  # fmt: skip
 
 
@@ -58,6 +60,8 @@ def test_every_target_of_the_table_is_judged_somewhere():
         ("latency", "≤ 20 ms"), ("latency", "≤ 2 ×"), ("latency", "≤ 0.1 ×"),
         ("checkpoint-cost", "≥ 0.95 ×"), ("checkpoint-cost", "≥ 0.95 ×"),
         ("recovery", "≤ 5 s"),
+        ("kafka-counts", "≥ 3 ×"), ("kafka-counts", "≥ 1 ×"), ("kafka-values", "≥ 0.8 ×"),
+        ("kafka-sink", "≥ 0.6 ×"), ("kafka-latency", "≤ 300 ms"),
     ]  # fmt: skip
 
 
@@ -87,6 +91,10 @@ def test_quick_is_a_part_of_the_whole_and_shorter():
             "Flink, buffer timeout 1 ms, aligned, 10,000/s",
             "Spark micro-batch, 10,000/s",
         ],
+        "kafka-counts": ["Stillframe", "Spark Structured Streaming", "Flink KafkaSource"],
+        "kafka-values": ["Stillframe", "Consumer.consume alone"],
+        "kafka-sink": ["Stillframe", "Producer alone, in transactions"],
+        "kafka-latency": ["Stillframe, 10,000/s, a checkpoint every 200 ms"],
     }
     assert {trial.params["backend"] for trial in found[0].trials} == {"heap"}
     for quick in found:
@@ -94,6 +102,8 @@ def test_quick_is_a_part_of_the_whole_and_shorter():
         for trial in quick.trials:
             assert trial.params["seconds"] < whole[trial.label]["seconds"]
             assert trial.params["warmup_records"] <= whole[trial.label]["warmup_records"]
+            if trial.params["input_records"] is not None:
+                assert trial.params["input_records"] < whole[trial.label]["input_records"]
 
 
 def test_peers_and_benchmarks_can_be_chosen():
@@ -107,6 +117,13 @@ def test_peers_and_benchmarks_can_be_chosen():
     assert len(asked_for(arguments())) == len(ALL)
 
 
+def test_one_name_asks_for_all_that_is_measured_with_kafka():
+    names = ["kafka-counts", "kafka-values", "kafka-sink", "kafka-latency"]
+
+    assert [each.name for each in asked_for(arguments("kafka"))] == names
+    assert [each.name for each in asked_for(arguments("views", "kafka"))] == ["views", *names]
+
+
 def test_each_trial_is_measured_for_as_long_as_was_asked_for():
     found = asked_for(arguments("views", seconds=3))
 
@@ -117,7 +134,7 @@ def test_each_trial_is_measured_for_as_long_as_was_asked_for():
     ("given", "sentence"),
     [
         (arguments("view"), "there is no benchmark 'view', did you mean 'views'?"),
-        (arguments("kafka"), "there is no benchmark 'kafka'; there are: "),
+        (arguments("pulsar"), "there is no benchmark 'pulsar'; there are: "),
         (arguments(peers="flnk"), "there is no peer 'flnk', did you mean 'flink'?"),
         (arguments("recovery", quick=True), "recovery has nothing in --quick"),
     ],

@@ -30,7 +30,7 @@ def test_an_interrupted_writing_leaves_nothing_that_is_taken_for_whole(tmp_path,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(inputs, "_batch", interrupted)
+        broken.setattr(inputs, "views", interrupted)
         with pytest.raises(KeyboardInterrupt):
             page_views(tmp_path, records=10, files=1)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from stillframe.bench.catalogue import (
+from stillframe.bench.plots import NoMatplotlib, draw
+from stillframe.bench.report import Spread, markdown, noise, spread_of, told, told_run, verdict
+from stillframe.bench.results import Machine, Results, Run, busy_cores, this_machine
+from stillframe.bench.trials import (
     CHECKPOINT,
     P99,
     RATE,
@@ -18,9 +21,6 @@ from stillframe.bench.catalogue import (
     Target,
     Trial,
 )
-from stillframe.bench.plots import NoMatplotlib, draw
-from stillframe.bench.report import Spread, markdown, noise, spread_of, told, told_run, verdict
-from stillframe.bench.results import Machine, Results, Run, busy_cores, this_machine
 
 MACHINE = Machine(2, 8_000_000_000, "a processor", "Linux 6.1", "3.11.7")
 

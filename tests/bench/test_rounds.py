@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stillframe.bench.catalogue import RATE, Benchmark, Engine, Target, Trial
 from stillframe.bench.engines import Engines
 from stillframe.bench.peers import Environment
 from stillframe.bench.results import Results, Run, results_from
 from stillframe.bench.rounds import in_turn
+from stillframe.bench.trials import RATE, Benchmark, Engine, Target, Trial
 from stillframe.cli.bench import measure
 from stillframe.cli.lines import Lines
 from stillframe.errors import BuildError

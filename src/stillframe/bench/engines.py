@@ -10,21 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import stillframe
-from stillframe.bench.catalogue import Engine, Trial
 from stillframe.bench.peers import (
     PROGRAMS,
     CannotInstall,
     Environment,
     Jdk,
+    bring_spark_s_kafka,
     environments,
     find_jdk,
     flink_class_path,
     python_of,
 )
+from stillframe.bench.trials import Engine, Trial
 from stillframe.spark.java import ensure_java
 
-_FAMILIES = {"strings": "throughput", "integers": "throughput", "growth": "throughput"}
+_FAMILIES = {
+    "strings": "throughput",
+    "integers": "throughput",
+    "growth": "throughput",
+    "kafka_counts": "kafka",
+    "kafka_values": "kafka",
+    "kafka_sink": "kafka",
+}
 """Workloads that share a program; the others have one of their name."""
+_OF_OURS = ("stillframe", "client")
+"""Those that run in the environment of this command."""
 
 
 class Engines:
@@ -50,7 +60,7 @@ class Engines:
 
     def prepare(self, engine: Engine) -> None:
         """Make sure that it can be started; raises CannotInstall with the reason otherwise."""
-        if engine == "stillframe":
+        if engine in _OF_OURS:
             return
         if engine == "flink" and self._jdk is None:
             raise CannotInstall(
@@ -59,6 +69,8 @@ class Engines:
             )
         python = python_of(self._made_of[engine], self._home, self._tell)
         self._pythons[engine] = python
+        if engine == "spark":
+            bring_spark_s_kafka(self._home, self._tell)
         if engine == "flink" and self._jdk is not None:
             self._class_path = flink_class_path(python, self._jdk, self._home, self._tell)
 
@@ -85,7 +97,7 @@ class Engines:
         else:
             ensure_java(environ)
         environ["STILLFRAME_BENCH_HOME"] = str(self._home)
-        if engine == "stillframe":
+        if engine in _OF_OURS:
             # The one that is measured is the one whose command this is, installed or not.
             environ["PYTHONPATH"] = str(Path(stillframe.__file__).parents[1])
         return environ

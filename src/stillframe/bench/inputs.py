@@ -41,10 +41,10 @@ def _write(path: Path, records: int, files: int, part: int) -> None:
     with pq.ParquetWriter(path, SCHEMA) as writer:
         for start in range(0, rows, _ROW_GROUP_ROWS):
             stop = min(rows, start + _ROW_GROUP_ROWS)
-            writer.write_batch(_batch(source, part, start, stop), _ROW_GROUP_ROWS)
+            writer.write_batch(views(source, part, start, stop), _ROW_GROUP_ROWS)
 
 
-def _batch(source: ClickSource, part: int, start: int, stop: int) -> pa.RecordBatch:
+def views(source: ClickSource, part: int, start: int, stop: int) -> pa.RecordBatch:
     clicks = clicks_table(source, part, start, stop, ("id", "app_id", "user_id"))
     site, user = clicks.column("app_id"), clicks.column("user_id")
     page = pa.array(clicks.column("id").to_numpy() % np.int64(1000)).cast(pa.string())

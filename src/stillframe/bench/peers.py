@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from stillframe.bench.catalogue import Engine
 from stillframe.bench.processes import run_program
+from stillframe.bench.trials import Engine
 from stillframe.errors import StillframeError
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -48,6 +48,26 @@ _PARQUET_JARS = {
     ),
     "commons-logging:commons-logging:1.2": (
         "daddea1ea0be0f56978ab3006b8ac92834afeefbd9b7e4e6316fca57df0fa636"
+    ),
+}
+_FLINK_KAFKA_JARS = {
+    "org.apache.flink:flink-sql-connector-kafka:5.0.0-2.2": (
+        "5605c691d11a501382c383fecba37a7a552467da5ab7ba904ef5d6f3d62c5616"
+    ),
+}
+# Nor does Spark's wheel read Kafka. Of this version it runs on PySpark 4.2 and 4.3.
+_SPARK_KAFKA_JARS = {
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0": (
+        "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705"
+    ),
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0": (
+        "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767"
+    ),
+    "org.apache.kafka:kafka-clients:3.9.2": (
+        "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8"
+    ),
+    "org.apache.commons:commons-pool2:2.13.1": (
+        "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f"
     ),
 }
 _FETCH_SECONDS_MAX = 600.0
@@ -186,18 +206,27 @@ def find_jdk(environ: Mapping[str, str] | None = None) -> Jdk | None:
 def flink_class_path(
     python: Path, jdk: Jdk, home: Path, tell: Callable[[str], None] = lambda _: None
 ) -> str:
-    """The compiled programs, Flink itself out of its wheel, and its Parquet format. May raise."""
+    """The compiled programs, Flink itself out of its wheel, and connectors. May raise."""
     jars = _flink_jars(python)
-    try:
-        jars += fetched(_PARQUET_JARS, home / "flink-jars")
-    except CannotInstall as error:
-        tell(f"Flink goes without Parquet: {error}")
+    for name, more in (("Parquet", _PARQUET_JARS), ("Kafka", _FLINK_KAFKA_JARS)):
+        try:
+            jars += fetched(more, home / "flink-jars")
+        except CannotInstall as error:
+            tell(f"Flink goes without {name}: {error}")
     sources = sorted((PROGRAMS / "flink").glob("*.java"))
     if not sources:
         raise CannotInstall(f"there are no Java programs in {PROGRAMS / 'flink'}")
     with _alone(home, "flink-classes"):
         classes = compiled(sources, jars, jdk, home)
     return os.pathsep.join(map(str, (classes, *jars)))
+
+
+def bring_spark_s_kafka(home: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Where its program looks for them: the jars of Spark's Kafka source."""
+    try:
+        fetched(_SPARK_KAFKA_JARS, home / "spark-kafka-jars")
+    except CannotInstall as error:
+        tell(f"Spark goes without Kafka: {error}")
 
 
 def _flink_jars(python: Path) -> list[Path]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stillframe.bench.catalogue import UNITS, Benchmark
 from stillframe.bench.report import Spread, spread_of
 from stillframe.bench.results import Results
+from stillframe.bench.trials import UNITS, Benchmark
 
 HOW_TO_GET_THEM = "no plots: matplotlib is not installed (pip install 'stillframe[bench]')"
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from stillframe.bench.catalogue import (
+from stillframe.bench.results import Results, Run
+from stillframe.bench.trials import (
     CHECKPOINT,
     LOWER_IS_BETTER,
     P99,
@@ -21,7 +22,6 @@ from stillframe.bench.catalogue import (
     Benchmark,
     Target,
 )
-from stillframe.bench.results import Results, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from stillframe.bench.catalogue import Benchmark, Engine, Trial
 from stillframe.bench.engines import Engines
 from stillframe.bench.inputs import bring_into_memory, page_views
+from stillframe.bench.kafka import Kafka
 from stillframe.bench.peers import CannotInstall
 from stillframe.bench.processes import Ended, run_program
 from stillframe.bench.results import (
@@ -31,6 +31,8 @@ from stillframe.bench.results import (
     load_average,
     parse_result,
 )
+from stillframe.bench.trials import Benchmark, Engine, Trial
+from stillframe.testing.kafka_node import NoBroker
 
 CANNOT_DO = 3
 """The exit code of a program that has no such combination."""
@@ -55,6 +57,7 @@ class Rounds:
         self._inputs = inputs
         self._on_run = on_run
         self._tell = tell
+        self._kafka = Kafka(tell)
         self._impossible: set[tuple[str, str]] = set()
         """Trials that have said so themselves: benchmark and label."""
 
@@ -70,6 +73,12 @@ class Rounds:
 
     def run(self, benchmarks: Sequence[Benchmark], rounds: int) -> None:
         (self._output / "logs").mkdir(parents=True, exist_ok=True)
+        try:
+            self._run_all(benchmarks, rounds)
+        finally:
+            self._kafka.close()
+
+    def _run_all(self, benchmarks: Sequence[Benchmark], rounds: int) -> None:
         for benchmark in benchmarks:
             trials = [trial for trial in benchmark.trials if self._is_here(trial.engine)]
             for round_number in range(1, rounds + 1):
@@ -101,11 +110,10 @@ class Rounds:
     def _measured(
         self, benchmark: Benchmark, trial: Trial, round_number: int, scratch: Path
     ) -> Run:
-        params: dict[str, Any] = {**trial.params, "directory": str(scratch)}
-        if trial.params["source"] == "parquet":
-            files = page_views(self._inputs, trial.params["input_records"])
-            bring_into_memory(files)
-            params["input"] = str(files)
+        try:
+            params = self._given(trial, scratch)
+        except NoBroker as error:
+            return _left_out(benchmark, trial, round_number, str(error))
         log = self._output / "logs" / file_name(benchmark.name, trial.label, round_number)
         output, errors = log.with_suffix(".out"), log.with_suffix(".err")
         began, average, load_before = now(), load_average(), busy_cores()
@@ -132,6 +140,33 @@ class Rounds:
             reason=reason,
             result=result,
         )
+
+    def _given(self, trial: Trial, scratch: Path) -> dict[str, Any]:
+        """What its program is told; inputs are made here."""
+        params: dict[str, Any] = {**trial.params, "directory": str(scratch)}
+        if trial.params["source"] == "parquet":
+            files = page_views(self._inputs, trial.params["input_records"])
+            bring_into_memory(files)
+            params["input"] = str(files)
+        if trial.workload.startswith("kafka"):
+            params |= self._kafka.given(trial.params)
+        return params
+
+
+def _left_out(benchmark: Benchmark, trial: Trial, round_number: int, reason: str) -> Run:
+    return Run(
+        benchmark=benchmark.name,
+        label=trial.label,
+        engine=trial.engine,
+        round=round_number,
+        params=dict(trial.params),
+        began=now(),
+        load_before=0.0,
+        load_average=load_average(),
+        wall_seconds=0.0,
+        status="left out",
+        reason=reason,
+    )
 
 
 def in_turn(trials: Sequence[Trial], round_number: int) -> list[Trial]:

@@ -14,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 
 from stillframe import __version__
-from stillframe.bench.catalogue import PEERS, Benchmark, benchmarks, chosen
+from stillframe.bench.catalogue import GROUPS, benchmarks, chosen
 from stillframe.bench.engines import Engines
 from stillframe.bench.peers import BYTEWAX_VERSION, FLINK_VERSION, bench_home
 from stillframe.bench.plots import NoMatplotlib, draw
 from stillframe.bench.report import Verdict, markdown, noise, target_table, told_run, verdict
 from stillframe.bench.results import Results, Run, results_from, this_machine
 from stillframe.bench.rounds import RESULTS, Rounds, now
+from stillframe.bench.trials import PEERS, Benchmark
 from stillframe.cli.lines import Lines
 from stillframe.config import nearest_of
 from stillframe.errors import BuildError
@@ -111,7 +112,7 @@ def _shown(results: Results, wanted: list[Benchmark], goes_on: bool) -> list[Ben
 def asked_for(arguments: argparse.Namespace) -> list[Benchmark]:
     """The benchmarks that a command line names; raises for names that nobody knows."""
     everything = benchmarks()
-    _refuse_unknown(arguments.names, list(everything), "benchmark")
+    _refuse_unknown(arguments.names, [*everything, *GROUPS], "benchmark")
     peers = [peer for peer in arguments.peers.split(",") if peer and peer != "none"]
     _refuse_unknown(peers, list(PEERS), "peer")
     found = chosen(

@@ -341,16 +341,17 @@ def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
         nargs="*",
         metavar="NAME",
         help="views, users, views-rocksdb, users-rocksdb, views-parquet, rows, rows-by-key,"
-        " latency, slow-channel, checkpoint-cost, state-size, recovery, growth (all)",
+        " latency, slow-channel, checkpoint-cost, state-size, recovery, growth, kafka-counts,"
+        " kafka-values, kafka-sink, kafka-latency, or kafka for the last four (all)",
     )
     command.add_argument(
         "--quick",
         action="store_true",
-        help="views, users, rows and latency at 10,000/s only, shorter, one round",
+        help="views, users, rows, latency at 10,000/s and Kafka only, shorter, one round",
     )
     command.add_argument(
         "--peers",
-        default="flink,pyflink,spark,bytewax",
+        default="flink,pyflink,spark,bytewax,client",
         metavar="P,…",
         help="with which peers (%(default)s), or none",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -131,10 +131,9 @@ class Columns:
         A tombstone, or an empty value, is a row of nulls.
         """
         assert self._json is not None
-        values = [message.value() for message in messages]
-        texts = [v if v and not v.isspace() else b"{}" for v in values]
+        texts = _texts([message.value() for message in messages])
         try:
-            records = self._json.read(Texts.of(texts))
+            records = self._json.read(texts)
         except Malformed as error:
             raise _unfit(topic, partition, messages[error.place], error.why) from None
         self.records_malformed += records.malformed
@@ -152,6 +151,15 @@ def _unfit(topic: str, partition: int, message: Any, why: str) -> DataError:
         f" fit the schema ({why}): correct the schema, or set mode to PERMISSIVE; it begins"
         f" {begins!r}"
     )
+
+
+def _texts(values: list[bytes | None]) -> Texts:
+    """Where there is none, or nothing in it, an object of nothing."""
+    if all(values):
+        texts = Texts.of(cast("list[bytes]", values))
+        if texts.all_begin_with(b"{"):  # the usual case, without a look at each
+            return texts
+    return Texts.of(value if value and not value.isspace() else b"{}" for value in values)
 
 
 def _same(name: str, topic: str, partition: int) -> pa.Scalar:

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from stillframe.api.sources import BlockingReader, Lag, ReadItem, SourceContext, Split
 from stillframe.connectors.kafka_client import Client, Partition, made, refused
@@ -58,6 +58,8 @@ _USUAL: Mapping[str, Any] = {
     "isolation.level": "read_committed",
     # Records are waited for at the broker for so long; then it says that the end is reached.
     "fetch.wait.max.ms": 100,
+    # Of a full queue; the usual second is three times as long as it takes to empty it.
+    "fetch.queue.backoff.ms": 10,
     "fetch.message.max.bytes": 4 << 20,
     "queued.min.messages": 200_000,
     "queued.max.messages.kbytes": 64 << 10,
@@ -255,7 +257,7 @@ class KafkaReader(BlockingReader):
         return [first, *more]
 
     def _batches(self, messages: list[Any]) -> Iterator[ReadItem]:
-        told = [message for message in messages if message.error() is not None]
+        told = list(filter(Message.error, messages))
         if len(told) < len(messages):
             self._trouble = None
         if told:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -100,11 +101,12 @@ class Producing:
     def produced(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str]]:
         """Queue these rows; the places of those that the client itself refuses, and why."""
         produce, poll = self.producer.produce, self.producer.poll
-        for place, row in enumerate(_rows(batch, self._destination.topic)):
-            topic, value, key, partition, headers = row
+        if "headers" in batch.schema.names:
+            produce = _with_headers(produce)
+        for place, arguments in enumerate(_rows(batch, self._destination.topic)):
             while True:
                 try:
-                    produce(topic, value, key, partition, headers=headers)
+                    produce(*arguments)
                     break
                 except BufferError:
                     poll(_ROOM_SECONDS)
@@ -161,27 +163,30 @@ def _batch_bytes(client: Client, topic: str | None) -> int:
     return min(int(said or _BATCH_BYTES_MAX), _BATCH_BYTES_MAX)
 
 
-def _rows(
-    batch: pa.RecordBatch, topic: str | None
-) -> Iterator[tuple[str, bytes, bytes, int, list[tuple[str, bytes]] | None]]:
-    names, rows = batch.schema.names, batch.num_rows
-
-    def column(name: str, otherwise: Any) -> list[Any]:
-        if name not in names:
-            return [otherwise] * rows
-        return [otherwise if value is None else value for value in batch.column(name).to_pylist()]
-
-    headers = [
-        each and [(pair["key"], pair["value"]) for pair in each] for each in column("headers", None)
+def _rows(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
+    """What `produce` is called with for each row: by place, and no more than there are columns
+    for, since a call with all of it takes twice as long. Headers come last, if there are any."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    takes = [
+        repeat(topic) if topic is not None else columns["topic"].to_pylist(),
+        columns["value"].to_pylist(),
     ]
-    topics = [topic] * rows if topic is not None else column("topic", None)
-    yield from zip(
-        topics,
-        column("value", None),
-        column("key", None),
-        column("partition", -1),
-        headers,
-        strict=True,
+    if columns.keys() & {"key", "partition", "headers"}:
+        takes.append(columns["key"].to_pylist() if "key" in columns else repeat(None))
+    if columns.keys() & {"partition", "headers"}:
+        partition = columns.get("partition")
+        takes.append(repeat(-1) if partition is None else partition.fill_null(-1).to_pylist())
+    if "headers" in columns:
+        headers = columns["headers"].to_pylist()
+        pairs = [each and [(pair["key"], pair["value"]) for pair in each] for each in headers]
+        takes.append(pairs)
+    return zip(*takes)  # noqa: B905 (some have no end)
+
+
+def _with_headers(produce: Callable[..., None]) -> Callable[..., None]:
+    """They can only be given by name."""
+    return lambda topic, value, key, partition, headers: produce(
+        topic, value, key, partition, headers=headers
     )
 
 

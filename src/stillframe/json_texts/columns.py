@@ -68,9 +68,9 @@ class Texts:
     @classmethod
     def of(cls, texts: Iterable[bytes]) -> Texts:
         parts = list(texts)
-        ends = np.cumsum([len(part) + 1 for part in parts], dtype=np.int64) - 1
-        starts = np.concatenate(([0], ends[:-1] + 1)).astype(np.int64)[: len(parts)]
-        return cls(b"\n".join(parts), starts, ends)
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        ends = np.cumsum(lengths + 1) - 1
+        return cls(b"\n".join(parts), ends - lengths, ends)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -80,6 +80,11 @@ class Texts:
 
     def picked(self, places: _Places | slice) -> Texts:
         return Texts(self.data, self.starts[places], self.ends[places])
+
+    def all_begin_with(self, sign: bytes) -> bool:
+        """With this byte; none of them is empty."""
+        octets = np.frombuffer(self.data, dtype=np.uint8)
+        return bool((octets[self.starts] == ord(sign)).all())
 
     def text_around(self, at: int) -> int:
         """The place of the text that this byte belongs to."""

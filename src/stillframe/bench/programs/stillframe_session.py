@@ -121,18 +121,18 @@ def checkpoint_figures(completed, failed):
     }
 
 
-def run_twice(params, started_s, build, counted, output_mode):
+def run_twice(params, started_s, build, counted, output_mode, sink=None):
     """Run the job for warming up, then the one that is measured, and tell what it did.
 
     `build` makes the stream of a job, of its name and how many records to generate; `counted` says
-    what the last checkpoint of a job holds.
+    what the last checkpoint of a job holds; `sink` are the options of another sink than `noop`.
     """
     spark = open_session(params["parallelism"])
     still = stillframe.on(spark)
 
     def run(name, records):
         stream = build(still, params, name, max(WARMUP_RECORDS_MIN, int(records)))
-        return _ran(still, params, name, stream, counted, output_mode)
+        return _ran(still, params, name, stream, counted, output_mode, sink or {"format": "noop"})
 
     warm_up = run("warm-up", params["warmup_records"])
     speed = warm_up["records"] / warm_up["watch"].seconds()
@@ -140,11 +140,12 @@ def run_twice(params, started_s, build, counted, output_mode):
     _tell_speed(spark, params, started_s, warm_up, measured)
 
 
-def _ran(still, params, name, stream, counted, output_mode):
+def _ran(still, params, name, stream, counted, output_mode, sink):
     began = time.monotonic()
     checkpoints_at = os.path.join(params["directory"], "checkpoints")
-    writer = stream.writeStream.outputMode(output_mode).format("noop").queryName(name)
-    if params.get("source") == "parquet":
+    writer = stream.writeStream.outputMode(output_mode).format(sink["format"]).queryName(name)
+    writer = writer.options(**{option: sink[option] for option in sink if option != "format"})
+    if params.get("source") in ("parquet", "kafka"):
         writer = writer.trigger(availableNow=True)
     watch = Watch()
     query = writer.options(**job_options(params, checkpoints_at)).start()

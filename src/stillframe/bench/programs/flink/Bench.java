@@ -31,6 +31,8 @@ public final class Bench {
                         : new DataStreamThroughput(params).run();
             case "latency":
                 return new Latency(params).run();
+            case "kafka_counts":
+                return new KafkaCounts(params).run();
             case "state":
                 return new StateSize(params).run();
             default:

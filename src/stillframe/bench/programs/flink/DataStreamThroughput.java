@@ -54,7 +54,7 @@ final class DataStreamThroughput extends Throughput {
     }
 
     /** A record is its key: nothing else is serialized. */
-    private static <K> void count(DataStream<K> keys, TypeInformation<K> type) {
+    static <K> void count(DataStream<K> keys, TypeInformation<K> type) {
         keys.keyBy(key -> key, type)
                 .process(new Count<K>())
                 .returns(Types.TUPLE(type, Types.LONG))

@@ -20,7 +20,9 @@ public final class Params {
     public final String variant;
     public final String source;
     public final String input;
+    public final String warmupInput;
     public final long inputRecords;
+    public final String brokers;
     public final String backend;
     public final int parallelism;
     /** 0: no checkpoints. */
@@ -51,6 +53,8 @@ public final class Params {
         variant = text("variant", "datastream");
         source = text("source", "generator");
         input = text("input", "");
+        warmupInput = text("warmup_input", "");
+        brokers = text("brokers", "");
         inputRecords = number("input_records", 0);
         backend = text("backend", "heap");
         parallelism = (int) number("parallelism", 2);

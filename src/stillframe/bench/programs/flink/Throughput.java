@@ -70,7 +70,7 @@ abstract class Throughput {
         return params.keyedByNumber() ? "user_id" : "app_id";
     }
 
-    protected static void check(String what, long seen, long expected) {
+    static void check(String what, long seen, long expected) {
         if (seen != expected) {
             throw new IllegalStateException(what + " is " + seen + ", not " + expected);
         }
