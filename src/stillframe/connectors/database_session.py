@@ -28,8 +28,8 @@ CONNECT_SECONDS_MAX = 5
 LOCK_SECONDS_MAX = 10
 IDLE_SECONDS_MAX = 60
 """How long a transaction of ours may say nothing: behind it a process stands still."""
-_NO_MARK = 0
-"""Checkpoints are counted from 1."""
+_NO_MARK = -1
+"""A row that is there only to be locked, until its transaction writes a mark."""
 
 
 class Refused(DataError):
@@ -204,6 +204,12 @@ class Session(ABC):
             checkpoint_id,
             writer,
         )
+        self.execute("commit")
+
+    def forget(self, writer: str) -> None:
+        """Remove its mark, when nobody is at it."""
+        self.begin(writer)
+        self.execute(f"delete from {self.named(self.table.marks)} where writer = %s", writer)
         self.execute("commit")
 
     @contextmanager

@@ -20,6 +20,7 @@ import logging
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +41,7 @@ from stillframe.connectors.transactional import (
     required_staging,
 )
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
+from stillframe.ids import Writer
 from stillframe.options import Options
 
 log = logging.getLogger("stillframe")
@@ -76,6 +78,9 @@ def _from_options(options: Options, schema: pa.Schema, wanted: Dialect | None) -
 class DatabaseSink(TransactionalSink):
     """Rows show in the table with each checkpoint, each once, whatever is killed."""
 
+    marks_expire: ClassVar[bool] = True
+    """Not by themselves, but a table is easily emptied."""
+
     address: Address
     table: Table
     on_refused: OnRefused = "fail"
@@ -104,6 +109,9 @@ class DatabaseSink(TransactionalSink):
                 session.check_start()
         except (DataError, Unavailable) as error:
             raise StartRefused(str(error)) from None
+
+    def mark_in_words(self, writer: Writer) -> str:
+        return f"row of writer {writer} in table {self.table.marks}"
 
     def describe(self) -> str:
         return f"{self.address.dialect} table {self.table.name} at {self.address}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +13,6 @@ from stillframe.api.sinks import Target
 from stillframe.connectors.database_options import Table
 from stillframe.connectors.database_session import Refused, Session
 from stillframe.ids import CheckpointId, Mark, Writer
-
-log = logging.getLogger("stillframe")
 
 _CHUNK_ROWS_MAX = 50_000
 _PLACE = "__place"
@@ -29,22 +27,11 @@ class DatabaseTarget(Target):
         self._table = table
         self._open_session = open_session
         self._session: Session | None = None
-        self._written: dict[Writer, CheckpointId] = {}
 
     def begin(self, writer: Writer) -> CheckpointId | None:
         self.close()
         self._session = self._open_session()
         found = self._session.begin(str(writer))
-        known = self._written.get(writer)
-        if known is not None and (found is None or found < known):
-            log.error(
-                "the mark of %s is gone from table %s, where it was %s: somebody has emptied it;"
-                " nothing is lost or doubled yet, but a part whose commit is repeated after a crash"
-                " would be written twice: leave the table alone while the job exists",
-                writer,
-                self._table.marks,
-                known,
-            )
         return None if found is None else CheckpointId(found)
 
     def write(self, mark: Mark, rows: Iterator[pa.RecordBatch], refuse: Refuse) -> None:
@@ -54,7 +41,6 @@ class DatabaseTarget(Target):
             self._take(session, chunk, refusals)
         refusals.tell(refuse)
         session.commit(str(mark.writer), mark.checkpoint_id)
-        self._written[mark.writer] = mark.checkpoint_id
         self.close()
 
     def _take(self, session: Session, chunk: pa.RecordBatch, refusals: _Refusals) -> None:
@@ -84,6 +70,10 @@ class DatabaseTarget(Target):
                 session.delete(gone.select(list(table.keys)))
         if newest.num_rows:
             session.merge(newest.select(table.columns.names))
+
+    def forget(self, writer: Writer) -> None:
+        with closing(self._open_session()) as session:
+            session.forget(str(writer))
 
     def abandon(self) -> None:
         self.close()

@@ -205,7 +205,7 @@ class MysqlSession(Session):
     def add_mark(self, writer: str) -> None:
         self.execute(
             f"insert ignore into {self.named(self.table.marks)} (writer, checkpoint_id)"
-            " values (%s, 0)",
+            " values (%s, -1)",
             writer,
         )
 

@@ -159,7 +159,7 @@ class PostgresSession(Session):
 
     def add_mark(self, writer: str) -> None:
         self.execute(
-            f"insert into {self.named(self.table.marks)} (writer, checkpoint_id) values (%s, 0)"
+            f"insert into {self.named(self.table.marks)} (writer, checkpoint_id) values (%s, -1)"
             " on conflict (writer) do nothing",
             writer,
         )
