@@ -1,4 +1,5 @@
-"""What the tests share: a Spark session, an S3 server and a Kafka broker, for those that ask."""
+"""What the tests share: a Spark session, an S3 server, a Kafka broker and databases, for those that
+ask."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 from ports import hold_port, port_of
 
 if TYPE_CHECKING:
+    from database_servers import Server
     from kafka_broker import Broker
     from pyspark.sql import SparkSession
 
@@ -322,3 +324,39 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
     with running_broker(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+# --- Databases -----------------------------------------------------------------------------------
+
+
+def _served(kind: str) -> Iterator[Server]:
+    """For all tests of a worker; a test that kills it starts it again."""
+    import database_servers
+
+    # Not below the directories of pytest, which only we may enter: the server is somebody else.
+    with (
+        tempfile.TemporaryDirectory(prefix="stillframe-database-") as home,
+        closing(hold_port()) as held,
+    ):
+        made: Any = getattr(database_servers, kind)
+        server: Server = made(Path(home), port_of(held))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    yield from _served("PostgresServer")
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[Server]:
+    yield from _served("MysqlServer")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Server]:
+    yield from _served("MariadbServer")

@@ -108,10 +108,25 @@ def test_every_python_block_about_kafka_runs(spark, working_directory, servers, 
     assert b"10" in kafka.values("counts")
 
 
+DATABASES = ROOT / "docs/connectors/databases.md"
+
+
+@pytest.mark.spark
+@pytest.mark.database
+def test_every_python_block_about_databases_runs(spark, working_directory, postgres, monkeypatch):
+    from database_servers import PASSWORD
+
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    run_blocks(DATABASES, spark, url=postgres.url)
+
+    assert postgres.execute("select sum(count) from counts") == [(10_000,)]
+    assert postgres.execute("select count(distinct id), count(*) from clicks") == [(10_000,) * 2]
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "document",
-    [page for page in DOCUMENTS if page != KAFKA and blocks(page, "python")],
+    [page for page in DOCUMENTS if page not in (KAFKA, DATABASES) and blocks(page, "python")],
     ids=name_of,
 )
 def test_every_python_block_of_a_document_runs(document, spark, working_directory):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from stillframe.connectors.database_sink import jdbc_from_options as database_from_options
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.function_sink import to_function
@@ -15,6 +16,7 @@ from stillframe.connectors.kafka_sink import Destination, KafkaSink
 from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.graph.guarantees import weigh
+from stillframe.options import Options
 from stillframe.spark.frames import UnresolvedFrame
 from stillframe.spark.guarantee_table import guarantee_table
 
@@ -31,6 +33,10 @@ SINKS = {
     "kafka": KafkaSink(Destination(Settings("localhost:9092"), "out"), "out"),
     "to_function(deliver)": to_function(print),
 }
+DATABASE = database_from_options(
+    Options("the sink jdbc", {"url": "jdbc:mysql://db/shop", "dbtable": "t"}), SCHEMA
+)
+SINKS |= dict.fromkeys(("postgres", "mysql", "jdbc"), DATABASE)
 MODES = ("exactly-once", "stop-the-world", "at-least-once", "at-most-once")
 
 

@@ -1,5 +1,6 @@
 """What a run of the tests says at its end: a test that was skipped has proved nothing."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,15 @@ def last_line_of(directory: Path, *arguments: str) -> str:
     """What the tests of a directory say last, with the conftest of these."""
     shutil.copy(Path(__file__).parent / "conftest.py", directory)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    shared = {"PYTHONPATH": str(Path(__file__).parent / "shared")}
+    ran = subprocess.run(
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **shared},
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout.splitlines()[-1]
 

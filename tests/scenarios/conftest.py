@@ -12,8 +12,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -92,6 +94,13 @@ class RunningQuery:
     def kill(self, slot: int, attempt: int = 1) -> None:
         running: SlotsRunning = self.wait(SlotsRunning, attempt=attempt)
         os.kill(running.pids[slot], signal.SIGKILL)
+
+    def kill_any(self, random: Random) -> None:
+        """One of the slots that run now, if any do, at a drawn moment."""
+        threading.Event().wait(random.random() * 0.3)
+        if pids := self.query.slot_pids:
+            with suppress(ProcessLookupError):
+                os.kill(random.choice(pids), signal.SIGKILL)
 
     def finish(self) -> None:
         """Wait for a good end."""

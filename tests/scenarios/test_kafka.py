@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import threading
 from collections import Counter
 from functools import partial
@@ -133,7 +131,7 @@ def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_n
     for step, parallelism in enumerate((4, 1, 3)):
         running.next_checkpoint()
         views.send(1_500, step % 2)
-        kill_one(running, random)
+        running.kill_any(random)
         if step != 1:
             kafka.kill()
             threading.Event().wait(random.random())  # it comes from outside, at any moment
@@ -143,7 +141,7 @@ def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_n
         with contextlib.suppress(StillframeError):  # a kill may come in its way
             running.query.rescale(parallelism, timeout=90)
         views.send(700, 0)
-        kill_one(running, random)
+        running.kill_any(random)
     foreign.abort_transaction(60)
     running.next_checkpoint()
     running.query.rescale(2, timeout=90)
@@ -154,13 +152,6 @@ def test_kills_of_slots_and_broker_rescales_and_new_partitions_lose_and_double_n
     see_all(running, views, until)
     assert kafka.open_transactions(views.out) | kafka.open_transactions(views.counts) == set()
     assert len(running.attempts()) > 3
-
-
-def kill_one(running, random):
-    threading.Event().wait(random.random() * 0.3)
-    if pids := running.query.slot_pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(random.choice(pids), signal.SIGKILL)
 
 
 def test_while_the_broker_is_away_the_job_waits_and_goes_on(page_views, views, kafka, until):

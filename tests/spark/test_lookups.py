@@ -100,7 +100,7 @@ def test_a_stream_of_sparks_own_is_refused(
     still: Still, orders: DataFrame, spark: SparkSession
 ) -> None:
     streaming = spark.readStream.format("rate").load().withColumnRenamed("value", "id")
-    with pytest.raises(BuildError, match=r"read it with still\.readStream"):
+    with pytest.raises(BuildError, match=r"make it a stream with still\.stream\(df\)"):
         still.stream(orders).join(streaming, "id")
 
 

@@ -32,6 +32,7 @@ from stillframe.bench.results import (
     parse_result,
 )
 from stillframe.bench.trials import Benchmark, Engine, Trial
+from stillframe.testing.fetched import NotFetched
 from stillframe.testing.kafka_node import NoBroker
 
 CANNOT_DO = 3
@@ -112,7 +113,7 @@ class Rounds:
     ) -> Run:
         try:
             params = self._given(trial, scratch)
-        except NoBroker as error:
+        except (NoBroker, NotFetched) as error:
             return _left_out(benchmark, trial, round_number, str(error))
         log = self._output / "logs" / file_name(benchmark.name, trial.label, round_number)
         output, errors = log.with_suffix(".out"), log.with_suffix(".err")

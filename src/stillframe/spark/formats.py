@@ -13,6 +13,14 @@ import pyarrow as pa
 from stillframe.api.sinks import Sink, SinkGuarantee
 from stillframe.api.sources import Source
 from stillframe.config import parse_duration_seconds, parse_flag
+from stillframe.connectors.database_options import SINK_OPTIONS as DATABASE_OPTIONS
+from stillframe.connectors.database_options import WITHOUT_EFFECT
+from stillframe.connectors.database_sink import (
+    DatabaseSink,
+    jdbc_from_options,
+    mysql_from_options,
+    postgres_from_options,
+)
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.files import FileSource, Following, local_path
@@ -87,12 +95,18 @@ class _Generator(OwnFormat):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kafka(OwnFormat):
-    secret_options: ClassVar[tuple[str, ...]] = SECRET_OPTIONS
+class MadeOfOptions(OwnFormat):
+    """One of which the options say all."""
+
     make: Callable[[Options, Any], Source | Sink]
 
     def from_options(self, options: Options, schema: pa.Schema | None) -> Source | Sink:
         return self.make(options, schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kafka(MadeOfOptions):
+    secret_options: ClassVar[tuple[str, ...]] = SECRET_OPTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +170,7 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
 }
 
 _SHARED = "a checkpoint location that driver and executors share"
+_DATABASE_TESTS = ("tests/connectors/test_databases.py", "tests/scenarios/test_databases.py")
 OWN_SINKS: Mapping[str, OwnFormat] = {
     "parquet": _OwnSink(
         kind=FileSink,
@@ -183,6 +198,34 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
         " least once",
         needs="brokers with transactions, and " + _SHARED,
         tested_by=("tests/connectors/test_kafka_sink.py", "tests/scenarios/test_kafka.py"),
+    ),
+    "postgres": MadeOfOptions(
+        kind=DatabaseSink,
+        guarantee="exactly-once",
+        option_names=DATABASE_OPTIONS,
+        make=postgres_from_options,
+        how="rows are staged, then one transaction writes them with a mark; with the option"
+        " `upsertKeys` they replace those with the same keys",
+        needs="a table of marks in the same database, and " + _SHARED,
+        tested_by=_DATABASE_TESTS,
+    ),
+    "mysql": MadeOfOptions(
+        kind=DatabaseSink,
+        guarantee="exactly-once",
+        option_names=DATABASE_OPTIONS,
+        make=mysql_from_options,
+        how="the same",
+        needs="the same, and tables with the engine InnoDB",
+        tested_by=_DATABASE_TESTS,
+    ),
+    "jdbc": MadeOfOptions(
+        kind=DatabaseSink,
+        guarantee="exactly-once",
+        option_names=(*DATABASE_OPTIONS, "driver", *WITHOUT_EFFECT),
+        make=jdbc_from_options,
+        how="one of the two above, as its `url` says",
+        needs="the same",
+        tested_by=("tests/connectors/test_databases.py", "tests/spark/test_databases.py"),
     ),
     "memory": _OwnSink(
         kind=StagedSink,

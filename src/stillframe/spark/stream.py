@@ -266,6 +266,7 @@ class Stream:
 
     def withWatermark(self, eventTime: str, delayThreshold: str) -> Stream:
         """Say which column is the event time, and by how much records may come out of order."""
+        refuse_updates(self)
         return watermarked(self, *watermark_of(self._frame, eventTime, delayThreshold))
 
     def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
@@ -500,13 +501,18 @@ def filtered(stream: Stream, frame: DataFrame) -> Stream:
 
 def watermarked(stream: Stream, operator: WithWatermark, columns: Any) -> Stream:
     """The stream with event time; `columns` are Spark's behind it, a sequence."""
+    refuse_updates(stream)
+    frame = frame_of_columns(stream._still.spark, columns)
+    return stream._then(operator, stream._node.schema, frame)
+
+
+def refuse_updates(stream: Stream) -> None:
+    """Raise if event time would come too late to it."""
     if stream._is_updates:
         raise BuildError(
             "this stream is already aggregated, and the windows it is about are closed by the"
             " event time of what comes in: call withWatermark before groupBy"
         )
-    frame = frame_of_columns(stream._still.spark, columns)
-    return stream._then(operator, stream._node.schema, frame)
 
 
 def projection_node(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema) -> Node:

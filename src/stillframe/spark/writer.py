@@ -294,7 +294,11 @@ class StreamWriter:
     @property
     def _is_made_of_options(self) -> bool:
         """Whether the options say all about the sink; ours that need more are built here."""
-        return self._function is None and (not self._format.is_own or self._is_own("kafka"))
+        of = self._format.of
+        is_built_here = isinstance(of, formats.OwnFormat) and not isinstance(
+            of, formats.MadeOfOptions
+        )
+        return self._function is None and not is_built_here
 
     def _sink_options(self) -> dict[str, str]:
         """Those that are the sink's own."""

