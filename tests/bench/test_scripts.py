@@ -14,6 +14,7 @@ SECONDS_MAX = 240.0
 TINY = {
     "checkpoints": ["--records", "200000", "--rounds", "1", "--only", "strings"],
     "commit_latency": ["--checkpoints", "3", "--slots", "1"],
+    "databases": ["--rows", "2000", "--rounds", "1", "postgres"],
     "duplicates": ["--keys", "2000", "--rounds", "1"],
     "joins": ["--batches", "2", "--rounds", "1"],
     "network": ["--seconds", "0.02", "--rounds", "1"],
