@@ -544,6 +544,19 @@ def test_the_console_shows_each_epoch_as_spark_shows_its_batches(
     assert shown.count("Batch:") == 1, "epochs without rows are not shown"
 
 
+def test_the_console_shows_a_whole_result_only_when_it_has_changed(
+    clicks: Stream, still: Still, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counts = clicks.groupBy("id").count().select("id")
+    writer = counts.writeStream.format("console").outputMode("complete")
+    node, _ = sink_of(still, checkpointed(writer, tmp_path))
+    for epoch, ids in enumerate(([1, 2], [1, 2], [1, 2, 3])):
+        files = staged_epoch(node, tmp_path, f"part-{epoch}", ids)
+        node.operator.sink.handler(epoch, MARK, files)
+    shown = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Batch")]
+    assert shown == ["Batch: 0", "Batch: 2"]
+
+
 @pytest.mark.parametrize(
     "wish",
     [

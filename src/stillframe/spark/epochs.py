@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,13 +108,19 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Prints the first rows of each epoch that has some, as Spark's console sink does."""
+    """Prints the first rows of each epoch that has some, as Spark's console sink does.
+
+    Where every epoch brings the whole result, only if it has changed: Spark makes no batch without
+    new rows, while epochs come with every checkpoint.
+    """
 
     spark: SparkSession
     schema: pa.Schema
     rows_max: int
     truncates: bool
+    is_whole: bool = False
     finish: Finish = as_it_is
+    _shown: list[pa.Table] = field(default_factory=list, init=False)
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         if self.finish is as_it_is:
@@ -126,8 +132,9 @@ class Console:
                     *(pq.read_table(file, schema=self.schema) for file in files),
                 ]
             )
-        if head.num_rows == 0:
+        if head.num_rows == 0 or (self.is_whole and self._shown == [head]):
             return
+        self._shown[:] = [head]
         line = "-" * 43
         print(f"{line}\nBatch: {epoch}\n{line}")
         frame = self.spark.createDataFrame(head, from_arrow_schema(self.schema))

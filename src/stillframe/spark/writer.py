@@ -393,6 +393,7 @@ class StreamWriter:
             self._schema,
             parse_count("numRows", rows),
             truncates=parse_flag("truncate", truncates),
+            is_whole=self._is_whole,
             finish=self._last_steps,
         )
         return replace(self._staged(console, "console", job, config), tied_to="console")
