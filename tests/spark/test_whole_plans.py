@@ -111,6 +111,10 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
         "WITH few AS (SELECT id FROM clicks WHERE id < 9)"
         " SELECT id FROM few UNION ALL SELECT -id FROM few"
     ),
+    "a WITH of the static side": sql(
+        "WITH few AS (SELECT * FROM names WHERE name = 'one')"
+        " SELECT id, name FROM clicks JOIN few USING (app) WHERE id < 99"
+    ),
     "a view and a hint": sql(
         "SELECT /*+ BROADCAST(n) */ n.name, id FROM clicks JOIN names n"
         " ON n.app = clicks.app WHERE id % 2 = 0"
@@ -223,6 +227,10 @@ def test_spark_s_verbs_go_on_after_ours(
         (lambda rows: rows.orderBy("value").where("value > 1"), "this step .*: Sort"),
         (lambda rows: rows.selectExpr("explode(map(1, value))"), "this step .*: Generate"),
         (lambda rows: rows.rollup("value").count(), "this step .*: Expand"),
+        (
+            lambda rows: rows.groupBy("value").count().groupBy("count").count(),
+            "already aggregated",
+        ),
     ],
 )
 def test_a_step_that_is_not_there_is_refused_with_its_name(

@@ -124,6 +124,7 @@ class GroupedStream:
 
 def aggregated(stream: Stream, node: Node, frame: DataFrame) -> Stream:
     """The stream as Spark understood a grouping of its frame; for `node` see `GroupedStream`."""
+    refuse_grouped(stream)
     made = aggregation_of(frame)
     before = projection_node(node, made.before, schema_of(made.before))
     _refuse_unsupported(made, before.schema)
@@ -135,6 +136,15 @@ def aggregated(stream: Stream, node: Node, frame: DataFrame) -> Stream:
     return Stream(
         stream.still, last, leaf_of(frame), principal=aggregate, is_updates=True, grouped=stream
     )
+
+
+def refuse_grouped(stream: Stream) -> None:
+    """Raise for a stream whose rows replace each other."""
+    if stream.is_updates:
+        raise BuildError(
+            "this stream is already aggregated, and grouping its updates again would count"
+            " every new value beside the old one: group once, by the keys that are wanted"
+        )
 
 
 def _aggregate_schema(made: Aggregation, upstream: Node) -> pa.Schema:

@@ -270,13 +270,9 @@ class Stream:
         return watermarked(self, *watermark_of(self._frame, eventTime, delayThreshold))
 
     def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
-        from stillframe.spark.grouped import GroupedStream
+        from stillframe.spark.grouped import GroupedStream, refuse_grouped
 
-        if self._is_updates:
-            raise BuildError(
-                "this stream is already aggregated, and grouping its updates again would count"
-                " every new value beside the old one: group once, by the keys that are wanted"
-            )
+        refuse_grouped(self)
         return GroupedStream(self, self._node, self._frame.groupBy(*_listed(cols)))
 
     groupby = groupBy

@@ -96,7 +96,9 @@ class _Translation:
         self._spark = still.spark
         self._jvm: Any = still.spark._jvm
         self._named: dict[int, Stream] = {}
-        """What the query's WITH defines, by Spark's numbers."""
+        """The streams that the query's WITH defines, by Spark's numbers."""
+        self._static: list[JavaObject] = []
+        """What else it defines."""
 
     def of(self, plan: JavaObject) -> Stream:
         """The stream that a subtree with a stream in it gives."""
@@ -132,6 +134,8 @@ class _Translation:
         for each in definitions:
             if each.isStreaming():
                 self._named[int(each.id())] = self.of(each.child())
+            else:
+                self._static.append(each)
         return self.of(query)
 
     def defined(self, plan: JavaObject) -> Stream:
@@ -141,6 +145,9 @@ class _Translation:
 
     def static(self, plan: JavaObject) -> DataFrame:
         """A subtree without a stream in it."""
+        if self._static:
+            logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
+            plan = logical.WithCTE(plan, self._sequence(self._static))
         return self._frame(plan)
 
     # --- One child
