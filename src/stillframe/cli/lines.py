@@ -27,7 +27,8 @@ class Lines:
         if self.as_json:
             line = json.dumps({"kind": kind, "text": text, **fields}, ensure_ascii=False)
         with self._lock:
-            print(line, file=self._out, flush=True)
+            # In one piece: print writes the line's end apart, and the script writes here too.
+            print(f"{line}\n", end="", file=self._out, flush=True)
 
     def say_event(self, event: Event) -> None:
         self.say(kind_of(event), str(event), **fields_of(event))

@@ -206,7 +206,8 @@ class Progress:
 
     def _print(self, text: str, fields: dict[str, Any]) -> None:
         line = json.dumps(fields, ensure_ascii=False) if self._form == "json" else text
-        print(line, file=self._out, flush=True)
+        # In one piece: print writes the line's end apart, and the script writes here too.
+        print(f"{line}\n", end="", file=self._out, flush=True)
 
     def _redraw(self, text: str) -> None:
         """Put this in place of the line that is there; only a terminal has such a line."""
