@@ -41,8 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     os.environ.setdefault("SPARK_SUBMIT_OPTS", quick)
     os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", quick)
-    # The jobs of the tests are announced among themselves, not to whoever runs them.
-    if _REGISTRY not in os.environ:
+    # The jobs of a worker's tests are announced among themselves: a test that looks for the one job
+    # of some name must not find another worker's.
+    if hasattr(config, "workerinput") or _REGISTRY not in os.environ:
         os.environ[_REGISTRY] = registry = tempfile.mkdtemp(prefix="stillframe-registry-")
         config.add_cleanup(lambda: shutil.rmtree(registry, ignore_errors=True))
 
