@@ -44,6 +44,12 @@ class Writer:
         return f"{self.incarnation}/{self.uid}/{'all' if self.subtask is None else self.subtask}"
 
 
+def incarnation_in(name: str, uid: OperatorUid) -> str | None:
+    """Of the writer with this name, if it is one of this sink."""
+    incarnation, _, rest = name.partition("/")
+    return incarnation if rest.rpartition("/")[0] == uid else None
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What output is known by in another system: who prepared it, and for which checkpoint.

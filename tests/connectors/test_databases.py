@@ -244,6 +244,25 @@ def test_a_writer_that_is_over_leaves_no_mark(house):
     assert writer not in [each for (each,) in marks]
 
 
+def test_marks_of_another_incarnation_are_told_and_not_compared(house, caplog):
+    incarnation = f"before-{house.incarnation}"
+    with house.target() as target:
+        for uid in ("rows", "rows2", "ro/ws"):
+            mark = Mark(Writer(incarnation if uid == "rows" else "another job", uid, 0), 50)
+            target.begin(mark.writer)
+            target.write(mark, iter([house.batch((1, "a"))]), refuse_nothing)
+
+    house.put(3, (2, "b"))
+    with closing(house.sink.open_committer(CommitterContext("job", house.staging))) as committer:
+        committer.end_writers("rows", {house.mark(3).writer})
+
+    assert (2, "b") in house.visible(), "though 50 is above 3"
+    [said] = [each for each in caplog.messages if "other incarnations of sink rows" in each]
+    assert incarnation in said
+    assert house.incarnation not in said.replace(incarnation, "")
+    assert "another job," not in said
+
+
 def test_a_table_of_marks_that_was_dropped_is_made_again(house):
     with house.target() as target:
         house.server.execute("drop table if exists stillframe_marks")

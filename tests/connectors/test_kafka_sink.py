@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
+from stillframe.connectors.kafka_client import Client
 from stillframe.connectors.kafka_sink import sink_from_options
 from stillframe.connectors.kafka_target import KafkaTarget
 from stillframe.errors import (
@@ -386,6 +387,37 @@ def test_of_writers_that_are_not_needed_any_more_neither_mark_nor_open_transacti
     assert house.visible() == ["a", "b", "behind"]
     house.commit(house.stage(9, "c", attempt=2, subtask=1), attempt=2)
     assert house.visible() == ["a", "b", "behind", "c"], "it may write again, after a rescale"
+
+
+def test_marks_of_another_incarnation_are_told_and_not_compared(house, caplog):
+    incarnation = f"before-{house.incarnation}"
+    before = replace(house.mark(50), writer=Writer(incarnation, "rows", 0))
+    with closing(house.sink.open_target()) as target:
+        target.begin(before.writer)
+        target.write(before, iter([pa.record_batch([pa.array(["a"])], SCHEMA)]), None)
+
+    house.commit(house.stage(3, "b"))
+    with house.committer() as committer:
+        committer.end_writers("rows", {house.mark(3).writer})
+
+    assert house.visible() == ["a", "b"], "though 50 is above 3"
+    [said] = [each for each in caplog.messages if "other incarnations of sink rows" in each]
+    assert incarnation in said
+
+
+def test_a_committer_reads_its_mark_once_and_knows_what_it_has_written_since(house, monkeypatch):
+    asked = []
+    group_offset = Client.group_offset
+    monkeypatch.setattr(
+        Client, "group_offset", lambda *given: asked.append(given[1]) or group_offset(*given)
+    )
+    with house.committer(attempt=1) as committer:
+        for checkpoint_id in range(1, 6):
+            committer.commit(0, [house.stage(checkpoint_id, str(checkpoint_id))])
+        committer.commit(0, [house.stage(4, "4")])
+
+    assert asked == [f"stillframe/{house.mark(1).writer}"]
+    assert house.visible() == list("12345")
 
 
 def test_what_cannot_be_removed_is_left_for_the_next_attempt(house, free_port, caplog):

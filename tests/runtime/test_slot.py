@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from stillframe.protocol.messages import (
 )
 from stillframe.protocol.restore import SubtaskState
 from stillframe.runtime.slot import run_slot
+from stillframe.secrets import Secret
 from stillframe.storage.around import StoreAround
 from stillframe.storage.local import LocalStore
 from stillframe.storage.paths import number_of_file
@@ -150,6 +152,28 @@ def test_a_slot_that_cannot_be_built_says_why_and_leaves_nothing_behind(tmp_path
     assert str(taken) in slot.next(Failed).reason
     assert slot.threads_left() == []
     assert len(CLOSED) == 1, "its source was open already"
+
+
+@dataclass(frozen=True)
+class TellingSink(DiscardSink):
+    """Raises its password when it is opened."""
+
+    password: Secret = Secret("xylophone-77")
+
+    def open_writer(self, context):
+        raise StillframeError(f"no login with {self.password.reveal()}")
+
+
+def test_what_a_slot_raises_for_spark_to_write_down_has_no_secret_in_it():
+    slot = SlotByHand(TellingSink())
+    slot.start()
+
+    reason = slot.next(Failed).reason
+    assert slot.threads_left() == []
+    assert "no login with" in reason
+    raised = "".join(traceback.format_exception(slot.raised))
+    assert "no login with" in raised
+    assert "xylophone-77" not in reason + raised
 
 
 class StandingStore(StoreAround):

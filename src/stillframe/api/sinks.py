@@ -275,6 +275,13 @@ class Target(ABC):
         Called where a sink says that its marks expire, and not between `begin` and `write`.
         """
 
+    def incarnations(self, uid: OperatorUid) -> Set[str]:
+        """Of jobs that have marks of a sink with this uid here, to be told.
+
+        Called where a sink says that its marks expire, and not between `begin` and `write`.
+        """
+        return frozenset()
+
     def abandon(self) -> None:  # noqa: B027 - most hold nothing between the two
         """Nothing is written after this `begin`, or the write has failed. Must not raise."""
 

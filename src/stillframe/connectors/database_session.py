@@ -12,6 +12,7 @@ Rules of this file
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -211,6 +212,12 @@ class Session(ABC):
         self.begin(writer)
         self.execute(f"delete from {self.named(self.table.marks)} where writer = %s", writer)
         self.execute("commit")
+
+    def writers(self, uid: str) -> list[str]:
+        """That have a mark, at least those of this sink."""
+        like = re.sub(r"\W", "_", uid)  # which stands for any one character
+        statement = f"select writer from {self.named(self.table.marks)} where writer like %s"
+        return [str(writer) for (writer,) in self.execute(statement, f"%/{like}/%")]
 
     @contextmanager
     def undone_if_refused(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from stillframe.api.sinks import Target
 from stillframe.connectors.database_options import Table
 from stillframe.connectors.database_session import Refused, Session
-from stillframe.ids import CheckpointId, Mark, Writer
+from stillframe.ids import CheckpointId, Mark, OperatorUid, Writer, incarnation_in
 
 _CHUNK_ROWS_MAX = 50_000
 _PLACE = "__place"
@@ -74,6 +74,11 @@ class DatabaseTarget(Target):
     def forget(self, writer: Writer) -> None:
         with closing(self._open_session()) as session:
             session.forget(str(writer))
+
+    def incarnations(self, uid: OperatorUid) -> Set[str]:
+        with closing(self._open_session()) as session:
+            found = (incarnation_in(writer, uid) for writer in session.writers(uid))
+            return {each for each in found if each is not None}
 
     def abandon(self) -> None:
         self.close()

@@ -268,6 +268,15 @@ class Client:
                     raise self._refused(error) from None
             time.sleep(_AGAIN_SECONDS)
 
+    def groups(self, prefix: str) -> list[str]:
+        """Whose names begin so, as far as this user may see them."""
+        future = self._admin.list_consumer_groups(request_timeout=self._seconds)
+        try:
+            names = [each.group_id for each in self._answer(future).valid]
+        except KafkaException as error:
+            raise self._refused(error) from None
+        return [name for name in names if name.startswith(prefix)]
+
     def delete_group(self, group: str) -> None:
         """That it is gone already is fine."""
         asked = self._admin.delete_consumer_groups([group], request_timeout=self._seconds)

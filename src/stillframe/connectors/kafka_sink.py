@@ -66,9 +66,12 @@ _OVERHEAD_BYTES = 128
 _GUARANTEES = ("exactly-once", "at-least-once")
 
 
+OURS_IN_GROUPS = "stillframe/"
+
+
 def name_of(writer: Writer) -> str:
     """Of a transactional id, and of the group that keeps its mark."""
-    return f"stillframe/{writer}"
+    return f"{OURS_IN_GROUPS}{writer}"
 
 
 def _is_bytes(type_: pa.DataType) -> bool:

@@ -11,7 +11,7 @@ now: who commits the part again leaves these out. Rows have one order, that of t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
 from itertools import repeat
 from typing import Any
@@ -22,9 +22,16 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from stillframe.api.sinks import Target
 from stillframe.connectors.kafka_client import Client, made, refused
 from stillframe.connectors.kafka_options import Settings
-from stillframe.connectors.kafka_sink import Destination, name_of
+from stillframe.connectors.kafka_sink import OURS_IN_GROUPS, Destination, name_of
 from stillframe.errors import DataError, StillframeError, StorageError, Unavailable
-from stillframe.ids import NO_CHECKPOINT, CheckpointId, Mark, Writer
+from stillframe.ids import (
+    NO_CHECKPOINT,
+    CheckpointId,
+    Mark,
+    OperatorUid,
+    Writer,
+    incarnation_in,
+)
 
 _ANSWER_SECONDS_MAX = 15.0
 _COMMIT_SECONDS_MAX = 30.0
@@ -213,20 +220,27 @@ class KafkaTarget(Target):
         self._group: Any = None
         self._client: Client | None = None
         self._is_in_transaction = False
+        self._has_mark = False
         self._newest = NO_CHECKPOINT
         """All rows up to it are written."""
         self._begun = (NO_CHECKPOINT, 0)
         """How many rows of a later one are."""
 
     def begin(self, writer: Writer) -> CheckpointId | None:
+        """The mark is read once: who else would write it ends this producer before."""
         if writer != self._of:
             self._leave()
             self._open(writer)
+            self._look(writer)
+        return self._newest if self._has_mark else None
+
+    def _look(self, writer: Writer) -> None:
         assert self._client is not None
         found = self._client.group_offset(name_of(writer), self._mark_topic)
         newest, said = found or (NO_CHECKPOINT, "")
+        self._has_mark = found is not None
         self._newest, self._begun = CheckpointId(newest), _begun_of(said)
-        return None if found is None else self._newest
+        self._of = writer
 
     def _open(self, writer: Writer) -> None:
         settings = self._destination.settings
@@ -241,7 +255,6 @@ class KafkaTarget(Target):
         # It never joins: its group is where the mark is kept, and nothing else.
         ours: dict[str, Any] = {"group.id": name_of(writer), "enable.auto.commit": False}
         self._group = made(Consumer, settings, **ours)
-        self._of = writer
 
     def write(
         self,
@@ -284,6 +297,7 @@ class KafkaTarget(Target):
         )
         producer.commit_transaction(_COMMIT_SECONDS_MAX)
         self._is_in_transaction = False
+        self._has_mark, self._newest, self._begun = True, newest, _begun_of(said)
 
     def forget(self, writer: Writer) -> None:
         self._leave()
@@ -292,10 +306,17 @@ class KafkaTarget(Target):
         self._client.delete_group(name_of(writer))
         self._leave()
 
+    def incarnations(self, uid: OperatorUid) -> Set[str]:
+        self._client = self._client or Client(self._destination.settings, self._seconds)
+        names = [name.removeprefix(OURS_IN_GROUPS) for name in self._client.groups(OURS_IN_GROUPS)]
+        return {each for name in names if (each := incarnation_in(name, uid)) is not None}
+
     def abandon(self) -> None:
+        """What becomes of a transaction that was not ended is for the next `begin` to find out."""
         if self._is_in_transaction and self._producing is not None:
             with suppress(KafkaException):  # the next one who begins ends it
                 self._producing.producer.abort_transaction(_ABORT_SECONDS_MAX)
+            self._leave()
         self._is_in_transaction = False
 
     def close(self) -> None:

@@ -389,6 +389,25 @@ class TransactionalCommitter(Committer):
                 log.warning("the mark of %s is left where it is: %s", writer, error)
                 return
             self._staging.delete(name)  # without a mark it says nothing of what is written now
+        self._tell_of_others(uid, {writer.incarnation for writer in needed})
+
+    def _tell_of_others(self, uid: OperatorUid, ours: Set[str]) -> None:
+        """Marks of another incarnation are not compared. But a person may wonder about rows that
+        this job has not written."""
+        try:
+            others = self._opened().incarnations(uid) - ours
+        except (StillframeError, OSError) as error:
+            self._give_up(self._target)
+            log.warning("who else has written to %s is not known: %s", self._sink.describe(), error)
+            return
+        if others:
+            log.warning(
+                "%s has marks of other incarnations of sink %s (%s): a job that began with another"
+                " job log has written there; its rows stay, and its marks are not compared",
+                self._sink.describe(),
+                uid,
+                ", ".join(sorted(others)),
+            )
 
     def close(self) -> None:
         if self._target is not None:

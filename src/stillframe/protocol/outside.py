@@ -23,7 +23,8 @@ Rules of this file
    was overtaken may be in the middle of the same transaction.
 2. A writer's parts are committed in the order of their checkpoints, so a mark of a later checkpoint
    speaks for all before it. Checkpoint ids are never used twice; epochs are, and say nothing here.
-3. A mark of another incarnation is another job's. It is never looked at: a writer carries its own.
+3. A mark of another incarnation is another job's. It is told and never compared: a writer carries
+   its own.
 4. What is neither noted nor staged is lost, and is told: nobody guesses that it was committed.
 5. What may have been written, and whose mark is missed, is in doubt: it is neither written nor
    taken for done until a person has looked. A part that this attempt has prepared and not tried yet
