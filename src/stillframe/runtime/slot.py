@@ -111,17 +111,20 @@ def run_slot(
 ) -> None:
     """Run one slot until the coordinator ends it; raises if it ends any other way."""
     keep_freed_memory()
-    with quick_threads():
-        running = _Slot(launch, slot, host, pid, feed, SystemClock())
-        try:
-            running.run()
-        except Exception as error:
-            running.report_failure(error)
-            if shows_secret(error):  # Spark writes into its log what is raised here
-                raise StillframeError(masked(f"{type(error).__name__}: {error}")) from None
-            raise
-        finally:
-            running.close()
+    try:
+        with quick_threads():
+            running = _Slot(launch, slot, host, pid, feed, SystemClock())
+            try:
+                running.run()
+            except Exception as error:
+                running.report_failure(error)
+                raise
+            finally:
+                running.close()
+    except Exception as error:
+        if shows_secret(error):  # Spark writes into its log what is raised here
+            raise StillframeError(masked(f"{type(error).__name__}: {error}")) from None
+        raise
 
 
 def _opened(launch: SlotLaunch) -> Store | None:
