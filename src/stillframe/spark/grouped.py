@@ -91,11 +91,8 @@ class GroupedStream:
         eventTimeColumnName: str = "",
     ) -> Stream:
         """Call a PySpark `StatefulProcessor` with the rows of each key, as `Row` objects."""
-        from stillframe.spark.stateful import transformed
-
         given = (statefulProcessor, outputStructType, outputMode, timeMode)
-        more = (initialState, eventTimeColumnName)
-        return transformed(self._stream, self._grouped, *given, *more, in_pandas=False)
+        return self._transformed(given, initialState, eventTimeColumnName, in_pandas=False)
 
     def transformWithStateInPandas(
         self,
@@ -107,18 +104,47 @@ class GroupedStream:
         eventTimeColumnName: str = "",
     ) -> Stream:
         """Call a PySpark `StatefulProcessor` with the rows of each key, as pandas DataFrames."""
-        from stillframe.spark.stateful import transformed
-
         given = (statefulProcessor, outputStructType, outputMode, timeMode)
-        more = (initialState, eventTimeColumnName)
-        return transformed(self._stream, self._grouped, *given, *more, in_pandas=True)
+        return self._transformed(given, initialState, eventTimeColumnName, in_pandas=True)
+
+    def _transformed(
+        self,
+        given: tuple[StatefulProcessor, StructType | str, str, str],
+        initial: GroupedData | None,
+        event_time: str,
+        *,
+        in_pandas: bool,
+    ) -> Stream:
+        from stillframe.spark.processed import keys_of_grouping
+        from stillframe.spark.stateful import Initial, transformed
+
+        method = "transformWithStateInPandas" if in_pandas else "transformWithState"
+        keys = keys_of_grouping(self._stream, self._grouped, method)
+        more = (Initial.of(initial), event_time)
+        return transformed(self._stream, keys, *given, *more, in_pandas=in_pandas)
+
+    def applyInPandasWithState(
+        self,
+        func: Callable[..., Any],
+        outputStructType: StructType | str,
+        stateStructType: StructType | str,
+        outputMode: str,
+        timeoutConf: str,
+    ) -> Stream:
+        """Call a function with the rows of each key, as pandas DataFrames, and a `GroupState`."""
+        from stillframe.spark.processed import keys_of_grouping
+        from stillframe.spark.stateful import with_group_state
+
+        keys = keys_of_grouping(self._stream, self._grouped, "applyInPandasWithState")
+        given = (func, outputStructType, stateStructType, outputMode, timeoutConf)
+        return with_group_state(self._stream, keys, *given)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"a grouped stream has no attribute {name!r}")
         raise NotOffered(
             f"a grouped stream has no {name}: it has count, sum, min, max, avg, agg, process,"
-            f" transformWithState and transformWithStateInPandas; {BEFORE}"
+            f" transformWithState, transformWithStateInPandas and applyInPandasWithState; {BEFORE}"
         )
 
 

@@ -265,7 +265,10 @@ class _PandasOutput(_Output):
         self._rows = 0
 
     def _taking(self, made: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-        for frame in made:
+        for given in made:
+            frame = self._as_declared(given)
+            if frame is None:
+                continue
             self._made.append(frame)
             self._rows += _rows_in(frame)
             if self._rows >= _OUTPUT_ROWS:
@@ -285,6 +288,18 @@ class _PandasOutput(_Output):
             yield convert(frame)
         if small:
             yield convert(self._together(small))
+
+    def _as_declared(self, frame: Any) -> Any:
+        """As Spark reads a frame: labels that are no texts say nothing. None: there are no rows."""
+        columns = getattr(frame, "columns", None)
+        if columns is None:
+            return frame
+        if not len(frame):
+            return None
+        labels, names = columns.tolist(), self._about.schema.names
+        if not any(isinstance(label, str) for label in labels) and len(labels) == len(names):
+            return frame.set_axis(names, axis="columns")
+        return frame
 
     def _is_small(self, frame: Any) -> bool:
         """Not one whose columns are wrong: it is converted by itself, to be refused."""

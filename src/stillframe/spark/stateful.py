@@ -8,10 +8,12 @@ timers of the operator (`runtime/transforming`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -20,14 +22,15 @@ from pyspark.sql.types import StructField, StructType
 from stillframe.clock import SystemClock
 from stillframe.errors import BuildError, StartRefused, StillframeError
 from stillframe.graph.logical import Node, TimeMode, Transform
+from stillframe.runtime.row_functions import name_of
 from stillframe.runtime.transforming import KeyedStates
 from stillframe.spark.aggregations import aggregation_of
 from stillframe.spark.duplicates import event_time_of
-from stillframe.spark.processed import keys_of_grouping
+from stillframe.spark.group_states import TIME_MODES, WithGroupState, refuse_timeout
 from stillframe.spark.processor_programs import ProcessorProgram
 from stillframe.spark.stream import Stream, refuse_repeated
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
-from stillframe.spark.windows import DELAY
+from stillframe.spark.windows import DELAY, has_watermark
 from stillframe.state.heap import HeapBackend
 
 INITIAL_BYTES_MAX = 64 * 1024 * 1024
@@ -42,42 +45,64 @@ _OUTPUT_MODES = ("append", "update", "complete")
 
 def transformed(
     stream: Stream,
-    grouped: Any,
+    keys: tuple[str, ...],
     processor: StatefulProcessor,
     output: StructType | str,
     output_mode: str,
     time_mode: str,
-    initial: GroupedData | None,
-    event_time: str,
+    initial: Initial | None = None,
+    event_time: str = "",
     *,
     in_pandas: bool,
+    name: str | None = None,
 ) -> Stream:
-    """The stream as the processor makes it; `grouped` is what Spark makes of the grouping."""
+    """The stream as the processor makes it."""
     method = "transformWithStateInPandas" if in_pandas else "transformWithState"
-    keys = keys_of_grouping(stream, grouped, method)
     mode = _time_mode_of(time_mode)
     _refuse_no_processor(processor, method)
     _refuse_output_mode(output_mode, method)
+    name = name or type(processor).__name__
     declared = _with_event_time(parse_schema(stream.still.spark, output), event_time)
     made = to_arrow_schema(declared)
     refuse_repeated(made.names)
     zone = str(stream.still.spark.conf.get("spark.sql.session.timeZone"))
     pickled: bytes = cloudpickle.dumps(processor)  # type: ignore[no-untyped-call]
-    make = ProcessorProgram(pickled, type(processor).__name__, made, mode, zone, in_pandas)
+    make = ProcessorProgram(pickled, name, made, mode, zone, in_pandas)
     time = event_time_of(stream) if mode == "eventTime" else None
-    begun = _Initial.of(initial, stream, keys)
+    if initial is not None:
+        initial.refuse_other_keys(stream, keys)
     operator = Transform(
         make,
-        type(processor).__name__,
+        name,
         keys,
         mode,
         None if time is None else time.name,
-        begun,
-        () if begun is None else begun.keys,
+        initial,
+        () if initial is None else initial.keys,
     )
     try_out(operator, stream.node.schema, "init")
     frame = empty_frame(stream.still.spark, declared)
     return Stream(stream.still, Node(operator, made, (stream.node,)), frame)
+
+
+def with_group_state(
+    stream: Stream,
+    keys: tuple[str, ...],
+    function: Callable[..., Any],
+    output: StructType | str,
+    state: StructType | str,
+    output_mode: str,
+    timeout: str,
+) -> Stream:
+    """The stream as a function with PySpark's `GroupState` makes it."""
+    refuse_timeout(timeout)
+    declared = parse_schema(stream.still.spark, state)
+    is_timely = has_watermark(stream.node)
+    columns = stream.node.schema.names
+    processor = WithGroupState(function, declared, timeout, columns, has_watermark=is_timely)
+    name = name_of(function)
+    given = (processor, output, output_mode, TIME_MODES[timeout])
+    return transformed(stream, keys, *given, in_pandas=True, name=name)
 
 
 def _time_mode_of(given: str) -> TimeMode:
@@ -88,6 +113,26 @@ def _time_mode_of(given: str) -> TimeMode:
             " 'eventTime'"
         )
     return mode
+
+
+def processor_of(function: Callable[..., Any]) -> Any:
+    """The user's processor, of the function by which Spark calls it."""
+    for held in _held_by(function):
+        processor = getattr(held, "_stateful_processor", None)
+        if processor is not None:
+            return processor
+    raise BuildError(
+        f"PySpark {pyspark.__version__} calls a StatefulProcessor in a way that is not known here:"
+        " use a version of 4.1 to 4.3"
+    )
+
+
+def _held_by(function: Any) -> Iterator[Any]:
+    """Whose methods the function calls, directly or through what it wraps."""
+    yield getattr(function, "__self__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        if callable(cell.cell_contents):
+            yield from _held_by(cell.cell_contents)
 
 
 def _refuse_no_processor(processor: object, method: str) -> None:
@@ -149,16 +194,14 @@ def try_out(operator: Transform, schema: pa.Schema, method: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Initial:
+class Initial:
     """The rows a processor is told before the first of the stream; read when the job starts."""
 
     frame: DataFrame
     keys: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls, grouped: GroupedData | None, stream: Stream, keys: tuple[str, ...]
-    ) -> _Initial | None:
+    def of(cls, grouped: GroupedData | None) -> Initial | None:
         if grouped is None:
             return None
         if not isinstance(grouped, GroupedData):
@@ -166,17 +209,17 @@ class _Initial:
                 "initialState takes a grouped DataFrame, such as df.groupBy('id'), not"
                 f" {type(grouped).__name__}"
             )
-        found = aggregation_of(grouped.count())
-        frame: DataFrame = grouped._df
-        schema = to_arrow_schema(frame.schema)
+        return cls(grouped._df, tuple(aggregation_of(grouped.count()).keys))
+
+    def refuse_other_keys(self, stream: Stream, keys: tuple[str, ...]) -> None:
+        schema = to_arrow_schema(self.frame.schema)
         wanted = [stream.node.schema.field(key).type for key in keys]
-        missing = [key for key in found.keys if key not in schema.names]
-        if missing or [schema.field(key).type for key in found.keys] != wanted:
+        missing = [key for key in self.keys if key not in schema.names]
+        if missing or [schema.field(key).type for key in self.keys] != wanted:
             raise BuildError(
-                f"initialState is grouped by {', '.join(found.keys)}, and the stream by"
+                f"initialState is grouped by {', '.join(self.keys)}, and the stream by"
                 f" {', '.join(keys)}: group both by columns of the same types"
             )
-        return cls(frame, tuple(found.keys))
 
     def read(self) -> pa.Table:
         schema = to_arrow_schema(self.frame.schema)

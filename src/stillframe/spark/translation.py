@@ -16,11 +16,13 @@ Rules of this file
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Column, Named
@@ -35,6 +37,7 @@ from stillframe.spark.leaves import stream_of_leaf
 from stillframe.spark.lookups import joined_with_table
 from stillframe.spark.nodes import schema_of_plan
 from stillframe.spark.plans import analyzed, children, class_name, sequence
+from stillframe.spark.stateful import Initial, processor_of, transformed, with_group_state
 from stillframe.spark.stream import (
     Stream,
     filtered,
@@ -228,6 +231,45 @@ class _Translation:
         stream = method(self.of(plan.child()), function, schema_of_plan(plan))
         return stream.with_frame(frame_of_columns(self._spark, plan.output()))
 
+    def processed(self, plan: JavaObject, event_time: str = "") -> Stream:
+        """A `StatefulProcessor`. Below it are the keys, and then all columns."""
+        left, right = plan.left(), plan.right()
+        child = self.of(left.child())
+        keys = _first_names(left, plan.groupingAttributesLen())
+        initial = None
+        if plan.hasInitialState():
+            named = _first_names(right, plan.initGroupingAttrsLen())
+            initial = Initial(self.static(right.child()), named)
+        stream = transformed(
+            child,
+            keys,
+            processor_of(function_of(plan.functionExpr())),
+            schema_of_plan(plan),
+            str(plan.outputMode().toString()),
+            _TIME_MODES[str(plan.timeMode().toString())],
+            initial,
+            event_time,
+            in_pandas=str(plan.userFacingDataType().toString()) == "pandas",
+        )
+        return stream.with_frame(frame_of_columns(self._spark, plan.output()))
+
+    def event_time_of_processed(self, plan: JavaObject) -> Stream:
+        stream = self.processed(plan.child(), str(plan.eventTime().name()))
+        return stream.with_frame(frame_of_columns(self._spark, plan.output()))
+
+    def with_group_state(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        stream = with_group_state(
+            child,
+            tuple(str(each.name()) for each in sequence(plan.groupingAttributes())),
+            function_of(plan.functionExpr()),
+            schema_of_plan(plan),
+            StructType.fromJson(json.loads(plan.stateType().json())),
+            str(plan.outputMode().toString()),
+            str(plan.timeout().toString()),
+        )
+        return stream.with_frame(frame_of_columns(self._spark, plan.output()))
+
     # --- Several children
 
     def union(self, plan: JavaObject) -> Stream:
@@ -303,6 +345,13 @@ class _Translation:
         return DataFrame(of_rows(self._spark._jsparkSession, plan), self._spark)
 
 
+_TIME_MODES = {"NoTime": "none", "ProcessingTime": "processingTime", "EventTime": "eventTime"}
+
+
+def _first_names(plan: JavaObject, number: int) -> tuple[str, ...]:
+    return tuple(str(each.name()) for each in sequence(plan.output())[:number])
+
+
 def _type_name(node: JavaObject) -> str:
     return str(node.dataType().typeName())
 
@@ -328,6 +377,9 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "Generate": _Translation.generate,
     "MapInArrow": _Translation.map_in_arrow,
     "MapInPandas": _Translation.map_in_pandas,
+    "TransformWithStateInPySpark": _Translation.processed,
+    "UpdateEventTimeWatermarkColumn": _Translation.event_time_of_processed,
+    "FlatMapGroupsInPandasWithState": _Translation.with_group_state,
     "Union": _Translation.union,
     "Join": _Translation.join,
 }
