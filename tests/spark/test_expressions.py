@@ -742,16 +742,14 @@ def test_a_grouping_without_keys_has_none(spark: SparkSession) -> None:
     "aggregate",
     [
         "count(distinct i)",
-        "sum(i) filter (where b)",
         "first(i)",
         "collect_list(i)",
-        "stddev(d)",
+        "skewness(d)",
         "try_sum(l)",
-        "count(i, l)",
         "approx_count_distinct(i)",
     ],
 )
-def test_an_aggregate_outside_the_five_is_refused_by_name(
+def test_an_aggregate_that_is_not_there_is_refused_by_name(
     spark: SparkSession, aggregate: str
 ) -> None:
     name = re.escape(aggregate.split("(")[0])

@@ -7,7 +7,9 @@ from typing import Literal
 
 import pyarrow as pa
 
-AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
+AggregateFunction = Literal[
+    "count", "sum", "min", "max", "avg", "var_pop", "var_samp", "stddev_pop", "stddev_samp"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,11 @@ Rules of this file:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyarrow import types
 from pyspark.sql import DataFrame
@@ -51,7 +53,13 @@ _AGGREGATES: dict[str, AggregateFunction] = {
     "Min": "min",
     "Max": "max",
     "Average": "avg",
+    "VariancePop": "var_pop",
+    "VarianceSamp": "var_samp",
+    "StddevPop": "stddev_pop",
+    "StddevSamp": "stddev_samp",
 }
+_NAMES_FOR_OTHERS = ("CountIf", "BoolAnd", "BoolOr")
+"""Of which Spark says what they stand for."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class _Grouping(Translator):
         for output in outputs:
             if without_alias(output).semanticEquals(node):
                 return str(output.name())
-        return str(node.sql())
+        return name_or_sql(node)
 
     @staticmethod
     def _new_name(wanted: str, taken: Iterable[str]) -> str:
@@ -182,9 +190,11 @@ class _Grouping(Translator):
             if known.semanticEquals(node):
                 return column
         function = node.aggregateFunction()
+        if class_name(function) in _NAMES_FOR_OTHERS:
+            function = function.replacement()
         kind = self._kind(node, function)
         taken = [*self._taken, *self.keys, *(call.name for call in self.calls)]
-        name = self._new_name(str(node.sql()), taken)
+        name = self._new_name(name_or_sql(node), taken)
         call = AggregateCall(kind, self._input(node, function), name, type_of(node))
         self.calls.append(call)
         column = Column(name, call.type)
@@ -194,10 +204,11 @@ class _Grouping(Translator):
     @staticmethod
     def _kind(node: JavaObject, function: JavaObject) -> AggregateFunction:
         kind = _AGGREGATES.get(class_name(function))
-        if kind is None or node.isDistinct() or node.filter().isDefined():
+        if kind is None or node.isDistinct():
             raise BuildError(
                 f"the aggregate {node.sql()} is not among those a stream keeps: use count, sum, "
-                "min, max or avg without DISTINCT and FILTER, or compute it from the result"
+                "min, max, avg, variance, stddev, count_if, bool_and or bool_or without DISTINCT,"
+                " or compute it from the result"
             )
         is_float = types.is_floating(type_of(function))
         if kind in ("sum", "avg"):
@@ -207,12 +218,33 @@ class _Grouping(Translator):
         return kind
 
     def _input(self, node: JavaObject, function: JavaObject) -> str | None:
+        """The column it reads, of those before; None: it counts records."""
         arguments = children(function)
-        if class_name(function) == "Count" and not any(a.nullable() for a in arguments):
+        is_count = class_name(function) == "Count"
+        given = [each for each in arguments if each.nullable()] if is_count else arguments
+        condition = node.filter().get() if node.filter().isDefined() else None
+        if not given and condition is None:
             return None
-        if len(arguments) != 1:
-            raise refused(node, "counts several columns, which a stream does not")
-        (argument,) = arguments
+        if condition is None and len(given) == 1:
+            return self._read(given[0])
+        value = self._source.translate(given[0]) if len(given) == 1 else _ONE
+        wanted: list[Expression] = []
+        if len(given) > 1:
+            wanted += [
+                Call("is_not_null", (each,), _BOOL) for each in map(self._source.translate, given)
+            ]
+        if condition is not None:
+            wanted.append(self._source.translate(condition))
+        return self._of_some(node, wanted, value)
+
+    def _of_some(self, node: JavaObject, wanted: list[Expression], value: Expression) -> str:
+        """The value where all of these are true, and null elsewhere."""
+        every = functools.reduce(lambda one, other: Call("and", (one, other), _BOOL), wanted)
+        name = self._new_name(f"what {name_or_sql(node)} reads", self.before)
+        self.before[name] = Call("case", (every, value, _null_of(value.type)), value.type)
+        return name
+
+    def _read(self, argument: JavaObject) -> str:
         for known, name in (*self._input_nodes, *((n, c.name) for n, c in self._key_nodes)):
             if known.semanticEquals(argument):
                 return name
@@ -220,3 +252,11 @@ class _Grouping(Translator):
         self.before[name] = self._source.translate(argument)
         self._input_nodes.append((argument, name))
         return name
+
+
+_BOOL = pa.bool_()
+_ONE = Literal(pa.scalar(1, pa.int32()))
+
+
+def _null_of(type_: pa.DataType) -> Literal:
+    return Literal(pa.scalar(None, type_))

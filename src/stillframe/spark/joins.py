@@ -32,6 +32,7 @@ from stillframe.graph.logical import Join, JoinKind, JoinSide, Node, walk
 from stillframe.graph.time_bounds import TimeBounds, time_bounds
 from stillframe.key_groups import unsupported_key_type
 from stillframe.spark.expressions import COLUMN_NOTE, columns_of, translated
+from stillframe.spark.nodes import name_or_sql
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 from stillframe.spark.stream import Stream, frame_of_columns, projection_node, schema_of
 from stillframe.spark.types import to_arrow_schema
@@ -349,7 +350,7 @@ class _Side:
         if isinstance(inner, Column):
             self._keys.append(inner.name)
         else:
-            self._keys.append(self._add(str(node.sql()), translated(node, self._own)))
+            self._keys.append(self._add(name_or_sql(node), translated(node, self._own)))
 
     def found(self) -> FoundInput:
         return FoundInput(tuple(self._columns), tuple(self._keys), tuple(self._event_times))

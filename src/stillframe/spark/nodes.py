@@ -27,7 +27,7 @@ from pyspark.sql.types import DataType, StructType, _parse_datatype_json_value
 
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Literal
-from stillframe.spark.plans import children, class_name
+from stillframe.spark.plans import children, class_name, sequence
 from stillframe.spark.types import to_arrow_type
 
 
@@ -37,8 +37,17 @@ def without_alias(node: JavaObject) -> JavaObject:
 
 
 def name_or_sql(node: JavaObject) -> str:
-    """What people call it: a column by its name, anything else in SQL words."""
-    return str(node.name() if class_name(node) == "AttributeReference" else node.sql())
+    """What people call it: a column by its name, anything else in SQL words.
+
+    Without what the columns' tables are called: a view may get another name, and `spark.sql` draws
+    one for a DataFrame that it is given, while states are known by these words in checkpoints.
+    """
+    if class_name(node) == "AttributeReference":
+        return str(node.name())
+    text = str(node.sql())
+    for column in sequence(node.references().toSeq()):
+        text = text.replace(str(column.sql()), str(column.name()))
+    return text
 
 
 def spark_type_of(node: JavaObject) -> DataType:

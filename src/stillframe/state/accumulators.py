@@ -1,17 +1,16 @@
 """Aggregate functions as columns: what each keeps per row, and how a batch is folded into it.
 
 The meanings are Spark's. An accumulator holds no values itself: its columns belong to a table of
-running aggregates (`aggregates`) or to the groups of one batch (`partials`), and it works on them.
+running aggregates (`aggregates`) or to the groups of one batch (`partials`), and it works on them
+(`folding`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -25,7 +24,10 @@ from stillframe.key_groups import (
     validity,
 )
 from stillframe.state.columns import Array, ColumnSpec
+from stillframe.state.decimal_aggregates import AverageOfDecimals, SumOfDecimals
+from stillframe.state.folding import Accumulator, Touched, ValueOrNull, non_null
 from stillframe.state.key_index import fixed_width_array
+from stillframe.state.moments import MOMENTS, Moments
 
 _INT64_MAX = 2**63 - 1
 
@@ -39,12 +41,16 @@ def unsupported(call: AggregateCall, input_type: pa.DataType | None) -> str | No
         return _type_mismatch(call, pa.int64())
     if input_type is None:
         return f"{call.function} needs a column to read"
+    if call.function in MOMENTS:
+        return _type_mismatch(call, pa.float64()) or _unsummable(call, input_type)
+    if call.function in ("sum", "avg") and pt.is_decimal128(input_type):
+        return None if pt.is_decimal128(call.type) else f"{call.name} makes decimals"
     if call.function in ("sum", "avg"):
-        if not _is_summable(input_type):
-            return f"{call.function} of type {input_type} is not supported"
+        if reason := _unsummable(call, input_type):
+            return reason
         whole = call.function == "sum" and pt.is_integer(input_type)
         return _type_mismatch(call, pa.int64() if whole else pa.float64())
-    if not (_is_ordered_fixed_width(input_type) or _is_plain_text(input_type)):
+    if not (_is_ordered_fixed_width(input_type) or _is_ordered_object(input_type)):
         return f"{call.function} of type {input_type} is not supported"
     return _type_mismatch(call, input_type)
 
@@ -53,6 +59,10 @@ def _type_mismatch(call: AggregateCall, made: pa.DataType) -> str | None:
     if call.type == made:
         return None
     return f"{call.name} makes values of type {made}, not {call.type}"
+
+
+def _unsummable(call: AggregateCall, type_: pa.DataType) -> str | None:
+    return None if _is_summable(type_) else f"{call.function} of type {type_} is not supported"
 
 
 def _is_summable(type_: pa.DataType) -> bool:
@@ -71,81 +81,12 @@ def _is_ordered_fixed_width(type_: pa.DataType) -> bool:
     )
 
 
-def _is_plain_text(type_: pa.DataType) -> bool:
-    return bool(pt.is_string(type_) or pt.is_large_string(type_))
-
-
-# --- what a batch means to the aggregates
-
-
-class Touched:
-    """The rows of a table that a batch touches."""
-
-    def __init__(self, rows: Positions, scratch: npt.NDArray[np.int32]) -> None:
-        """`scratch` has a place for every row of the table; what it holds does not matter."""
-        self.rows = rows
-        """The row of each record."""
-        self._scratch = scratch
-        order = np.arange(len(rows), dtype=np.int32)
-        scratch[rows[::-1]] = order[::-1]  # of several writes to one row the last stays
-        self.first_records: Positions = np.flatnonzero(scratch.take(rows) == order)
-        """The record in which each touched row appears first."""
-        self.distinct: Positions = rows.take(self.first_records)
-        """Each touched row once, in the order of first appearance."""
-        self._groups: Positions | None = None
-
-    @property
-    def groups(self) -> Positions:
-        """For each record, the place of its row in `distinct`."""
-        if self._groups is None:
-            self._scratch[self.distinct] = np.arange(len(self.distinct), dtype=np.int32)
-            self._groups = self._scratch.take(self.rows).astype(np.int64)
-        return self._groups
+def _is_ordered_object(type_: pa.DataType) -> bool:
+    is_text = pt.is_string(type_) or pt.is_large_string(type_)
+    return bool(is_text or pt.is_binary(type_) or pt.is_decimal128(type_))
 
 
 # --- the aggregates
-
-
-class Accumulator(ABC):
-    """One aggregate call: its columns, how a batch is folded in, and what comes out."""
-
-    columns: tuple[ColumnSpec, ...]
-
-    def __init__(self, call: AggregateCall) -> None:
-        self.call = call
-
-    @abstractmethod
-    def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        """Take a batch's values into the columns."""
-
-    def merge(self, arrays: Sequence[Array], touched: Touched, columns: Sequence[pa.Array]) -> None:
-        """Take what other records have accumulated, as `to_snapshot` gives it, into the columns.
-
-        Where the aggregate is one value, that is the aggregate of such values.
-        """
-        self.fold(arrays, touched, columns[0])
-
-    @abstractmethod
-    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
-        """Row by row what two have accumulated together; neither is changed."""
-
-    def input_of(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """The column this aggregate reads; None if it reads none."""
-        return None if self.call.input is None else batch.column(self.call.input)
-
-    @abstractmethod
-    def result(self, parts: Sequence[Array]) -> pa.Array:
-        """The aggregate's value for rows whose columns are given."""
-
-    def snapshot_fields(self) -> list[pa.Field]:
-        return [pa.field(self.call.name, self.call.type)]
-
-    def to_snapshot(self, parts: Sequence[Array]) -> list[pa.Array]:
-        return [self.result(parts)]
-
-    @abstractmethod
-    def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
-        """The columns' values, the reverse of `to_snapshot`."""
 
 
 class _CountRecords(Accumulator):
@@ -174,44 +115,19 @@ class _CountValues(_CountRecords):
         np.add.at(arrays[0], touched.rows if valid is None else touched.rows[valid], 1)
 
 
-class _ValueOrNull(Accumulator):
-    """Keeps one value per row and whether there has been a non-null one."""
-
-    def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
-        return [self._both(parts[0], others[0]), parts[1] | others[1]]
-
-    @abstractmethod
-    def _both(self, values: Array, others: Array) -> Array:
-        """The aggregate of both; where there has been no value, one is what a row begins with."""
-
-    def result(self, parts: Sequence[Array]) -> pa.Array:
-        values, seen = parts
-        return fixed_width_array(values, seen, self.call.type)
-
-    def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
-        seen = np.asarray(columns[0].is_valid())
-        return [np.where(seen, fixed_width_values(columns[0]), self.columns[0].initial), seen]
-
-    def _mark_seen(self, seen: Array, touched: Touched, rows: Positions) -> None:
-        """These rows, which are all touched ones where there are no nulls, have had a value."""
-        rows = touched.distinct if rows is touched.rows else rows
-        if not seen.take(rows).all():
-            seen[rows] = True
-
-
-class _SumOfFloats(_ValueOrNull):
+class _SumOfFloats(ValueOrNull):
     columns = (ColumnSpec(np.float64, 0.0), ColumnSpec(np.bool_, False))
 
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        rows, values = _non_null(touched.rows, column)
+        rows, values = non_null(touched.rows, column)
         np.add.at(arrays[0], rows, values.astype(np.float64, copy=False))
-        self._mark_seen(arrays[1], touched, rows)
+        self.mark_seen(arrays[1], touched, rows)
 
-    def _both(self, values: Array, others: Array) -> Array:
+    def both(self, values: Array, others: Array) -> Array:
         return values + others
 
 
-class _SumOfIntegers(_ValueOrNull):
+class _SumOfIntegers(ValueOrNull):
     columns = (ColumnSpec(np.int64, 0), ColumnSpec(np.bool_, False))
 
     def __init__(self, call: AggregateCall) -> None:
@@ -220,13 +136,13 @@ class _SumOfIntegers(_ValueOrNull):
         """No sum can be further from 0; while it fits 64 bits, nothing needs to be checked."""
 
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        rows, values = _non_null(touched.rows, column)
+        rows, values = non_null(touched.rows, column)
         self._bound += _furthest_from_zero(values) * len(values)
         if self._bound <= _INT64_MAX:
             np.add.at(arrays[0], rows, values.astype(np.int64, copy=False))
         else:
             self._fold_checked(arrays[0], touched, column)
-        self._mark_seen(arrays[1], touched, rows)
+        self.mark_seen(arrays[1], touched, rows)
 
     def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
         sums, seen = super().from_snapshot(columns)
@@ -234,11 +150,11 @@ class _SumOfIntegers(_ValueOrNull):
         return [sums, seen]
 
     def _fold_checked(self, sums: Array, touched: Touched, column: pa.Array | None) -> None:
-        groups, values = _non_null(touched.groups, column)
+        groups, values = non_null(touched.groups, column)
         of_batch = self._sums(groups, values.astype(np.int64, copy=False), len(touched.distinct))
-        sums[touched.distinct] = self._both(sums.take(touched.distinct), of_batch)
+        sums[touched.distinct] = self.both(sums.take(touched.distinct), of_batch)
 
-    def _both(self, values: Array, others: Array) -> Array:
+    def both(self, values: Array, others: Array) -> Array:
         after = values + others
         # Overflow: both summands have the sign that the result has not.
         if bool((((values ^ after) & (others ^ after)) < 0).any()):
@@ -270,7 +186,7 @@ def _furthest_from_zero(values: Array) -> int:
     return max(-int(values.min()), int(values.max())) if len(values) else 0
 
 
-class _Extreme(_ValueOrNull):
+class _Extreme(ValueOrNull):
     """min and max; NaN is larger than any other number, as in Spark."""
 
     def __init__(self, call: AggregateCall, input_type: pa.DataType) -> None:
@@ -291,19 +207,20 @@ class _Extreme(_ValueOrNull):
         self.columns = (ColumnSpec(dtype, initial), ColumnSpec(np.bool_, False))
 
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        rows, values = _non_null(touched.rows, column)
+        rows, values = non_null(touched.rows, column)
         self._fold.at(arrays[0], rows, values)
-        self._mark_seen(arrays[1], touched, rows)
+        self.mark_seen(arrays[1], touched, rows)
 
-    def _both(self, values: Array, others: Array) -> Array:
+    def both(self, values: Array, others: Array) -> Array:
         both: Array = self._fold(values, others)
         return both
 
 
-class _ExtremeText(Accumulator):
-    """min and max of strings, in the order of their code points, which is that of their bytes.
+class _ExtremeObject(Accumulator):
+    """min and max of strings, in the order of their code points, which is that of their bytes; of
+    bytes, and of decimals.
 
-    Strings are kept as Python objects, which nobody can change, None where there was no value.
+    They are kept as Python objects, which nobody can change, None where there was no value.
     """
 
     columns = (ColumnSpec(np.object_, None),)
@@ -318,11 +235,11 @@ class _ExtremeText(Accumulator):
         [arrays[0][rows]] = self.combined([arrays[0][rows]], [candidates])
 
     def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
-        texts, others_texts = parts[0], others[0]
-        best = np.where(texts == _NO_TEXT, others_texts, texts)
-        both = (texts != _NO_TEXT) & (others_texts != _NO_TEXT)
+        values, other_values = parts[0], others[0]
+        best = np.where(values == _NOTHING, other_values, values)
+        both = (values != _NOTHING) & (other_values != _NOTHING)
         better = np.minimum if self.call.function == "min" else np.maximum
-        best[both] = better(texts[both], others_texts[both])
+        best[both] = better(values[both], other_values[both])
         return [best]
 
     def result(self, parts: Sequence[Array]) -> pa.Array:
@@ -332,7 +249,7 @@ class _ExtremeText(Accumulator):
         return [_objects(columns[0])]
 
 
-_NO_TEXT = np.array(None, dtype=np.object_)
+_NOTHING = np.array(None, dtype=np.object_)
 
 
 def _objects(column: pa.Array) -> Array:
@@ -343,7 +260,7 @@ class _Average(Accumulator):
     columns = (ColumnSpec(np.float64, 0.0), ColumnSpec(np.int64, 0))
 
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        rows, values = _non_null(touched.rows, column)
+        rows, values = non_null(touched.rows, column)
         np.add.at(arrays[0], rows, values.astype(np.float64))
         np.add.at(arrays[1], rows, 1)
 
@@ -375,22 +292,20 @@ class _Average(Accumulator):
         return [fixed_width_values(column) for column in columns]
 
 
-def _non_null(places: Positions, column: pa.Array | None) -> tuple[Positions, Array]:
-    """The values that are not null, and where each belongs."""
-    assert column is not None
-    values, valid = fixed_width_values(column), validity(column)
-    return (places, values) if valid is None else (places[valid], values[valid])
-
-
 def _accumulator(call: AggregateCall, input_type: pa.DataType | None) -> Accumulator:
     if call.function == "count":
         return _CountRecords(call) if call.input is None else _CountValues(call)
     assert input_type is not None
+    is_decimal = pt.is_decimal128(input_type)
     if call.function == "avg":
-        return _Average(call)
+        return AverageOfDecimals(call, input_type) if is_decimal else _Average(call)
     if call.function == "sum":
+        if is_decimal:
+            return SumOfDecimals(call)
         return _SumOfIntegers(call) if pt.is_integer(input_type) else _SumOfFloats(call)
-    return _ExtremeText(call) if _is_plain_text(input_type) else _Extreme(call, input_type)
+    if call.function in MOMENTS:
+        return Moments(call)
+    return _ExtremeObject(call) if _is_ordered_object(input_type) else _Extreme(call, input_type)
 
 
 # --- what an aggregation reads

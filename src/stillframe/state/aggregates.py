@@ -25,8 +25,9 @@ from stillframe.key_groups import (
     key_column,
     key_groups_of,
 )
-from stillframe.state.accumulators import Accumulator, Touched, accumulators_of, key_fields_of
+from stillframe.state.accumulators import accumulators_of, key_fields_of
 from stillframe.state.columns import Array, ChangingColumns, FrozenColumns, arranged
+from stillframe.state.folding import Accumulator, Touched
 from stillframe.state.key_index import FrozenKeyIndex, KeyIndex, arrow_of_words
 from stillframe.state.key_places import keyed_by
 from stillframe.state.number_index import FrozenNumbers, NumberIndex

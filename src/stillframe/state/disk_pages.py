@@ -42,10 +42,11 @@ import pyarrow as pa
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import StorageError
 from stillframe.key_groups import Flags, Positions, Words
-from stillframe.state.accumulators import Touched, key_fields_of
+from stillframe.state.accumulators import key_fields_of
 from stillframe.state.aggregates import AggregateTable, FrozenTable, key_index
 from stillframe.state.columns import Array, with_capacity
 from stillframe.state.disk import Disk
+from stillframe.state.folding import Touched
 from stillframe.state.pages import Held, PageStore, RowOrder, hashes_of
 
 _DELTAS_MAX_IF_READ_SOON = 1

@@ -24,8 +24,9 @@ import pyarrow.types as pt
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.key_groups import Positions, Words, fixed_width_values
-from stillframe.state.accumulators import Touched, accumulators_of, key_fields_of
+from stillframe.state.accumulators import accumulators_of, key_fields_of
 from stillframe.state.aggregates import Layout, canonical, plain
+from stillframe.state.folding import Touched
 
 _MARK = {b"stillframe": b"partial aggregates"}
 _RECORDS_MIN = 2048

@@ -47,9 +47,10 @@ from stillframe.key_groups import (
     fixed_width_values,
     key_groups_of,
 )
-from stillframe.state.accumulators import Touched, accumulators_of, key_fields_of
+from stillframe.state.accumulators import accumulators_of, key_fields_of
 from stillframe.state.aggregates import Layout, by_key_group, canonical, key_index, numbers_of
 from stillframe.state.columns import Array, ChangingColumns, ColumnSpec, FrozenColumns
+from stillframe.state.folding import Touched
 from stillframe.state.key_index import FrozenKeyIndex, fixed_width_array
 from stillframe.state.key_places import keyed_by
 from stillframe.state.panes import counting_records
