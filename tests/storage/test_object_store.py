@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from stillframe.errors import NotDone, StorageError, Unanswered
-from stillframe.storage.objects import Limits
+from stillframe.storage.asking import Limits
 from stillframe.storage.store import Store, open_store
 
 pytestmark = pytest.mark.s3

@@ -15,84 +15,44 @@ A file is put whole up to a few megabytes. A larger one goes up in parts, so tha
 memory, and appears when the last request joins them. The library cannot join conditionally, so
 there a look beforehand keeps the promise never to overwrite. That is enough: names of state files
 hold the attempt, and two writers never share one. The job log is never that large.
-
-Trying again has a bound, the patience. When it is used up, whatever is asked in the next moment
-fails at once, so that a coordinator that tidies up after a failed checkpoint does not wait once
-per file, and its slots do not take it for dead.
-
-Rules of this file
-------------------
-1. Every wait has a limit; every request is sent again only within the patience.
-2. Nothing the library says is shown as it is: servers like to repeat keys and signatures.
-3. `NotDone` only if no try of a request can have reached the storage, or it was refused.
 """
 
 from __future__ import annotations
 
 import builtins
-import logging
-import random
 import re
 import threading
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from stillframe.errors import NotDone, SnapshotDamaged, StorageError, Unanswered
+from stillframe.storage.asking import (
+    WHOLE_BYTES_MAX,
+    Answer,
+    Asking,
+    Limits,
+    Missing,
+    Taken,
+    Tally,
+    Trouble,
+)
 from stillframe.storage.store import Chunk, Store, Written
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-log = logging.getLogger("stillframe")
-
-WHOLE_BYTES_MAX = 8 * 1024 * 1024
-"""Up to this size a file is put at once, above it in parts of this size."""
 _QUICK_BYTES_MAX = 1024 * 1024
 _PARTS_AT_ONCE_MAX = 4
 _DELETE_TRIES_MAX = 5
 _TOKEN = "stillframe-writer"
-_FIRST_PAUSE_SECONDS = 0.05
-_PAUSE_SECONDS_MAX = 2.0
-
-Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long to wait. What a coordinator does at a time must stay well below the 50 seconds
-    after which its slots give it up."""
-
-    connect_seconds: float = 3.0
-    request_seconds: float = 6.0
-    """For one small request and its answer."""
-    body_seconds: float = 60.0
-    """For one request with a large body."""
-    patience_seconds: float = 12.0
-    """After this a request is not sent again."""
-    rest_seconds: float = 2.0
-    """How long nothing is asked after that."""
-
-    @classmethod
-    def of_request(cls, seconds: float) -> Limits:
-        """All in proportion to the time of one request."""
-        share = seconds / cls().request_seconds
-        return cls(
-            min(cls().connect_seconds, seconds),
-            seconds,
-            cls().body_seconds * share,
-            cls().patience_seconds * share,
-            cls().rest_seconds * min(share, 1.0),
-        )
-
-
-class Bucket:
+class Bucket(Asking):
     """A bucket and the way to ask it for something, again and again within a bound."""
 
     def __init__(
@@ -103,14 +63,12 @@ class Bucket:
         limits: Limits,
     ) -> None:
         """`connect` makes a client; True: one for large bodies."""
+        super().__init__(limits)
         self.name = name
         self.endpoint = endpoint
         self._connect = connect
-        self._limits = limits
         self._lock = threading.Lock()
         self._clients: dict[bool, S3Store] = {}
-        self._rests_until_seconds = 0.0
-        self._trouble = ""
 
     def client(self, length_bytes: int = 0) -> S3Store:
         """One for bodies of this size."""
@@ -120,59 +78,12 @@ class Bucket:
                 self._clients[is_large] = self._connect(is_large)
             return self._clients[is_large]
 
-    def ask(self, doing: str, where: str, request: Callable[[], Answer]) -> Answer:
-        """Send a request until it is answered; `request` may be called any number of times.
-
-        Besides `StorageError` this raises `Missing` and `Taken`, which are answers too.
-        """
+    def understand(self, error: Exception) -> Trouble:
         from obstore import exceptions
 
-        if time.monotonic() < self._rests_until_seconds:
-            raise NotDone(f"cannot {doing} {where}: {self._trouble} a moment ago")
-        deadline = time.monotonic() + self._limits.patience_seconds
-        tries, in_doubt = 0, False
-        while True:
-            tries += 1
-            try:
-                return request()
-            except (exceptions.BaseError, OSError) as error:
-                trouble = understand(error, self.endpoint)
-            in_doubt |= trouble.may_be_done
-            pause = _pause_seconds(tries)
-            if not trouble.is_passing or time.monotonic() + pause > deadline:
-                break
-            log.debug("%s %s: %s; trying again", doing, where, trouble.reason)
-            time.sleep(pause)
-        if trouble.is_passing:
-            self._trouble = trouble.reason
-            self._rests_until_seconds = time.monotonic() + self._limits.rest_seconds
-        kind = Unanswered if in_doubt else NotDone
-        often = f" ({tries} tries)" if tries > 1 else ""
-        # Not chained: see rule 2.
-        raise kind(f"cannot {doing} {where}: {trouble.reason}{often}") from None
-
-
-def _pause_seconds(tries: int) -> float:
-    """Ever longer, and never the same for two that failed together."""
-    longest = min(_PAUSE_SECONDS_MAX, _FIRST_PAUSE_SECONDS * 2**tries)
-    return float(longest * random.uniform(0.5, 1.0))
-
-
-class Missing(Exception):
-    """There is no such object."""
-
-
-class Taken(Exception):
-    """There is such an object already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What went wrong with one try, in our words."""
-
-    reason: str
-    is_passing: bool
-    may_be_done: bool
+        if not isinstance(error, exceptions.BaseError | OSError):
+            raise error
+        return understand(error, self.endpoint)
 
 
 def understand(error: Exception, endpoint: str) -> Trouble:
@@ -259,7 +170,7 @@ class ObjectStore(Store):
         return ObjectStore(self._scheme, self._key(directory), self._bucket, self._settings)
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
-        key, tally = self._key(path), _Tally()
+        key, tally = self._key(path), Tally()
         views = tally.counted(chunks)
         head = bytearray()
         for view in views:
@@ -503,22 +414,3 @@ class ObjectStore(Store):
             self._bucket.ask("delete", where, lambda: obstore.delete(client, keys))
         except Missing:
             return
-
-
-class _Tally:
-    """Counts what passes."""
-
-    def __init__(self) -> None:
-        self._length_bytes = 0
-        self._crc32 = 0
-
-    def counted(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
-        for chunk in chunks:
-            view = memoryview(chunk).cast("B")
-            self._crc32 = zlib.crc32(view, self._crc32)
-            self._length_bytes += view.nbytes
-            if view.nbytes:
-                yield view
-
-    def written(self) -> Written:
-        return Written(self._length_bytes, self._crc32)

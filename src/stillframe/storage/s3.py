@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from stillframe.config import parse_flag
 from stillframe.errors import BuildError
 from stillframe.secrets import hide
-from stillframe.storage.objects import Bucket, Limits, ObjectStore
+from stillframe.storage.asking import Limits
+from stillframe.storage.objects import Bucket, ObjectStore
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
