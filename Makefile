@@ -62,7 +62,7 @@ test: $(VENV)/project
 # While you work: everything but what starts a JVM, a server or whole jobs.
 quick: $(VENV)/project
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 \
-	  -m 'not spark and not cluster and not s3 and not kafka and not database and not slow' \
+	  -m 'not spark and not cluster and not s3 and not kafka and not database and not hdfs and not slow' \
 	  $(addprefix --ignore=tests/,scenarios simulation cli rest bench) $(ARGS)
 
 # What `make test` does once or five times, done many times: kills of the driver, simulated

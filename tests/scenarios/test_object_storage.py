@@ -101,7 +101,7 @@ def test_commits_and_checkpoints_do_not_wait_for_deletions(page_views, on_s3, ga
     running.wait(SlotsRunning)
     gateway.hold_deletions()
 
-    assert gateway.deletion_held.wait(60)
+    assert gateway.held.wait(60)
     newest = running.next_checkpoint().checkpoint_id
     running.wait(CheckpointCommitted, checkpoint_id=newest + 5)
     store = open_store(f"{page_views.location}/page-views", on_s3)

@@ -108,9 +108,8 @@ class Store(ABC):
 def open_store(address: str, settings: Mapping[str, str] | None = None) -> Store:
     """The store at a plain path, or a `file:`, `s3:`, `s3a:` or `hdfs:` URL.
 
-    Building it touches nothing, except that HDFS is connected to. `settings` are Hadoop's names
-    for what an address does not say, such as `fs.s3a.endpoint`; what neither says is taken from
-    the environment of this process.
+    Building it touches nothing. `settings` are Hadoop's names for what an address does not say,
+    such as `fs.s3a.endpoint`; what neither says is taken from the environment of this process.
     """
     # Imported here because the stores are themselves built on this contract.
     match _scheme(address):
@@ -119,7 +118,7 @@ def open_store(address: str, settings: Mapping[str, str] | None = None) -> Store
 
             return open_s3(address, settings or {})
         case "hdfs":
-            from stillframe.storage.hadoop import open_hdfs
+            from stillframe.storage.hdfs import open_hdfs
 
             return open_hdfs(address)
         case _:
