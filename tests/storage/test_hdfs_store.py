@@ -90,7 +90,7 @@ def test_a_namenode_that_is_down_is_said_within_a_bound_and_nothing_was_done(sto
     way.close()
     began = time.monotonic()
 
-    with pytest.raises(NotDone, match=r"cannot read hdfs://.*/log/1: hdfs://.* cannot be reached"):
+    with pytest.raises(NotDone, match=r"cannot create hdfs://.*/log/1: hdfs://.* cannot be reach"):
         store.create_if_absent("log/1", b"mine")
 
     assert time.monotonic() - began < 5 * LIMITS.patience_seconds

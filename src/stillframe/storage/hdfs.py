@@ -201,7 +201,7 @@ class HdfsStore(Store):
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
         final, tally = self._locate(path), Tally()
-        if self._length_of(final) is not None:
+        if self._length_of("write", final) is not None:
             raise self._never_overwritten(final)
         temporary = self._written_beside(final, tally.counted(chunks))
         written = tally.written()
@@ -209,13 +209,13 @@ class HdfsStore(Store):
             if not self._renamed("write", temporary, final):
                 raise self._never_overwritten(final)
         except Missing:  # see above
-            if self._length_of(final) != written.length_bytes:
+            if self._length_of("write", final) != written.length_bytes:
                 raise self._swept("write", final) from None
         return written
 
     def create_if_absent(self, path: str, data: bytes) -> bool:
         final = self._locate(path)
-        if self._length_of(final) is not None:
+        if self._length_of("create", final) is not None:
             return False
         temporary = self._written_beside(final, iter([memoryview(data)]), "create")
         try:
@@ -389,12 +389,12 @@ class HdfsStore(Store):
                 " is not the one of the cluster to which it was written"
             ) from None
 
-    def _length_of(self, file: str) -> int | None:
+    def _length_of(self, doing: str, file: str) -> int | None:
         """None if there is no such file."""
         cluster, client = self._cluster, self._cluster.client()
         try:
             found = cluster.ask(
-                "read", self._where(file), lambda: cluster.run(lambda: client.get_file_info(file))
+                doing, self._where(file), lambda: cluster.run(lambda: client.get_file_info(file))
             )
         except Missing:
             return None
