@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hdfs_cluster import HdfsCluster
     from kafka_broker import Broker
     from pyspark.sql import SparkSession
+    from s3_servers import KeepingServer
 
 
 _REGISTRY = "STILLFRAME_REGISTRY"
@@ -192,6 +193,20 @@ def s3_settings(gateway: Gateway) -> dict[str, str]:
         "fs.s3a.endpoint.region": "us-east-1",
         "fs.s3a.connection.request.timeout": "1s",
     }
+
+
+@pytest.fixture(scope="session")
+def keeping_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeepingServer]:
+    """An S3 server that still has everything when it was killed and is started again."""
+    from s3_servers import keeping_server
+
+    with closing(hold_port()) as held:
+        server = keeping_server(tmp_path_factory.mktemp("keeping-s3"), port_of(held))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
 
 
 # --- Kafka ---------------------------------------------------------------------------------------

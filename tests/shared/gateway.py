@@ -34,6 +34,7 @@ class Gateway:
         self.stalled = threading.Event()
         """Set when an answer has been held back."""
         self._holds: Matches = _none
+        self._stalls: Matches = _none
         self._loses: Matches = _none
         self._goes_on = threading.Event()
         self.held = threading.Event()
@@ -69,9 +70,14 @@ class Gateway:
         self.stalled.clear()
         self._flows.clear()
 
+    def stall_from(self, matches: Matches) -> None:
+        """As soon as a request that matches has arrived."""
+        self.stalled.clear()
+        self._stalls = matches
+
     def flow(self) -> None:
         self._flows.set()
-        self._holds = _none
+        self._holds = self._stalls = _none
         self._goes_on.set()
 
     def hold(self, matches: Matches) -> None:
@@ -138,6 +144,8 @@ class Gateway:
         if self._holds(data):
             self.held.set()
             self._goes_on.wait(60)
+        if self._stalls(data):
+            self._flows.clear()
         if self._loses(data):
             self._loses = _none
             self.lose_answers(1)

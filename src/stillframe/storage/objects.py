@@ -62,7 +62,7 @@ class Bucket(Asking):
         connect: Callable[[bool], S3Store],
         limits: Limits,
     ) -> None:
-        """`connect` makes a client; True: one for large bodies."""
+        """`connect` makes a client, with the newest credentials; True: one for large bodies."""
         super().__init__(limits)
         self.name = name
         self.endpoint = endpoint
@@ -83,7 +83,11 @@ class Bucket(Asking):
 
         if not isinstance(error, exceptions.BaseError | OSError):
             raise error
-        return understand(error, self.endpoint)
+        trouble = understand(error, self.endpoint)
+        if trouble.reason in _OF_CREDENTIALS:
+            with self._lock:
+                self._clients.clear()  # new ones look for newer credentials
+        return trouble
 
 
 def understand(error: Exception, endpoint: str) -> Trouble:
@@ -119,24 +123,34 @@ def understand(error: Exception, endpoint: str) -> Trouble:
             return Trouble(reason, is_passing=True, may_be_done=True)
 
 
+_EXPIRED = (
+    "the credentials have expired, and no newer ones are found where they came from; renew them"
+    " there, or start the job again with new ones"
+)
 _REASONS = {
     "NoSuchBucket": "there is no such bucket; make it, or choose another checkpoint location",
     "AccessDenied": "access denied; let these credentials read, write, list and delete there",
     "InvalidAccessKeyId": "the storage does not know the access key; check the credentials",
     "SignatureDoesNotMatch": "the secret key does not fit the access key; check the credentials",
-    "ExpiredToken": "the session token has expired; give new credentials",
+    "ExpiredToken": _EXPIRED,
+    "SlowDown": "the storage answers 503 SlowDown, because it gets too many requests; raise its"
+    " limits, or take checkpoints less often",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
 }
+_OF_CREDENTIALS = [
+    _REASONS[code] for code in ("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+]
 _PASSING = (408, 409, 429)
 """Refusals that are none: a slow body, another's conditional put under way, too many requests."""
 
 
 def _refused(status: int, code: str) -> Trouble:
-    is_passing = status >= 500 or status in _PASSING or code == "RequestTimeout"
+    is_passing = status >= 500 or status in _PASSING or code in ("RequestTimeout", "ExpiredToken")
     name = f"{status} {code}".strip()
     reason = _REASONS.get(code, f"the storage answered {name}")
     # A server may fail after it has done its work; a refusal is certain.
-    return Trouble(reason, is_passing=is_passing, may_be_done=status >= 500)
+    may_be_done = status >= 500 and code != "SlowDown"
+    return Trouble(reason, is_passing=is_passing, may_be_done=may_be_done)
 
 
 def _found(pattern: str, text: str) -> str:
@@ -189,9 +203,8 @@ class ObjectStore(Store):
         import obstore
 
         key = self._key(path)
-        client = self._bucket.client()
-        with_missing = self._missing_is_damage(key)
-        return with_missing(lambda: obstore.get(client, key).bytes().to_bytes())
+        read = self._missing_is_damage(key)
+        return read(lambda: obstore.get(self._bucket.client(), key).bytes().to_bytes())
 
     def read_verified(self, path: str, length_bytes: int, crc32: int) -> pa.Buffer:
         key = self._key(path)
@@ -213,9 +226,11 @@ class ObjectStore(Store):
         import obstore
 
         key = self._key(directory) if directory else self._prefix
-        client = self._bucket.client()
-        found = self._bucket.ask(
-            "list", self._where(key), lambda: obstore.list_with_delimiter(client, key or None)
+        bucket = self._bucket
+        found = bucket.ask(
+            "list",
+            self._where(key),
+            lambda: obstore.list_with_delimiter(bucket.client(), key or None),
         )
         keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         # Some tools mark a directory with an empty object of its name.
@@ -252,11 +267,10 @@ class ObjectStore(Store):
         import obstore
 
         token = uuid.uuid4().hex
-        client = self._bucket.client(len(data))
 
         def put() -> object:
             return obstore.put(
-                client,
+                self._bucket.client(len(data)),
                 key,
                 data,
                 attributes={_TOKEN: token},
@@ -317,9 +331,9 @@ class ObjectStore(Store):
         """Whether the object of this name is the one that carries this token."""
         import obstore
 
-        client = self._bucket.client()
+        bucket = self._bucket
         try:
-            found = self._bucket.ask(doing, self._where(key), lambda: obstore.get(client, key))
+            found = bucket.ask(doing, self._where(key), lambda: obstore.get(bucket.client(), key))
         except Missing:
             return False
         except StorageError as error:
@@ -329,9 +343,9 @@ class ObjectStore(Store):
     def _holds_any(self, key: str) -> bool:
         import obstore
 
-        client = self._bucket.client()
+        bucket = self._bucket
         try:
-            self._bucket.ask("write", self._where(key), lambda: obstore.head(client, key))
+            bucket.ask("write", self._where(key), lambda: obstore.head(bucket.client(), key))
         except Missing:
             return False
         return True
@@ -360,11 +374,10 @@ class ObjectStore(Store):
         """The object and how long it is; None if that is not what was expected."""
         import obstore
 
-        client = self._bucket.client(length_bytes)
         read = self._missing_is_damage(key)
 
         def whole() -> tuple[pa.Buffer | None, int]:
-            found = obstore.get(client, key)
+            found = obstore.get(self._bucket.client(length_bytes), key)
             seen_bytes = found.meta["size"]
             if seen_bytes != length_bytes or seen_bytes > WHOLE_BYTES_MAX:
                 return None, seen_bytes
@@ -378,14 +391,16 @@ class ObjectStore(Store):
     def _read_in_parts(self, key: str, length_bytes: int) -> pa.Buffer:
         import obstore
 
-        client = self._bucket.client(length_bytes)
+        bucket = self._bucket
         read = self._missing_is_damage(key)
         buffer = pa.allocate_buffer(length_bytes)
         view = memoryview(buffer).cast("B")
 
         def read_part(start: int) -> None:
             end = min(start + WHOLE_BYTES_MAX, length_bytes)
-            part = read(lambda: obstore.get_range(client, key, start=start, end=end))
+            part = read(
+                lambda: obstore.get_range(bucket.client(length_bytes), key, start=start, end=end)
+            )
             view[start:end] = memoryview(part).cast("B")
 
         with ThreadPoolExecutor(_PARTS_AT_ONCE_MAX, "stillframe-read") as pool:
@@ -398,10 +413,8 @@ class ObjectStore(Store):
     def _keys_below(self, key: str) -> builtins.list[str]:
         import obstore
 
-        client = self._bucket.client()
-
         def keys() -> builtins.list[str]:
-            batches = obstore.list(client, key)
+            batches = obstore.list(self._bucket.client(), key)
             return [each["path"] for batch in batches for each in batch]
 
         return self._bucket.ask("list", self._where(key), keys)
@@ -409,8 +422,8 @@ class ObjectStore(Store):
     def _delete_keys(self, where: str, keys: builtins.list[str]) -> None:
         import obstore
 
-        client = self._bucket.client()
+        bucket = self._bucket
         try:
-            self._bucket.ask("delete", where, lambda: obstore.delete(client, keys))
+            bucket.ask("delete", where, lambda: obstore.delete(bucket.client(), keys))
         except Missing:
             return
