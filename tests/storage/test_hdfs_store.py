@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -188,6 +189,15 @@ def test_an_address_without_a_host_that_nothing_says_is_refused(monkeypatch) -> 
 
     with pytest.raises(StartRefused, match=r"names no namenode.*HADOOP_CONF_DIR is None.*: set"):
         open_store("hdfs:///a").list("")
+
+
+def test_that_the_package_is_missing_is_said(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+
+    with pytest.raises(
+        StartRefused, match=r"hdfs://host:1 needs .* hdfs-native.*: install stillfr"
+    ):
+        open_store("hdfs://host:1/a").list("")
 
 
 def test_a_host_without_a_port_has_the_usual_one() -> None:
