@@ -69,7 +69,8 @@ quick: $(VENV)/project
 # that keeps files (`make versitygw` builds one; without it moto stands in), simulated schedules.
 soak: $(VENV)/project
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
-	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py $(ARGS)
+	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
+	  tests/scenarios/test_hdfs.py $(ARGS)
 	@$(BIN)/stillframe simulate --seeds 2000
 
 # Takes some minutes the first time and needs a Go toolchain.

@@ -1,13 +1,19 @@
-"""Checkpoints on HDFS, and slots that are killed."""
+"""Checkpoints on HDFS, with slots that are killed, and the cluster itself."""
 
 import json
+import os
 from random import Random
 
 import pytest
 
 from stillframe.cli.main import main
 from stillframe.connectors.generate import ClickSource
-from stillframe.coordinator.history import CheckpointCompleted, SlotsRunning
+from stillframe.coordinator.history import (
+    AttemptFailed,
+    CheckpointCompleted,
+    CheckpointFailed,
+    SlotsRunning,
+)
 
 pytestmark = pytest.mark.hdfs
 
@@ -34,3 +40,24 @@ def test_slots_killed_while_their_checkpoints_go_to_hdfs_lose_and_double_nothing
     (job,) = json.loads(capsys.readouterr().out)
     last = [each for each in running.told if isinstance(each, CheckpointCompleted)][-1]
     assert job["checkpoints"][-1]["checkpoint"] == last.checkpoint_id
+
+
+if os.environ.get("STILLFRAME_SOAK"):
+
+    def test_a_cluster_that_is_killed_and_returns_loses_nothing_and_the_job_goes_on(
+        page_views, hdfs, hdfs_root, until
+    ):
+        gate = page_views.gate("second-half")
+        source = page_views.halves(gate)
+        page_views.location = hdfs_root
+        patient = {"restartAttempts": "1000", "tolerableFailedCheckpoints": "1000"}
+        running = page_views.start(page_views.plan(source), **patient)
+        running.next_checkpoint()
+        hdfs.kill()
+        failures = AttemptFailed | CheckpointFailed
+        until(lambda: any(isinstance(each, failures) for each in running.told))
+        hdfs.start()
+        gate.open()
+        running.finish()
+
+        page_views.check_exactly_once(source)
