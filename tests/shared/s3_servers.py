@@ -174,6 +174,15 @@ class Front:
         self._http.daemon_threads = True
         Thread(target=self._http.serve_forever, daemon=True).start()
 
+    def expire(self, token: str) -> None:
+        """Refuse every request that is signed with this session token."""
+
+        def refuses(_: str, headers: Any) -> tuple[int, str] | None:
+            is_old = headers.get("x-amz-security-token") == token
+            return (400, "ExpiredToken") if is_old else None
+
+        self.refuses = refuses
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}"

@@ -17,8 +17,6 @@ from stillframe.storage.store import Store, open_store
 
 pytestmark = pytest.mark.s3
 
-TOKEN = "x-amz-security-token"
-
 
 @pytest.fixture
 def front(s3_port: int) -> Iterator[Front]:
@@ -59,13 +57,6 @@ def test_a_storage_that_is_too_busy_for_long_has_done_nothing_and_is_named(
     assert 3 <= front.refused < 30, "ever longer pauses"
 
 
-def expires(front: Front, old: str) -> None:
-    def refuses(_: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        return (400, "ExpiredToken") if headers.get(TOKEN) == old else None
-
-    front.refuses = refuses
-
-
 def test_a_token_that_expires_is_read_again_from_its_file(
     front, settings, s3_bucket, tmp_path: Path
 ) -> None:
@@ -77,7 +68,7 @@ def test_a_token_that_expires_is_read_again_from_its_file(
     for each in (store, of_a_slot):
         each.list("")
     file.write_text("the-second-token")
-    expires(front, "the-first-token")
+    front.expire("the-first-token")
 
     assert store.create_if_absent("log/1", b"mine")
     assert of_a_slot.read("log/1") == b"mine"
@@ -91,7 +82,7 @@ def test_a_token_that_expires_is_read_again_from_the_environment(
     store = open_store(f"s3://{s3_bucket}/root", {"fs.s3a.endpoint": front.url})
     store.list("")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the-second-token")
-    expires(front, "the-first-token")
+    front.expire("the-first-token")
 
     store.write("a", [b"a"])
 
@@ -105,7 +96,7 @@ def test_a_token_that_is_renewed_a_moment_late_was_never_missed(
     file.write_text("the-first-token")
     given = storage_settings({**settings, "fs.s3a.session.token": f"file:{file}"}, {})
     store = open_store(f"s3://{s3_bucket}/root", given)
-    expires(front, "the-first-token")
+    front.expire("the-first-token")
     late = threading.Timer(0.3, lambda: file.write_text("the-second-token"))
     late.start()
 
@@ -119,7 +110,7 @@ def test_a_token_that_nobody_renews_is_said_within_a_bound(front, settings, s3_b
     store = open_store(
         f"s3://{s3_bucket}/root", {**settings, "fs.s3a.session.token": "the-first-token"}
     )
-    expires(front, "the-first-token")
+    front.expire("the-first-token")
     began = time.monotonic()
 
     with pytest.raises(NotDone, match=r"the credentials have expired, and no newer .*; renew the"):
