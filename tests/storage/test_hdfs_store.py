@@ -117,6 +117,17 @@ def test_a_namenode_that_comes_back_in_time_was_never_missed(store, way) -> None
         back.join()
 
 
+def test_a_large_file_whose_namenode_goes_away_on_its_way_is_not_there(store, other, way) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield bytes(10_000_000)
+        way.close()
+        yield bytes(10_000_000)
+
+    with pytest.raises(NotDone, match=r"cannot write hdfs://.*/chk-1/a: hdfs://.* cannot be reach"):
+        store.write("chk-1/a", chunks())
+    assert other.list("chk-1") == []
+
+
 def test_an_error_of_what_is_written_is_not_taken_for_one_of_the_storage(other) -> None:
     def chunks() -> Iterator[bytes]:
         yield bytes(20_000_000)

@@ -129,6 +129,21 @@ def _pause_seconds(tries: int) -> float:
     return float(longest * random.uniform(0.5, 1.0))
 
 
+class Watched:
+    """What is written, so that its own failure is told apart from what goes wrong on the way."""
+
+    def __init__(self, views: Iterable[memoryview]) -> None:
+        self._views = views
+        self.has_failed = False
+
+    def __iter__(self) -> Iterator[memoryview]:
+        try:
+            yield from self._views
+        except Exception:  # not GeneratorExit: then it is the writer that has failed
+            self.has_failed = True
+            raise
+
+
 class Tally:
     """Counts what passes."""
 

@@ -31,7 +31,6 @@ import os
 import re
 import threading
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -58,8 +57,16 @@ from stillframe.storage.asking import (
     Taken,
     Tally,
     Trouble,
+    Watched,
 )
-from stillframe.storage.store import Chunk, Store, Written
+from stillframe.storage.store import (
+    Chunk,
+    Store,
+    Written,
+    check_crc32,
+    never_overwritten,
+    wrong_length,
+)
 
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader
@@ -202,12 +209,12 @@ class HdfsStore(Store):
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
         final, tally = self._locate(path), Tally()
         if self._length_of("write", final) is not None:
-            raise self._never_overwritten(final)
+            raise never_overwritten(self._where(final))
         temporary = self._written_beside(final, tally.counted(chunks))
         written = tally.written()
         try:
             if not self._renamed("write", temporary, final):
-                raise self._never_overwritten(final)
+                raise never_overwritten(self._where(final))
         except Missing:  # see above
             if self._length_of("write", final) != written.length_bytes:
                 raise self._swept("write", final) from None
@@ -231,17 +238,9 @@ class HdfsStore(Store):
         file = self._locate(path)
         source = self._opened(file)
         if len(source) != length_bytes:
-            raise SnapshotDamaged(
-                f"{self._where(file)} is damaged: it has {len(source)} bytes where {length_bytes}"
-                f" were recorded (with checksum {crc32:08x})"
-            )
+            raise wrong_length(self._where(file), len(source), length_bytes, crc32)
         contents = self._contents(file, source)
-        seen_crc32 = zlib.crc32(contents)
-        if seen_crc32 != crc32:
-            raise SnapshotDamaged(
-                f"{self._where(file)} is damaged: its {length_bytes} bytes have checksum"
-                f" {seen_crc32:08x} where {crc32:08x} was recorded"
-            )
+        check_crc32(self._where(file), contents, crc32)
         return pa.py_buffer(contents)
 
     def list(self, directory: str) -> builtins.list[str]:
@@ -294,19 +293,11 @@ class HdfsStore(Store):
             raise NotDone(str(error)) from None
 
     def _written_once(self, doing: str, final: str, views: Iterator[memoryview]) -> str:
-        sources_fault: builtins.list[BaseException] = []
-
-        def watched() -> Iterator[memoryview]:
-            try:
-                yield from views
-            except BaseException as error:  # told apart from what goes wrong on the way
-                sources_fault.append(error)
-                raise
-
+        watched = Watched(views)
         try:
-            return self._write_through(final, watched())
+            return self._write_through(final, watched)
         except (OSError, RuntimeError) as error:
-            if sources_fault:
+            if watched.has_failed:
                 raise
             try:
                 reason = self._cluster.understand(error).reason
@@ -350,12 +341,6 @@ class HdfsStore(Store):
         except StorageError as error:
             raise Unanswered(str(error)) from None
         return True
-
-    def _never_overwritten(self, file: str) -> StorageError:
-        return StorageError(
-            f"cannot write {self._where(file)}: there is such a file already, and a snapshot's"
-            " files are never overwritten"
-        )
 
     def _swept(self, doing: str, file: str) -> StorageError:
         return StorageError(

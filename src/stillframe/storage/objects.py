@@ -23,9 +23,9 @@ import builtins
 import re
 import threading
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -40,8 +40,16 @@ from stillframe.storage.asking import (
     Taken,
     Tally,
     Trouble,
+    Watched,
 )
-from stillframe.storage.store import Chunk, Store, Written
+from stillframe.storage.store import (
+    Chunk,
+    Store,
+    Written,
+    check_crc32,
+    never_overwritten,
+    wrong_length,
+)
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -193,7 +201,7 @@ class ObjectStore(Store):
                 self._write_in_parts(key, head, views)
                 return tally.written()
         if not self._put("write", key, bytes(head)):
-            raise self._never_overwritten(key)
+            raise never_overwritten(self._where(key))
         return tally.written()
 
     def create_if_absent(self, path: str, data: bytes) -> bool:
@@ -210,16 +218,8 @@ class ObjectStore(Store):
         key = self._key(path)
         buffer, seen_bytes = self._read_expected(key, length_bytes)
         if buffer is None:
-            raise SnapshotDamaged(
-                f"{self._where(key)} is damaged: it has {seen_bytes} bytes where {length_bytes}"
-                f" were recorded (with checksum {crc32:08x})"
-            )
-        seen_crc32 = zlib.crc32(buffer)
-        if seen_crc32 != crc32:
-            raise SnapshotDamaged(
-                f"{self._where(key)} is damaged: its {length_bytes} bytes have checksum"
-                f" {seen_crc32:08x} where {crc32:08x} was recorded"
-            )
+            raise wrong_length(self._where(key), seen_bytes, length_bytes, crc32)
+        check_crc32(self._where(key), buffer, crc32)
         return buffer
 
     def list(self, directory: str) -> builtins.list[str]:
@@ -291,19 +291,10 @@ class ObjectStore(Store):
         from obstore import exceptions
 
         if self._holds_any(key):
-            raise self._never_overwritten(key)
+            raise never_overwritten(self._where(key))
         token = uuid.uuid4().hex
         client = self._bucket.client(WHOLE_BYTES_MAX + 1)
-        sources_fault: builtins.list[BaseException] = []
-
-        def all_views() -> Iterator[memoryview]:
-            yield memoryview(head)
-            try:
-                yield from views
-            except BaseException as error:  # told apart from what goes wrong on the way
-                sources_fault.append(error)
-                raise
-
+        watched = Watched(chain([memoryview(head)], views))
         try:
             with obstore.open_writer(
                 client,
@@ -312,10 +303,10 @@ class ObjectStore(Store):
                 buffer_size=WHOLE_BYTES_MAX,
                 max_concurrency=_PARTS_AT_ONCE_MAX,
             ) as target:
-                for view in all_views():
+                for view in watched:
                     target.write(view)
         except (exceptions.BaseError, OSError) as error:
-            if sources_fault:
+            if watched.has_failed:
                 raise
             trouble = self._trouble_of_parts(error)
             if not self._is_ours("write", key, token):
@@ -349,12 +340,6 @@ class ObjectStore(Store):
         except Missing:
             return False
         return True
-
-    def _never_overwritten(self, key: str) -> StorageError:
-        return StorageError(
-            f"cannot write {self._where(key)}: there is such a file already, and a snapshot's files"
-            " are never overwritten"
-        )
 
     # --- reading ---
 

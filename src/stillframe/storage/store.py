@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from stillframe.errors import BuildError
+from stillframe.errors import BuildError, SnapshotDamaged, StorageError
 
 Chunk: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
@@ -103,6 +104,30 @@ class Store(ABC):
 
         Those below it are not meant. That there is no such directory is fine.
         """
+
+
+def wrong_length(where: str, seen_bytes: int, length_bytes: int, crc32: int) -> SnapshotDamaged:
+    return SnapshotDamaged(
+        f"{where} is damaged: it has {seen_bytes} bytes where {length_bytes} were recorded"
+        f" (with checksum {crc32:08x})"
+    )
+
+
+def check_crc32(where: str, contents: pa.Buffer | bytes, crc32: int) -> None:
+    """Raise `SnapshotDamaged` if these bytes are not those that were recorded."""
+    seen_crc32 = zlib.crc32(contents)
+    if seen_crc32 != crc32:
+        raise SnapshotDamaged(
+            f"{where} is damaged: its {len(contents)} bytes have checksum {seen_crc32:08x} where"
+            f" {crc32:08x} was recorded"
+        )
+
+
+def never_overwritten(where: str) -> StorageError:
+    return StorageError(
+        f"cannot write {where}: there is such a file already, and a snapshot's files are never"
+        " overwritten"
+    )
 
 
 def open_store(address: str, settings: Mapping[str, str] | None = None) -> Store:
