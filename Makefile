@@ -23,7 +23,7 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo e3 e4 e6 test quick soak check lint format lock clean
+.PHONY: help demo e3 e4 e6 test quick soak versitygw check lint format lock clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
@@ -62,14 +62,20 @@ test: $(VENV)/project
 # While you work: everything but what starts a JVM, a server or whole jobs.
 quick: $(VENV)/project
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 \
-	  -m 'not spark and not cluster and not s3 and not kafka and not database and not slow' \
+	  -m 'not spark and not cluster and not s3 and not kafka and not database and not hdfs and not slow' \
 	  $(addprefix --ignore=tests/,scenarios simulation cli rest bench) $(ARGS)
 
-# What `make test` does once or five times, done many times: kills of the driver, simulated
-# schedules.
+# What `make test` does once or five times, done many times: kills of the driver and of an S3 server
+# that keeps files (`make versitygw` builds one; without it moto stands in), simulated schedules.
 soak: $(VENV)/project
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
+	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
+	  tests/scenarios/test_hdfs.py $(ARGS)
 	@$(BIN)/stillframe simulate --seeds 2000
+
+# Takes some minutes the first time and needs a Go toolchain.
+versitygw: $(VENV)/project
+	@$(BIN)/python tests/shared/s3_servers.py
 
 check: lint
 	@$(BIN)/mypy

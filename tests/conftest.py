@@ -1,5 +1,5 @@
-"""What the tests share: a Spark session, an S3 server, a Kafka broker and databases, for those that
-ask."""
+"""What the tests share: a Spark session, servers of S3 and HDFS, a Kafka broker and databases, for
+those that ask."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from gateway import Gateway
 from ports import hold_port, port_of
 
 if TYPE_CHECKING:
     from database_servers import Server
+    from hdfs_cluster import HdfsCluster
     from kafka_broker import Broker
     from pyspark.sql import SparkSession
+    from s3_servers import KeepingServer
 
 
 _REGISTRY = "STILLFRAME_REGISTRY"
@@ -123,129 +126,6 @@ S3_SECRET = "a-secret-that-nobody-may-see"
 _START_SECONDS_MAX = 60.0
 
 
-class Gateway:
-    """A way to the S3 server that can be broken: closed, stalled, losing answers, or deleting
-    nothing."""
-
-    def __init__(self, server_port: int) -> None:
-        self._server = ("127.0.0.1", server_port)
-        self._sockets: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._flows = threading.Event()
-        self._flows.set()
-        self._answers_to_lose = 0
-        self._bytes_until_cut: int | None = None
-        self.answers_lost = 0
-        self.stalled = threading.Event()
-        """Set when an answer has been held back."""
-        self._deletes = threading.Event()
-        self._deletes.set()
-        self.deletion_held = threading.Event()
-        """Set when a request to delete has been held back."""
-        self._held = hold_port()
-        self.port = port_of(self._held)
-        self._listener = self._listen()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def close(self) -> None:
-        """From now on nobody gets through, as with a server that is down."""
-        # Shut down first: a thread that waits in accept() would keep the port open.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.flow()
-        with self._lock:
-            open_now, self._sockets = self._sockets, set()
-        for each in open_now:
-            _end(each)
-
-    def open(self) -> None:
-        """The server is back."""
-        self._bytes_until_cut = None
-        self._listener = self._listen()
-
-    def stall(self) -> None:
-        """Requests arrive, but no answer comes back, until `flow`."""
-        self.stalled.clear()
-        self._flows.clear()
-
-    def flow(self) -> None:
-        self._flows.set()
-        self._deletes.set()
-
-    def hold_deletions(self) -> None:
-        """Requests to delete do not arrive, until `flow`; all others do."""
-        self._deletes.clear()
-
-    def lose_answers(self, count: int) -> None:
-        """The next requests arrive and are done, but their connections break."""
-        self._answers_to_lose = count
-
-    def cut_after(self, request_bytes: int) -> None:
-        """Close for good when this many bytes of requests have passed."""
-        self._bytes_until_cut = request_bytes
-
-    def end(self) -> None:
-        self.close()
-        self._held.close()
-
-    def _listen(self) -> socket.socket:
-        listener = socket.create_server(("127.0.0.1", self.port))
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        return listener
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-                server = socket.create_connection(self._server, 10)
-            except OSError:
-                return
-            with self._lock:
-                self._sockets |= {client, server}
-            for args in ((client, server, self._passes), (server, client, self._comes_back)):
-                threading.Thread(target=self._pump, args=args, daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket, may) -> None:
-        with suppress(OSError):
-            while (data := source.recv(65_536)) and may(data):
-                target.sendall(data)
-        _end(source)
-        _end(target)
-
-    def _passes(self, data: bytes) -> bool:
-        first_line = data.split(b"\r\n", 1)[0]
-        if first_line.startswith((b"DELETE ", b"POST ")) and not self._deletes.is_set():
-            self.deletion_held.set()
-            self._deletes.wait(60)
-        if self._bytes_until_cut is not None:
-            self._bytes_until_cut -= len(data)
-            if self._bytes_until_cut < 0:
-                self.close()
-                return False
-        return True
-
-    def _comes_back(self, data: bytes) -> bool:
-        if not self._flows.is_set():
-            self.stalled.set()
-            self._flows.wait(60)
-        with self._lock:
-            if self._answers_to_lose:
-                self._answers_to_lose -= 1
-                self.answers_lost += 1
-                return False
-        return True
-
-
-def _end(each: socket.socket) -> None:
-    with suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
-    each.close()
-
-
 @pytest.fixture(scope="session")
 def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A local S3 server, moto's, for all tests of a worker; it forgets all when it ends."""
@@ -315,6 +195,20 @@ def s3_settings(gateway: Gateway) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="session")
+def keeping_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeepingServer]:
+    """An S3 server that still has everything when it was killed and is started again."""
+    from s3_servers import keeping_server
+
+    with closing(hold_port()) as held:
+        server = keeping_server(tmp_path_factory.mktemp("keeping-s3"), port_of(held))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
+
+
 # --- Kafka ---------------------------------------------------------------------------------------
 
 
@@ -361,3 +255,26 @@ def mysql() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[Server]:
     yield from _served("MariadbServer")
+
+
+# --- HDFS ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    """For all tests of a worker; a test that kills it starts it again."""
+    from hdfs_cluster import HdfsCluster
+
+    with closing(hold_port()) as held:
+        cluster = HdfsCluster(tmp_path_factory.mktemp("hdfs"), port_of(held))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@pytest.fixture
+def hdfs_root(hdfs: HdfsCluster) -> str:
+    """The address of a new directory."""
+    return f"{hdfs.url}/{uuid.uuid4().hex[:12]}"

@@ -520,7 +520,13 @@ def storage_settings(
         for name, text in options.items()
         if is_storage_setting(name)
     }
-    return of_session | of_job
+    # What is in a file may be renewed there: see storage/s3.py.
+    renewed = {
+        f"{name.lower()}.from": text
+        for name, text in options.items()
+        if is_storage_setting(name) and is_secret_name(name) and text.startswith("file:")
+    }
+    return of_session | of_job | renewed
 
 
 def _strategy_meant(

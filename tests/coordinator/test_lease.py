@@ -6,27 +6,27 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.fs
 import pytest
 
 from stillframe.coordinator import lease as leases
 from stillframe.coordinator.lease import DriverLease
 from stillframe.errors import StorageError, Unanswered
 from stillframe.protocol.lease import Alive, Lease, LookAgain, TakeOver
-from stillframe.storage.hadoop import HadoopStore
 from stillframe.storage.store import open_store
 
-STORES = ["local", pytest.param("s3", marks=pytest.mark.s3), "hadoop"]
+STORES = [
+    "local",
+    pytest.param("s3", marks=pytest.mark.s3),
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+]
 
 
 @pytest.fixture(params=STORES)
 def store(request, tmp_path):
     if request.param == "local":
         return open_store(str(tmp_path / "job"))
-    if request.param == "hadoop":
-        # The code that runs on HDFS, on what there is here.
-        return HadoopStore(pa.fs.LocalFileSystem(), "hdfs://", str(tmp_path / "job"))
+    if request.param == "hdfs":
+        return open_store(f"{request.getfixturevalue('hdfs_root')}/job")
     return open_store(*request.getfixturevalue("on_s3"))
 
 

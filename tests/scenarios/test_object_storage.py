@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pyarrow as pa
 import pytest
+from s3_servers import Front
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.cli.main import main
@@ -101,7 +102,7 @@ def test_commits_and_checkpoints_do_not_wait_for_deletions(page_views, on_s3, ga
     running.wait(SlotsRunning)
     gateway.hold_deletions()
 
-    assert gateway.deletion_held.wait(60)
+    assert gateway.held.wait(60)
     newest = running.next_checkpoint().checkpoint_id
     running.wait(CheckpointCommitted, checkpoint_id=newest + 5)
     store = open_store(f"{page_views.location}/page-views", on_s3)
@@ -272,6 +273,31 @@ def test_a_storage_that_is_down_when_the_records_end_delays_the_end(page_views, 
     running.finish()
 
     page_views.check_exactly_once(source)
+
+
+def test_a_job_goes_on_when_its_credentials_expire_and_are_renewed_in_their_file(
+    page_views, on_s3, s3_port, tmp_path
+):
+    front = Front(s3_port)
+    token = tmp_path / "token"
+    token.write_text("the-first-token")
+    own = {"fs.s3a.endpoint": front.url, "fs.s3a.session.token": f"file:{token}"}
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    running = page_views.start(page_views.plan(source), **{**on_s3, **own})
+    running.next_checkpoint()
+    front.expire("the-first-token")
+    failed = running.wait(CheckpointFailed)
+    token.write_text("the-second-token")
+    running.next_checkpoint()
+    gate.open()
+    running.finish()
+    front.end()
+
+    page_views.check_exactly_once(source)
+    assert "the credentials have expired, and no newer ones are found" in failed.reason
+    assert len(running.attempts()) == 1
+    assert not any("-token" in f"{event}" for event in running.told)
 
 
 @pytest.mark.parametrize("what", ["savepoint", "checkpoint"])

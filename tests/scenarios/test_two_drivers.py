@@ -17,11 +17,19 @@ from stillframe.graph.plan import Plan, build_plan
 from stillframe.testing.sinks import GatedSink
 from stillframe.testing.sources import ScriptedSource
 
+EVERYWHERE = [
+    "local",
+    pytest.param("s3", marks=pytest.mark.s3),
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+]
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+
+@pytest.fixture(params=EVERYWHERE)
 def anywhere(request, page_views):
-    """Options of a job whose checkpoints are on a local disk or in a bucket."""
-    if request.param == "local":
+    """Options of a job whose checkpoints are on a local disk, in a bucket or on HDFS."""
+    if request.param != "s3":
+        if request.param == "hdfs":
+            page_views.location = request.getfixturevalue("hdfs_root")
         yield {}
         return
     page_views.location = f"s3://{request.getfixturevalue('s3_bucket')}/jobs"

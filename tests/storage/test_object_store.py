@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from stillframe.errors import NotDone, StorageError, Unanswered
-from stillframe.storage.objects import Limits
+from stillframe.storage.asking import Limits
 from stillframe.storage.store import Store, open_store
 
 pytestmark = pytest.mark.s3
@@ -174,7 +174,7 @@ def test_a_large_file_that_was_torn_on_its_way_is_not_there(
     gateway.cut_after(LARGE_BYTES // 2)
 
     with pytest.raises(StorageError, match=r"cannot write s3://.*root/shared/1/a: "):
-        store.write("shared/1/a", [bytes(LARGE_BYTES)])
+        store.write("shared/1/a", [bytes(LARGE_BYTES // 4)] * 4)
 
     assert other.list("shared/1") == []
     assert other.write("shared/1/a", [bytes(LARGE_BYTES)]).length_bytes == LARGE_BYTES

@@ -14,21 +14,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.fs
 import pytest
 
 import stillframe
 from stillframe.errors import SnapshotDamaged, StorageError
-from stillframe.storage.hadoop import HadoopStore
 from stillframe.storage.store import Store, Written, open_store
 
 SOURCES = str(Path(next(iter(stillframe.__path__))).parent)
 LARGE_BYTES = 20_000_000
 """More than one part of what goes up in parts."""
 
-EVERY = ["local", pytest.param("s3", marks=pytest.mark.s3), "hadoop"]
-EXCLUSIVE = EVERY[:2]
-"""Those that let exactly one of many create a name; pyarrow.fs has nothing for it."""
+EVERY = [
+    "local",
+    pytest.param("s3", marks=pytest.mark.s3),
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+]
 
 
 @pytest.fixture(params=EVERY)
@@ -41,9 +41,8 @@ def store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if kind == "s3":
         request.getfixturevalue("s3_environment")
         return open_store(f"s3://{request.getfixturevalue('s3_bucket')}/root")
-    if kind == "hadoop":
-        # The code that runs on HDFS, on what there is here.
-        return HadoopStore(pa.fs.LocalFileSystem(), "hdfs://", str(tmp_path / "root"))
+    if kind == "hdfs":
+        return open_store(f"{request.getfixturevalue('hdfs_root')}/root")
     return open_store(str(tmp_path / "root"))
 
 
@@ -109,7 +108,6 @@ def test_a_writer_that_fails_halfway_leaves_nothing(store: Store, before_bytes: 
     store.write("chk-1/a", [b"by the next attempt"])
 
 
-@pytest.mark.parametrize("kind", EXCLUSIVE, indirect=True)
 def test_a_writer_killed_halfway_leaves_nothing_that_a_listing_shows(store: Store) -> None:
     script = f"""
         import os, signal, sys
@@ -141,7 +139,6 @@ def contents_by(creator: int) -> bytes:
     return f"creator {creator} ".encode() * 500
 
 
-@pytest.mark.parametrize("kind", EXCLUSIVE, indirect=True)
 def test_of_many_threads_that_create_one_name_exactly_one_wins(store: Store) -> None:
     creators, names = 8, 25
     start = threading.Barrier(creators)
@@ -158,7 +155,6 @@ def test_of_many_threads_that_create_one_name_exactly_one_wins(store: Store) -> 
     check_winners(store, won, names)
 
 
-@pytest.mark.parametrize("kind", EXCLUSIVE, indirect=True)
 def test_of_many_processes_that_create_one_name_exactly_one_wins(store: Store) -> None:
     creators, names = 3, 25
     script = """
@@ -203,7 +199,6 @@ def check_winners(store: Store, won: dict[int, list[int]], names: int) -> None:
     assert len(store.list("log")) == names
 
 
-@pytest.mark.parametrize("kind", EXCLUSIVE, indirect=True)
 def test_a_name_appears_with_its_whole_contents_or_not_at_all(store: Store) -> None:
     whole = b"z" * 3_000_000
     seen: list[int] = []
@@ -321,7 +316,6 @@ def test_a_store_can_be_rooted_at_one_of_its_directories(store: Store) -> None:
     assert job.address == f"{store.address}/page-views"
 
 
-@pytest.mark.parametrize("kind", EXCLUSIVE, indirect=True)
 def test_its_address_and_settings_open_the_same_store_again(store: Store) -> None:
     job = store.below("page-views")
     job.write("chk-1/a", [b"a"])

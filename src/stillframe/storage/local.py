@@ -29,7 +29,14 @@ import pyarrow as pa
 
 from stillframe.errors import SnapshotDamaged, StorageError
 from stillframe.storage.files import REAL_FILES, FileSystem, NewFile
-from stillframe.storage.store import Chunk, Store, Written
+from stillframe.storage.store import (
+    Chunk,
+    Store,
+    Written,
+    check_crc32,
+    never_overwritten,
+    wrong_length,
+)
 
 TEMPORARY_PREFIX = ".tmp-"
 _KNOWN_DIRECTORIES_MAX = 1024
@@ -78,10 +85,7 @@ class LocalStore(Store):
             try:
                 self._files.link(temporary, final)
             except FileExistsError:
-                raise StorageError(
-                    f"cannot write {final}: there is such a file already, and a snapshot's files"
-                    " are never overwritten"
-                ) from None
+                raise never_overwritten(final) from None
             try:
                 self._flush_name(final)
             except OSError:
@@ -111,16 +115,8 @@ class LocalStore(Store):
         with _telling("read", file), _missing_is_damage(file):
             buffer, seen_bytes = self._files.read_expected(file, length_bytes)
         if buffer is None or seen_bytes != length_bytes:
-            raise SnapshotDamaged(
-                f"{file} is damaged: it has {seen_bytes} bytes where {length_bytes} were recorded"
-                f" (with checksum {crc32:08x})"
-            )
-        seen_crc32 = zlib.crc32(buffer)
-        if seen_crc32 != crc32:
-            raise SnapshotDamaged(
-                f"{file} is damaged: its {length_bytes} bytes have checksum {seen_crc32:08x} where"
-                f" {crc32:08x} was recorded"
-            )
+            raise wrong_length(file, seen_bytes, length_bytes, crc32)
+        check_crc32(file, buffer, crc32)
         return buffer
 
     def list(self, directory: str) -> builtins.list[str]:

@@ -15,84 +15,52 @@ A file is put whole up to a few megabytes. A larger one goes up in parts, so tha
 memory, and appears when the last request joins them. The library cannot join conditionally, so
 there a look beforehand keeps the promise never to overwrite. That is enough: names of state files
 hold the attempt, and two writers never share one. The job log is never that large.
-
-Trying again has a bound, the patience. When it is used up, whatever is asked in the next moment
-fails at once, so that a coordinator that tidies up after a failed checkpoint does not wait once
-per file, and its slots do not take it for dead.
-
-Rules of this file
-------------------
-1. Every wait has a limit; every request is sent again only within the patience.
-2. Nothing the library says is shown as it is: servers like to repeat keys and signatures.
-3. `NotDone` only if no try of a request can have reached the storage, or it was refused.
 """
 
 from __future__ import annotations
 
 import builtins
-import logging
-import random
 import re
 import threading
-import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from stillframe.errors import NotDone, SnapshotDamaged, StorageError, Unanswered
-from stillframe.storage.store import Chunk, Store, Written
+from stillframe.storage.asking import (
+    WHOLE_BYTES_MAX,
+    Answer,
+    Asking,
+    Limits,
+    Missing,
+    Taken,
+    Tally,
+    Trouble,
+    Watched,
+)
+from stillframe.storage.store import (
+    Chunk,
+    Store,
+    Written,
+    check_crc32,
+    never_overwritten,
+    wrong_length,
+)
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-log = logging.getLogger("stillframe")
-
-WHOLE_BYTES_MAX = 8 * 1024 * 1024
-"""Up to this size a file is put at once, above it in parts of this size."""
 _QUICK_BYTES_MAX = 1024 * 1024
 _PARTS_AT_ONCE_MAX = 4
 _DELETE_TRIES_MAX = 5
 _TOKEN = "stillframe-writer"
-_FIRST_PAUSE_SECONDS = 0.05
-_PAUSE_SECONDS_MAX = 2.0
-
-Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long to wait. What a coordinator does at a time must stay well below the 50 seconds
-    after which its slots give it up."""
-
-    connect_seconds: float = 3.0
-    request_seconds: float = 6.0
-    """For one small request and its answer."""
-    body_seconds: float = 60.0
-    """For one request with a large body."""
-    patience_seconds: float = 12.0
-    """After this a request is not sent again."""
-    rest_seconds: float = 2.0
-    """How long nothing is asked after that."""
-
-    @classmethod
-    def of_request(cls, seconds: float) -> Limits:
-        """All in proportion to the time of one request."""
-        share = seconds / cls().request_seconds
-        return cls(
-            min(cls().connect_seconds, seconds),
-            seconds,
-            cls().body_seconds * share,
-            cls().patience_seconds * share,
-            cls().rest_seconds * min(share, 1.0),
-        )
-
-
-class Bucket:
+class Bucket(Asking):
     """A bucket and the way to ask it for something, again and again within a bound."""
 
     def __init__(
@@ -102,15 +70,13 @@ class Bucket:
         connect: Callable[[bool], S3Store],
         limits: Limits,
     ) -> None:
-        """`connect` makes a client; True: one for large bodies."""
+        """`connect` makes a client, with the newest credentials; True: one for large bodies."""
+        super().__init__(limits)
         self.name = name
         self.endpoint = endpoint
         self._connect = connect
-        self._limits = limits
         self._lock = threading.Lock()
         self._clients: dict[bool, S3Store] = {}
-        self._rests_until_seconds = 0.0
-        self._trouble = ""
 
     def client(self, length_bytes: int = 0) -> S3Store:
         """One for bodies of this size."""
@@ -120,59 +86,16 @@ class Bucket:
                 self._clients[is_large] = self._connect(is_large)
             return self._clients[is_large]
 
-    def ask(self, doing: str, where: str, request: Callable[[], Answer]) -> Answer:
-        """Send a request until it is answered; `request` may be called any number of times.
-
-        Besides `StorageError` this raises `Missing` and `Taken`, which are answers too.
-        """
+    def understand(self, error: Exception) -> Trouble:
         from obstore import exceptions
 
-        if time.monotonic() < self._rests_until_seconds:
-            raise NotDone(f"cannot {doing} {where}: {self._trouble} a moment ago")
-        deadline = time.monotonic() + self._limits.patience_seconds
-        tries, in_doubt = 0, False
-        while True:
-            tries += 1
-            try:
-                return request()
-            except (exceptions.BaseError, OSError) as error:
-                trouble = understand(error, self.endpoint)
-            in_doubt |= trouble.may_be_done
-            pause = _pause_seconds(tries)
-            if not trouble.is_passing or time.monotonic() + pause > deadline:
-                break
-            log.debug("%s %s: %s; trying again", doing, where, trouble.reason)
-            time.sleep(pause)
-        if trouble.is_passing:
-            self._trouble = trouble.reason
-            self._rests_until_seconds = time.monotonic() + self._limits.rest_seconds
-        kind = Unanswered if in_doubt else NotDone
-        often = f" ({tries} tries)" if tries > 1 else ""
-        # Not chained: see rule 2.
-        raise kind(f"cannot {doing} {where}: {trouble.reason}{often}") from None
-
-
-def _pause_seconds(tries: int) -> float:
-    """Ever longer, and never the same for two that failed together."""
-    longest = min(_PAUSE_SECONDS_MAX, _FIRST_PAUSE_SECONDS * 2**tries)
-    return float(longest * random.uniform(0.5, 1.0))
-
-
-class Missing(Exception):
-    """There is no such object."""
-
-
-class Taken(Exception):
-    """There is such an object already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What went wrong with one try, in our words."""
-
-    reason: str
-    is_passing: bool
-    may_be_done: bool
+        if not isinstance(error, exceptions.BaseError | OSError):
+            raise error
+        trouble = understand(error, self.endpoint)
+        if trouble.reason in _OF_CREDENTIALS:
+            with self._lock:
+                self._clients.clear()  # new ones look for newer credentials
+        return trouble
 
 
 def understand(error: Exception, endpoint: str) -> Trouble:
@@ -208,24 +131,34 @@ def understand(error: Exception, endpoint: str) -> Trouble:
             return Trouble(reason, is_passing=True, may_be_done=True)
 
 
+_EXPIRED = (
+    "the credentials have expired, and no newer ones are found where they came from; renew them"
+    " there, or start the job again with new ones"
+)
 _REASONS = {
     "NoSuchBucket": "there is no such bucket; make it, or choose another checkpoint location",
     "AccessDenied": "access denied; let these credentials read, write, list and delete there",
     "InvalidAccessKeyId": "the storage does not know the access key; check the credentials",
     "SignatureDoesNotMatch": "the secret key does not fit the access key; check the credentials",
-    "ExpiredToken": "the session token has expired; give new credentials",
+    "ExpiredToken": _EXPIRED,
+    "SlowDown": "the storage answers 503 SlowDown, because it gets too many requests; raise its"
+    " limits, or take checkpoints less often",
     "PermanentRedirect": "the bucket is in another region; set AWS_REGION",
 }
+_OF_CREDENTIALS = [
+    _REASONS[code] for code in ("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+]
 _PASSING = (408, 409, 429)
 """Refusals that are none: a slow body, another's conditional put under way, too many requests."""
 
 
 def _refused(status: int, code: str) -> Trouble:
-    is_passing = status >= 500 or status in _PASSING or code == "RequestTimeout"
+    is_passing = status >= 500 or status in _PASSING or code in ("RequestTimeout", "ExpiredToken")
     name = f"{status} {code}".strip()
     reason = _REASONS.get(code, f"the storage answered {name}")
     # A server may fail after it has done its work; a refusal is certain.
-    return Trouble(reason, is_passing=is_passing, may_be_done=status >= 500)
+    may_be_done = status >= 500 and code != "SlowDown"
+    return Trouble(reason, is_passing=is_passing, may_be_done=may_be_done)
 
 
 def _found(pattern: str, text: str) -> str:
@@ -259,7 +192,7 @@ class ObjectStore(Store):
         return ObjectStore(self._scheme, self._key(directory), self._bucket, self._settings)
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> Written:
-        key, tally = self._key(path), _Tally()
+        key, tally = self._key(path), Tally()
         views = tally.counted(chunks)
         head = bytearray()
         for view in views:
@@ -268,7 +201,7 @@ class ObjectStore(Store):
                 self._write_in_parts(key, head, views)
                 return tally.written()
         if not self._put("write", key, bytes(head)):
-            raise self._never_overwritten(key)
+            raise never_overwritten(self._where(key))
         return tally.written()
 
     def create_if_absent(self, path: str, data: bytes) -> bool:
@@ -278,33 +211,26 @@ class ObjectStore(Store):
         import obstore
 
         key = self._key(path)
-        client = self._bucket.client()
-        with_missing = self._missing_is_damage(key)
-        return with_missing(lambda: obstore.get(client, key).bytes().to_bytes())
+        read = self._missing_is_damage(key)
+        return read(lambda: obstore.get(self._bucket.client(), key).bytes().to_bytes())
 
     def read_verified(self, path: str, length_bytes: int, crc32: int) -> pa.Buffer:
         key = self._key(path)
         buffer, seen_bytes = self._read_expected(key, length_bytes)
         if buffer is None:
-            raise SnapshotDamaged(
-                f"{self._where(key)} is damaged: it has {seen_bytes} bytes where {length_bytes}"
-                f" were recorded (with checksum {crc32:08x})"
-            )
-        seen_crc32 = zlib.crc32(buffer)
-        if seen_crc32 != crc32:
-            raise SnapshotDamaged(
-                f"{self._where(key)} is damaged: its {length_bytes} bytes have checksum"
-                f" {seen_crc32:08x} where {crc32:08x} was recorded"
-            )
+            raise wrong_length(self._where(key), seen_bytes, length_bytes, crc32)
+        check_crc32(self._where(key), buffer, crc32)
         return buffer
 
     def list(self, directory: str) -> builtins.list[str]:
         import obstore
 
         key = self._key(directory) if directory else self._prefix
-        client = self._bucket.client()
-        found = self._bucket.ask(
-            "list", self._where(key), lambda: obstore.list_with_delimiter(client, key or None)
+        bucket = self._bucket
+        found = bucket.ask(
+            "list",
+            self._where(key),
+            lambda: obstore.list_with_delimiter(bucket.client(), key or None),
         )
         keys = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         # Some tools mark a directory with an empty object of its name.
@@ -341,11 +267,10 @@ class ObjectStore(Store):
         import obstore
 
         token = uuid.uuid4().hex
-        client = self._bucket.client(len(data))
 
         def put() -> object:
             return obstore.put(
-                client,
+                self._bucket.client(len(data)),
                 key,
                 data,
                 attributes={_TOKEN: token},
@@ -366,19 +291,10 @@ class ObjectStore(Store):
         from obstore import exceptions
 
         if self._holds_any(key):
-            raise self._never_overwritten(key)
+            raise never_overwritten(self._where(key))
         token = uuid.uuid4().hex
         client = self._bucket.client(WHOLE_BYTES_MAX + 1)
-        sources_fault: builtins.list[BaseException] = []
-
-        def all_views() -> Iterator[memoryview]:
-            yield memoryview(head)
-            try:
-                yield from views
-            except BaseException as error:  # told apart from what goes wrong on the way
-                sources_fault.append(error)
-                raise
-
+        watched = Watched(chain([memoryview(head)], views))
         try:
             with obstore.open_writer(
                 client,
@@ -387,10 +303,10 @@ class ObjectStore(Store):
                 buffer_size=WHOLE_BYTES_MAX,
                 max_concurrency=_PARTS_AT_ONCE_MAX,
             ) as target:
-                for view in all_views():
+                for view in watched:
                     target.write(view)
         except (exceptions.BaseError, OSError) as error:
-            if sources_fault:
+            if watched.has_failed:
                 raise
             trouble = self._trouble_of_parts(error)
             if not self._is_ours("write", key, token):
@@ -406,9 +322,9 @@ class ObjectStore(Store):
         """Whether the object of this name is the one that carries this token."""
         import obstore
 
-        client = self._bucket.client()
+        bucket = self._bucket
         try:
-            found = self._bucket.ask(doing, self._where(key), lambda: obstore.get(client, key))
+            found = bucket.ask(doing, self._where(key), lambda: obstore.get(bucket.client(), key))
         except Missing:
             return False
         except StorageError as error:
@@ -418,18 +334,12 @@ class ObjectStore(Store):
     def _holds_any(self, key: str) -> bool:
         import obstore
 
-        client = self._bucket.client()
+        bucket = self._bucket
         try:
-            self._bucket.ask("write", self._where(key), lambda: obstore.head(client, key))
+            bucket.ask("write", self._where(key), lambda: obstore.head(bucket.client(), key))
         except Missing:
             return False
         return True
-
-    def _never_overwritten(self, key: str) -> StorageError:
-        return StorageError(
-            f"cannot write {self._where(key)}: there is such a file already, and a snapshot's files"
-            " are never overwritten"
-        )
 
     # --- reading ---
 
@@ -449,11 +359,10 @@ class ObjectStore(Store):
         """The object and how long it is; None if that is not what was expected."""
         import obstore
 
-        client = self._bucket.client(length_bytes)
         read = self._missing_is_damage(key)
 
         def whole() -> tuple[pa.Buffer | None, int]:
-            found = obstore.get(client, key)
+            found = obstore.get(self._bucket.client(length_bytes), key)
             seen_bytes = found.meta["size"]
             if seen_bytes != length_bytes or seen_bytes > WHOLE_BYTES_MAX:
                 return None, seen_bytes
@@ -467,14 +376,16 @@ class ObjectStore(Store):
     def _read_in_parts(self, key: str, length_bytes: int) -> pa.Buffer:
         import obstore
 
-        client = self._bucket.client(length_bytes)
+        bucket = self._bucket
         read = self._missing_is_damage(key)
         buffer = pa.allocate_buffer(length_bytes)
         view = memoryview(buffer).cast("B")
 
         def read_part(start: int) -> None:
             end = min(start + WHOLE_BYTES_MAX, length_bytes)
-            part = read(lambda: obstore.get_range(client, key, start=start, end=end))
+            part = read(
+                lambda: obstore.get_range(bucket.client(length_bytes), key, start=start, end=end)
+            )
             view[start:end] = memoryview(part).cast("B")
 
         with ThreadPoolExecutor(_PARTS_AT_ONCE_MAX, "stillframe-read") as pool:
@@ -487,10 +398,8 @@ class ObjectStore(Store):
     def _keys_below(self, key: str) -> builtins.list[str]:
         import obstore
 
-        client = self._bucket.client()
-
         def keys() -> builtins.list[str]:
-            batches = obstore.list(client, key)
+            batches = obstore.list(self._bucket.client(), key)
             return [each["path"] for batch in batches for each in batch]
 
         return self._bucket.ask("list", self._where(key), keys)
@@ -498,27 +407,8 @@ class ObjectStore(Store):
     def _delete_keys(self, where: str, keys: builtins.list[str]) -> None:
         import obstore
 
-        client = self._bucket.client()
+        bucket = self._bucket
         try:
-            self._bucket.ask("delete", where, lambda: obstore.delete(client, keys))
+            bucket.ask("delete", where, lambda: obstore.delete(bucket.client(), keys))
         except Missing:
             return
-
-
-class _Tally:
-    """Counts what passes."""
-
-    def __init__(self) -> None:
-        self._length_bytes = 0
-        self._crc32 = 0
-
-    def counted(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
-        for chunk in chunks:
-            view = memoryview(chunk).cast("B")
-            self._crc32 = zlib.crc32(view, self._crc32)
-            self._length_bytes += view.nbytes
-            if view.nbytes:
-                yield view
-
-    def written(self) -> Written:
-        return Written(self._length_bytes, self._crc32)

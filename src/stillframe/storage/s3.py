@@ -7,7 +7,10 @@ the environment (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS
 AWS_REGION), and what these leave open is found by each machine for itself: web identities,
 containers, instance profiles.
 
-The driver settles it once and sends the result to the slots, so that one place decides.
+The driver settles it and sends the result to the slots, so that one place decides. Keys that expire
+are looked for again where they came from: in the environment of the driver, or in a file that an
+option names, which a machine that has it reads itself; others get the new ones with the job's next
+attempt.
 """
 
 from __future__ import annotations
@@ -15,15 +18,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stillframe.config import parse_flag
 from stillframe.errors import BuildError
-from stillframe.secrets import hide
-from stillframe.storage.objects import Bucket, Limits, ObjectStore
+from stillframe.secrets import Secret, hide
+from stillframe.storage.asking import Limits
+from stillframe.storage.objects import Bucket, ObjectStore
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -54,8 +58,12 @@ def open_s3(address: str, settings: Mapping[str, str]) -> ObjectStore:
     said = settled(bucket, settings, os.environ)
     access = _understood(bucket, said)
     endpoint = str(access.config.get("endpoint", "Amazon S3"))
-    reached = Bucket(bucket, endpoint, partial(_client, access), access.limits)
-    return ObjectStore("s3", prefix, reached, said)
+
+    def connect(is_for_large: bool) -> S3Store:
+        said.update(settled(bucket, settings, os.environ))
+        return _client(_understood(bucket, said), is_for_large)
+
+    return ObjectStore("s3", prefix, Bucket(bucket, endpoint, connect, access.limits), said)
 
 
 def settled(
@@ -73,6 +81,12 @@ def settled(
         text = next((text.strip() for text in texts if text and text.strip()), None)
         if text is not None:
             said[_PREFIX + name] = text
+    for key in _KEYS:
+        source = settings.get(f"{own}{key}.from", settings.get(f"{_PREFIX}{key}.from"))
+        if source is not None:
+            said[f"{_PREFIX}{key}.from"] = source
+            with suppress(BuildError):  # this machine has no such file
+                said[_PREFIX + key] = Secret.from_option(key, source, lambda _: None).reveal()
     return said
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from stillframe.errors import BuildError
+from stillframe.errors import BuildError, SnapshotDamaged, StorageError
 
 Chunk: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
@@ -105,12 +106,35 @@ class Store(ABC):
         """
 
 
+def wrong_length(where: str, seen_bytes: int, length_bytes: int, crc32: int) -> SnapshotDamaged:
+    return SnapshotDamaged(
+        f"{where} is damaged: it has {seen_bytes} bytes where {length_bytes} were recorded"
+        f" (with checksum {crc32:08x})"
+    )
+
+
+def check_crc32(where: str, contents: pa.Buffer | bytes, crc32: int) -> None:
+    """Raise `SnapshotDamaged` if these bytes are not those that were recorded."""
+    seen_crc32 = zlib.crc32(contents)
+    if seen_crc32 != crc32:
+        raise SnapshotDamaged(
+            f"{where} is damaged: its {len(contents)} bytes have checksum {seen_crc32:08x} where"
+            f" {crc32:08x} was recorded"
+        )
+
+
+def never_overwritten(where: str) -> StorageError:
+    return StorageError(
+        f"cannot write {where}: there is such a file already, and a snapshot's files are never"
+        " overwritten"
+    )
+
+
 def open_store(address: str, settings: Mapping[str, str] | None = None) -> Store:
     """The store at a plain path, or a `file:`, `s3:`, `s3a:` or `hdfs:` URL.
 
-    Building it touches nothing, except that HDFS is connected to. `settings` are Hadoop's names
-    for what an address does not say, such as `fs.s3a.endpoint`; what neither says is taken from
-    the environment of this process.
+    Building it touches nothing. `settings` are Hadoop's names for what an address does not say,
+    such as `fs.s3a.endpoint`; what neither says is taken from the environment of this process.
     """
     # Imported here because the stores are themselves built on this contract.
     match _scheme(address):
@@ -119,7 +143,7 @@ def open_store(address: str, settings: Mapping[str, str] | None = None) -> Store
 
             return open_s3(address, settings or {})
         case "hdfs":
-            from stillframe.storage.hadoop import open_hdfs
+            from stillframe.storage.hdfs import open_hdfs
 
             return open_hdfs(address)
         case _:

@@ -31,7 +31,7 @@ def java() -> str:
     return str(JAVA)
 
 
-def _cache() -> Path:
+def cache_directory() -> Path:
     given = os.environ.get("STILLFRAME_TEST_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "stillframe" / "tests"
 
@@ -46,7 +46,7 @@ def fetched(
 ) -> Path:
     """A directory with the jars of this module and of all that it needs; or, with `unpack`, with
     what this makes of the module's own jar."""
-    cache = _cache()
+    cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
     found = cache / f"{name or module}-{revision}"
     with (cache / "lock").open("w") as lock:
@@ -78,7 +78,7 @@ def _fetch(scratch: Path, *module: str) -> Path:
     if not libs.exists():
         raise NotFetched(
             f"{':'.join(module)} cannot be fetched, so its server cannot run here: let this"
-            f" machine reach Maven Central, or fill {_cache()} on another one; Ivy says"
+            f" machine reach Maven Central, or fill {cache_directory()} on another one; Ivy says"
             f" {said.stdout[-1500:]}{said.stderr[-500:]}"
         )
     return libs

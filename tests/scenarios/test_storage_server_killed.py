@@ -1,0 +1,79 @@
+"""The S3 server itself is killed in the middle of a checkpoint, and returns with what it holds."""
+
+import os
+import uuid
+
+import pytest
+from gateway import Gateway
+from s3_servers import ACCESS_KEY, SECRET_KEY
+
+from stillframe.coordinator.history import AttemptFailed, CheckpointFailed
+from stillframe.storage.store import open_store
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def way(keeping_s3):
+    """Each request takes 20 ms longer."""
+    gateway = Gateway(keeping_s3.port)
+    gateway.delay(0.02)
+    yield gateway
+    gateway.end()
+
+
+@pytest.fixture
+def on_s3(page_views, keeping_s3, way):
+    bucket = f"bucket-{uuid.uuid4().hex[:12]}"
+    keeping_s3.make_bucket(bucket)
+    page_views.location = f"s3://{bucket}/jobs"
+    return {
+        "fs.s3a.endpoint": way.url,
+        "fs.s3a.access.key": ACCESS_KEY,
+        "fs.s3a.secret.key": SECRET_KEY,
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.connection.request.timeout": "1s",
+    }
+
+
+def puts(data: bytes, what: bytes) -> bool:
+    first_line = data.split(b"\r\n", 1)[0]
+    return first_line.startswith(b"PUT ") and what in first_line
+
+
+MOMENTS = [(b"/chk-", "before it is done"), (b"/log/", "when it is done")]
+if os.environ.get("STILLFRAME_SOAK"):
+    MOMENTS += [(b"/log/", "before it is done"), (b"/chk-", "when it is done")]
+
+
+@pytest.mark.parametrize(("at", "dies"), MOMENTS)
+def test_a_server_killed_while_it_is_given_a_file_loses_nothing_and_the_job_goes_on(
+    page_views, on_s3, way, keeping_s3, until, at, dies
+):
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    patient = {**on_s3, "restartAttempts": "100", "tolerableFailedCheckpoints": "1000"}
+    running = page_views.start(page_views.plan(source), **patient)
+    running.next_checkpoint()
+    if dies == "before it is done":
+        way.hold(lambda data: puts(data, at))
+        assert way.held.wait(60)
+    else:
+        way.stall_from(lambda data: puts(data, at))
+        assert way.stalled.wait(60)
+    keeping_s3.kill()
+    way.lose_answers(1_000)  # those that it gave before it died
+    way.flow()
+    until(lambda: any(isinstance(each, AttemptFailed | CheckpointFailed) for each in running.told))
+    way.close()
+    keeping_s3.start()
+    way.lose_answers(0)
+    way.open()
+    gate.open()
+    running.finish()
+
+    page_views.check_exactly_once(source)
+    store = open_store(f"{page_views.location}/page-views", on_s3)
+    kept = [name for name in store.list("") if name.startswith("chk-")]
+    assert kept, "a checkpoint of the end is retained"
+    assert all(store.list(name) for name in kept)
