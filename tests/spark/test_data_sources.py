@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import islice
@@ -93,6 +94,8 @@ def test_after_a_kill_each_record_is_read_and_published_once(
     )
     finish_with_a_kill(query)
 
+    (source,) = query.lastProgress.sources
+    assert json.loads(source.endOffset) == {"all": {"offset": {"at": 3000}}}
     assert [row[0] for row in on_the_shelf(shelf)] == list(range(3000))
     assert not list((shelf / "aside").iterdir()), "what was not published was aborted"
     commits = notes(told, "commit")
