@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stillframe
+from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
 from stillframe.api.sources import Split
 from stillframe.errors import BuildError, UserCodeError
-from stillframe.ids import CheckpointId
+from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid, SubtaskIndex, Writer
+from stillframe.options import Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,8 +149,6 @@ def test_a_writer_that_fails_is_closed_with_its_error(tmp_path: Path) -> None:
     import pyarrow as pa
     from tests.shared.data_sources import NotingRows, notes
 
-    from stillframe.ids import Mark, OperatorUid, SubtaskIndex, Writer
-    from stillframe.options import Options
     from stillframe.spark.foreach import ForeachFormat
 
     rows = pa.record_batch([pa.array([1])], ["other"])
@@ -165,45 +165,68 @@ def test_a_writer_that_fails_is_closed_with_its_error(tmp_path: Path) -> None:
         ForeachFormat("nothing that could be called")
 
 
-def test_a_message_that_is_no_dataclass_is_kept_only_if_that_is_wished(tmp_path: Path) -> None:
-    import pyarrow as pa
-    from tests.shared.data_sources import Shelf, notes
-
-    from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
-    from stillframe.ids import Attempt, Epoch, Mark, OperatorUid, SubtaskIndex, Writer
-    from stillframe.options import Options
-    from stillframe.spark.data_source_sinks import PythonSinkFormat
+@pytest.fixture
+def staging(tmp_path: Path) -> Any:
     from stillframe.storage.local import LocalStore
     from stillframe.storage.staging import StagedFiles
 
-    rows = pa.record_batch([pa.array([1])], ["number"])
-    staging = StagedFiles(LocalStore(tmp_path / "store"))
-    uid, told = OperatorUid("sink"), tmp_path / "notes"
-    context = SinkContext("job", Attempt(1), uid, SubtaskIndex(0), staging=staging)
+    return StagedFiles(LocalStore(tmp_path / "store"))
 
-    def prepared(**options: str) -> tuple[Any, Any]:
-        given = {"kind": "talkative", "path": str(tmp_path), "notes": str(told), **options}
-        sink = PythonSinkFormat(Shelf).from_options(Options("shelf", given), rows.schema)
-        writer = sink.open_writer(context)
-        writer.write(rows)
-        return sink, writer.rotate(CheckpointId(5))()
+
+SINK = OperatorUid("sink")
+MARK = Mark(Writer("x", SINK, None), CheckpointId(5))
+
+
+def prepared(staging: Any, place: Path, **options: str) -> tuple[Any, Any]:
+    """A committer, and what the first attempt has prepared for checkpoint 5."""
+    import pyarrow as pa
+    from tests.shared.data_sources import Shelf
+
+    from stillframe.spark.data_source_sinks import PythonSinkFormat
+
+    rows = pa.record_batch([pa.array([1]), pa.array(["a"])], ["number", "shop"])
+    given = {"path": str(place), "notes": str(place / "notes"), **options}
+    sink = PythonSinkFormat(Shelf).from_options(Options("shelf", given), rows.schema)
+    writer = sink.open_writer(SinkContext("job", Attempt(1), SINK, SubtaskIndex(0), "", staging))
+    writer.write(rows)
+    committables = writer.rotate(CheckpointId(5))()
+    return sink.open_committer(CommitterContext("job", staging)), tuple(committables)
+
+
+def test_a_message_that_is_no_dataclass_is_kept_only_if_that_is_wished(
+    staging: Any, tmp_path: Path
+) -> None:
+    from tests.shared.data_sources import notes
 
     with pytest.raises(UserCodeError, match="set option opaqueCommitMessages=true"):
-        prepared()
-    sink, committables = prepared(opaqueCommitMessages="true")
-    committer = sink.open_committer(CommitterContext("job", staging))
-    mark = Mark(Writer("x", uid, None), CheckpointId(5))
-    committer.commit(Epoch(4), [Prepared(mark, tuple(committables))])
-    assert notes(told, "batch") == [[[1, 2]]]
-    committer.sweep("job", uid, Attempt(2), [])
-    assert notes(told, "abort") == [], "what was committed is not aborted"
+        prepared(staging, tmp_path, kind="talkative")
+    committer, committables = prepared(
+        staging, tmp_path, kind="talkative", opaqueCommitMessages="true"
+    )
+    committer.commit(Epoch(4), [Prepared(MARK, committables)])
+    assert notes(tmp_path / "notes", "batch") == [[[1, 2]]]
+
+
+def test_what_no_checkpoint_holds_is_aborted_and_nothing_else(staging: Any, tmp_path: Path) -> None:
+    from tests.shared.data_sources import notes, on_the_shelf
+
+    committer, committables = prepared(staging, tmp_path, kind="rows")
+    committer.sweep("job", SINK, Attempt(2), committables)
+    committer.sweep("job", SINK, Attempt(1), [])
+    assert notes(tmp_path / "notes", "abort") == [], "a checkpoint holds it, or its attempt runs"
+    committer.commit(Epoch(4), [Prepared(MARK, committables)])
+    assert on_the_shelf(tmp_path) == [[1, "a"]]
+    prepared(staging, tmp_path, kind="rows")
+    committer.sweep("job", SINK, Attempt(2), [])
+    assert notes(tmp_path / "notes", "abort") == [5], "not what was committed"
+    assert list((tmp_path / "aside").iterdir()) == []
+    assert notes(tmp_path / "notes", "batch") == [[5, 1]], "by the checkpoint, not the epoch"
 
 
 # --- The reader by itself ------------------------------------------------------------------------
 
 
 def reader_at(shops: Any, spark: SparkSession, place: Path, **options: str) -> Any:
-    from stillframe.options import Options
     from stillframe.spark.data_sources import PythonSource
 
     given = {"notes": str(place / "notes"), **options}

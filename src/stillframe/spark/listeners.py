@@ -42,7 +42,7 @@ _waiting: queue.Queue[_Tell] = queue.Queue(_TOLD_MAX)
 _threads: list[threading.Thread] = []
 
 
-class QueryFailed(JobFailed, StreamingQueryException):
+class StreamingJobFailed(JobFailed, StreamingQueryException):
     """The same failure for who expects Spark's."""
 
     __str__ = JobFailed.__str__
@@ -58,9 +58,9 @@ class SparkQuery(Query):
 
     def exception(self) -> JobFailed | None:
         failure = super().exception()
-        if failure is None or isinstance(failure, QueryFailed):
+        if failure is None or isinstance(failure, StreamingJobFailed):
             return failure
-        ours = QueryFailed(str(failure))
+        ours = StreamingJobFailed(str(failure))
         for each in getattr(failure, "__notes__", ()):
             ours.add_note(each)
         ours.__cause__ = failure.__cause__
