@@ -177,8 +177,8 @@ SINK = OperatorUid("sink")
 MARK = Mark(Writer("x", SINK, None), CheckpointId(5))
 
 
-def prepared(staging: Any, place: Path, **options: str) -> tuple[Any, Any]:
-    """A committer, and what the first attempt has prepared for checkpoint 5."""
+def prepared(staging: Any, place: Path, checkpoint: int = 5, **options: str) -> tuple[Any, Any]:
+    """A committer, and what the first attempt has prepared for a checkpoint."""
     import pyarrow as pa
     from tests.shared.data_sources import Shelf
 
@@ -189,7 +189,7 @@ def prepared(staging: Any, place: Path, **options: str) -> tuple[Any, Any]:
     sink = PythonSinkFormat(Shelf).from_options(Options("shelf", given), rows.schema)
     writer = sink.open_writer(SinkContext("job", Attempt(1), SINK, SubtaskIndex(0), "", staging))
     writer.write(rows)
-    committables = writer.rotate(CheckpointId(5))()
+    committables = writer.rotate(CheckpointId(checkpoint))()
     return sink.open_committer(CommitterContext("job", staging)), tuple(committables)
 
 
@@ -216,9 +216,9 @@ def test_what_no_checkpoint_holds_is_aborted_and_nothing_else(staging: Any, tmp_
     assert notes(tmp_path / "notes", "abort") == [], "a checkpoint holds it, or its attempt runs"
     committer.commit(Epoch(4), [Prepared(MARK, committables)])
     assert on_the_shelf(tmp_path) == [[1, "a"]]
-    prepared(staging, tmp_path, kind="rows")
+    prepared(staging, tmp_path, 6, kind="rows")
     committer.sweep("job", SINK, Attempt(2), [])
-    assert notes(tmp_path / "notes", "abort") == [5], "not what was committed"
+    assert notes(tmp_path / "notes", "abort") == [6], "not what was committed"
     assert list((tmp_path / "aside").iterdir()) == []
     assert notes(tmp_path / "notes", "batch") == [[5, 1]], "by the checkpoint, not the epoch"
 
