@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 from stillframe.api.formats import Format
 from stillframe.api.sinks import Sink
@@ -25,7 +26,7 @@ from stillframe.errors import BuildError, StillframeError
 from stillframe.options import Options
 from stillframe.secrets import Conf, masked, shows_secret
 from stillframe.spark.data_source_sinks import PythonSinkFormat
-from stillframe.spark.data_sources import PythonSourceFormat, asked_data_source
+from stillframe.spark.data_sources import PythonSourceFormat, registered_data_source
 from stillframe.spark.foreach import ForeachFormat
 from stillframe.spark.formats import OWN_SINKS, OWN_SOURCES, OwnFormat
 from stillframe.user_code import raise_without_secrets
@@ -87,17 +88,30 @@ class Chosen:
 
 def chosen_source(asked: object, spark: SparkSession | None = None) -> Chosen:
     """With a session also a data source of Spark's, by its class or the name it registered."""
-    kind = None if spark is None else asked_data_source(spark, asked, OWN_SOURCES)
+    kind = _of_spark(asked, spark, "source", OWN_SOURCES)
     if spark is not None and kind is not None:
         return Chosen("source", kind.name(), PythonSourceFormat(spark, kind))
     return _chosen(asked, "source", Source, OWN_SOURCES)
 
 
 def chosen_sink(asked: object, spark: SparkSession | None = None) -> Chosen:
-    kind = None if spark is None else asked_data_source(spark, asked, OWN_SINKS)
+    kind = _of_spark(asked, spark, "sink", OWN_SINKS)
     if kind is not None:
         return Chosen("sink", kind.name(), PythonSinkFormat(kind))
     return _chosen(asked, "sink", Sink, OWN_SINKS)
+
+
+def _of_spark(
+    asked: object, spark: SparkSession | None, word: Word, own: Mapping[str, OwnFormat]
+) -> type[DataSource] | None:
+    """A data source of Spark's, if it is one. Its names are asked for last: that may start a
+    process, in which Spark looks for packages."""
+    if spark is None:
+        return None
+    if not isinstance(asked, str):
+        return asked if isinstance(asked, type) and issubclass(asked, DataSource) else None
+    is_ours = asked.lower() in {*own, *(name for name, _ in registered(word))}
+    return None if is_ours else registered_data_source(spark, asked)
 
 
 def registered(word: Word) -> list[tuple[str, EntryPoint]]:

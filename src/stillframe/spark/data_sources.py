@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
@@ -89,10 +89,6 @@ class PythonSourceFormat:
         return PythonSource.of(self.spark, self.kind, options, columns)
 
 
-def is_data_source(asked: object) -> bool:
-    return isinstance(asked, type) and issubclass(asked, DataSource)
-
-
 def registered_data_source(spark: SparkSession, name: str) -> type[DataSource] | None:
     """The class that `spark.dataSource.register` was given under this name, if there is one."""
     manager: Any = spark._jsparkSession.sessionState().dataSourceManager()
@@ -101,25 +97,16 @@ def registered_data_source(spark: SparkSession, name: str) -> type[DataSource] |
     return data_source_class(manager.lookupDataSource(name))
 
 
-def asked_data_source(
-    spark: SparkSession, asked: object, own: Collection[str]
-) -> type[DataSource] | None:
-    """The data source of Spark's that `format(...)` means, if it is one; names of ours are ours."""
-    if isinstance(asked, str):
-        return None if asked.lower() in own else registered_data_source(spark, asked)
-    return cast("type[DataSource]", asked) if is_data_source(asked) else None
-
-
 def data_source_class(registered: JavaObject) -> type[DataSource]:
     """Out of Spark's own record of it, in the JVM: the class itself, if it is of this process."""
     function = registered.dataSourceCls()
     found = cloudpickle.loads(bytes(function.command().unsafeArray()))
-    if not is_data_source(found):
+    if not (isinstance(found, type) and issubclass(found, DataSource)):
         raise BuildError(
             "a registered data source holds more data than Spark sends with a class: keep large"
             " values out of its module, or read them in the class when they are needed"
         )
-    return cast(type[DataSource], found)
+    return found
 
 
 def made_data_source(kind: type[DataSource], given: Mapping[str, str]) -> DataSource:
