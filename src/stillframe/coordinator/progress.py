@@ -137,18 +137,22 @@ def _sources(
     counted: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """Where each begins and ends. What was read is counted for all of them together."""
-    read = [each for _, each in plan.operators() if isinstance(each.operator, Read)]
+    read = [
+        (each.uid, each.operator.source)
+        for _, each in plan.operators()
+        if isinstance(each.operator, Read)
+    ]
     told = counted if len(read) == 1 else dict.fromkeys(counted, _UNKNOWN)
     return [
         {
-            "description": _described(each.operator),
-            "startOffset": None if before is None else _offset(_figures(before, each.uid)),
-            "endOffset": (end := _offset(_figures(this, each.uid))),
+            "description": source.describe(),
+            "startOffset": None if before is None else _offset(_figures(before, uid)),
+            "endOffset": (end := _offset(_figures(this, uid))),
             "latestOffset": end,
             **told,
             "metrics": {},
         }
-        for each in read
+        for uid, source in read
     ]
 
 
@@ -159,19 +163,13 @@ def _offset(figures: OperatorFigures | None) -> Any:
 
 
 def _sink(plan: Plan, records_out: int) -> dict[str, Any]:
-    written = [each.operator for _, each in plan.operators() if isinstance(each.operator, Write)]
+    written = [
+        each.operator.sink.describe()
+        for _, each in plan.operators()
+        if isinstance(each.operator, Write)
+    ]
     return {
-        "description": ", ".join(map(_described, written)),
+        "description": ", ".join(written),
         "numOutputRows": records_out,
         "metrics": {},
     }
-
-
-def _described(operator: Operator) -> str:
-    match operator:
-        case Read(source):
-            return source.describe()
-        case Write(sink):
-            return sink.describe()
-        case _:
-            raise AssertionError("it is neither end of the job")

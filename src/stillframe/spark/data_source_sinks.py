@@ -52,8 +52,12 @@ from stillframe.errors import BuildError, UserCodeError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.json_values import JsonObject, json_flaw
 from stillframe.options import Options
-from stillframe.secrets import is_secret_name
-from stillframe.spark.data_sources import made_data_source, revealed
+from stillframe.spark.data_sources import (
+    described,
+    made_data_source,
+    public_options,
+    revealed,
+)
 from stillframe.spark.types import from_arrow_schema
 from stillframe.user_code import shown
 
@@ -83,12 +87,11 @@ class PythonSinkFormat:
             )
         ours = (OPAQUE.lower(), GUARANTEE.lower())
         given = {k: v for k, v in revealed(options).items() if k.lower() not in ours}
-        public = sorted((k.lower(), v) for k, v in given.items() if not is_secret_name(k))
         sink = PythonSink(
             made_data_source(self.kind, given),
             self.kind.name(),
             from_arrow_schema(schema),
-            tuple(public),
+            public_options(given),
             cast(SinkGuarantee, guarantee),
             parse_flag(OPAQUE, options.get(OPAQUE, "false")),
         )
@@ -141,7 +144,7 @@ class PythonSink(Sink):
         return _MessageCommitter(self, context)
 
     def describe(self) -> str:
-        return " ".join([f"data source {self.name}", *(f"{k}={v}" for k, v in self.options)])
+        return described(self.name, self.options)
 
 
 # --- In the slot -------------------------------------------------------------------------------

@@ -139,11 +139,8 @@ class PythonSource(Source):
         all_of_them = revealed(options)
         data_source = made_data_source(kind, all_of_them)
         declared = columns or parse_schema(spark, data_source.schema())
-        public = sorted(
-            (name.lower(), value) for name, value in all_of_them.items() if not is_secret_name(name)
-        )
         digest = hashlib.sha256(repr(sorted(all_of_them.items())).encode()).hexdigest()
-        source = cls(data_source, kind.name(), declared, tuple(public), digest)
+        source = cls(data_source, kind.name(), declared, public_options(all_of_them), digest)
         source.ranges()  # refuses one that reads no streams, before anything starts
         return source
 
@@ -191,8 +188,7 @@ class PythonSource(Source):
         return _RangeReader(self)
 
     def describe(self) -> str:
-        """With its options: they tell two of one class apart."""
-        return " ".join([f"data source {self.name}", *(f"{k}={v}" for k, v in self.options)])
+        return described(self.name, self.options)
 
 
 def revealed(options: Options) -> dict[str, str]:
@@ -201,6 +197,15 @@ def revealed(options: Options) -> dict[str, str]:
         name: options.secret(name).reveal() if is_secret_name(name) else options[name]
         for name in options
     }
+
+
+def public_options(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k.lower(), v) for k, v in given.items() if not is_secret_name(k)))
+
+
+def described(name: str, options: tuple[tuple[str, str], ...]) -> str:
+    """With its options: they tell two of one class apart."""
+    return " ".join([f"data source {name}", *(f"{k}={v}" for k, v in options)])
 
 
 class _NoMore(SplitEnumerator):
