@@ -1,7 +1,8 @@
-"""Spark's own example, from the PySpark package, as it is."""
+"""Spark's own examples, from the PySpark package, as they are."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -13,26 +14,30 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-EXAMPLE = "examples/src/main/python/sql/streaming/structured_network_wordcount.py"
+EXAMPLES = "examples/src/main/python/sql/streaming"
 WAIT_SECONDS_MAX = 120
 
 
-def test_spark_s_word_count_of_a_socket_runs_unchanged(tmp_path):
+def started(example, directory, *arguments):
     import pyspark
 
-    script = Path(pyspark.__file__).parent / EXAMPLE
+    script = Path(pyspark.__file__).parent / EXAMPLES / example
+    command = ["-m", "stillframe.cli.main", "run", "--unchanged", str(script), "--quiet"]
+    return subprocess.Popen(
+        [sys.executable, *command, "--", *arguments],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def test_spark_s_word_count_of_a_socket_runs_unchanged(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT_SECONDS_MAX)
         port = server.getsockname()[1]
-        command = ["-m", "stillframe.cli.main", "run", "--unchanged", str(script), "--quiet"]
-        process = subprocess.Popen(
-            [sys.executable, *command, "--", "127.0.0.1", str(port)],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        process = started("structured_network_wordcount.py", tmp_path, "127.0.0.1", str(port))
         try:
             connection, _ = server.accept()
             with connection:
@@ -50,4 +55,18 @@ def test_spark_s_word_count_of_a_socket_runs_unchanged(tmp_path):
         finally:
             process.kill()
     assert counts == {"to": 2, "be": 2, "or": 1, "not": 1}
+    assert process.returncode == 130
+
+
+def test_spark_s_data_source_with_admission_control_runs_unchanged(tmp_path):
+    process = started("structured_blockchain_admission_control.py", tmp_path)
+    try:
+        assert process.stdout is not None
+        cells = ([each.strip() for each in line.split("|")] for line in process.stdout)
+        blocks = [row[1] for row in itertools.islice((row for row in cells if len(row) == 6), 4)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_SECONDS_MAX)
+    finally:
+        process.kill()
+    assert blocks == ["block_number", "0", "1", "2"]
     assert process.returncode == 130

@@ -98,7 +98,7 @@ def finish_with_a_kill() -> Callable[[Query], None]:
         def listen(event: Event) -> None:
             events.append(event)
             if isinstance(event, CheckpointCompleted) and event.checkpoint_id == 2:
-                os.kill(query.slot_pids[1], signal.SIGKILL)
+                os.kill(query.slot_pids[-1], signal.SIGKILL)
 
         query.add_listener(listen)
         assert query.awaitTermination(WAIT_SECONDS_MAX), [str(event) for event in events]

@@ -563,7 +563,6 @@ def test_the_console_shows_a_whole_result_only_when_it_has_changed(
         lambda w: w.toTable("t"),
         lambda w: w.partitionBy("app_id"),
         lambda w: w.start("out", partitionBy="app_id"),
-        lambda w: w.foreach(print),
     ],
 )
 def test_what_a_writer_has_not_says_what_to_do_instead(clicks: Stream, wish: Any) -> None:

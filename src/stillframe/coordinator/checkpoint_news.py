@@ -10,17 +10,21 @@ from stillframe.coordinator.history import (
     CheckpointCommitted,
     CheckpointCompleted,
     CheckpointFailed,
+    OperatorFigures,
     SavepointCompleted,
 )
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.recorder import shapes_of
 from stillframe.graph.plan import Task
-from stillframe.ids import CheckpointId
+from stillframe.ids import CheckpointId, OperatorUid
 from stillframe.protocol.figures import Moment, Triggered
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest, SubtaskTimings
 from stillframe.protocol.statistics import TriggeredType
 from stillframe.storage.paths import checkpoint_directory
+
+_POSITIONS_MAX = 100
+"""Of one source: the last hundred checkpoints are kept in memory."""
 
 
 class CheckpointNews:
@@ -67,6 +71,8 @@ class CheckpointNews:
                 records_in=records.records_in,
                 records_out=records.records_out,
                 records_late=records.records_late,
+                watermark_us=records.watermark_us,
+                operators=tuple(_figures_of(each, manifest) for each in _uids_in(manifest)),
             )
         )
 
@@ -85,3 +91,19 @@ class CheckpointNews:
     def _path_of(self, completed: CompletedCheckpoint) -> str:
         directory = checkpoint_directory(completed.checkpoint_id, completed.attempt)
         return f"{self._store_address}/{directory}"
+
+
+def _uids_in(manifest: Manifest) -> list[OperatorUid]:
+    return list(dict.fromkeys(snapshot.uid for snapshot in manifest.snapshots))
+
+
+def _figures_of(uid: OperatorUid, manifest: Manifest) -> OperatorFigures:
+    parts = manifest.snapshots_of(uid)
+    is_counted = all(part.disk is None for part in parts)
+    positions = tuple(item for part in parts for item in part.items if "position" in item)
+    return OperatorFigures(
+        uid,
+        sum(state.rows for part in parts for state in part.keyed) if is_counted else None,
+        sum(file.length_bytes for part in parts for file in part.files()),
+        positions if len(positions) <= _POSITIONS_MAX else None,
+    )

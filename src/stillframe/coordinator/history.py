@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from stillframe.errors import Blame
-from stillframe.ids import Attempt, CheckpointId, Epoch, SlotIndex
+from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol import messages
 from stillframe.protocol.failures import in_words
@@ -104,6 +104,18 @@ class SlotsRunning:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorFigures:
+    """What a checkpoint holds of one operator, all its subtasks together."""
+
+    uid: OperatorUid
+    rows: int | None
+    """Of its keyed states; None: they are in a database, which does not tell."""
+    state_bytes: int
+    positions: tuple[JsonObject, ...] | None
+    """Of a source: its splits, each with `id` and `position`; None: there are too many to keep."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     checkpoint_id: CheckpointId
     epoch: Epoch
@@ -118,6 +130,9 @@ class CheckpointCompleted:
     records_out: int
     records_late: int = 0
     """Came too late in this attempt so far, and were dropped."""
+    watermark_us: int | None = None
+    """How far event time had come in the slowest operator, as last reported."""
+    operators: tuple[OperatorFigures, ...] = ()
 
     def __str__(self) -> str:
         size = format_bytes(self.state_bytes)

@@ -23,6 +23,7 @@ from stillframe.coordinator.history import (
     Summary,
 )
 from stillframe.coordinator.job import Job
+from stillframe.coordinator.progress import progress_of
 from stillframe.coordinator.rescaling import RescaleFailed, RescaleOutcome
 from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointTaken
 from stillframe.errors import JobFailed, StillframeError
@@ -406,34 +407,8 @@ class Query:
     def _progress(
         self, before: CheckpointCompleted | None, this: CheckpointCompleted
     ) -> dict[str, Any]:
-        same_attempt = before is not None and before.attempt == this.attempt
-        rows = this.records_in - (before.records_in if before and same_attempt else 0)
-        late = this.records_late - (before.records_late if before and same_attempt else 0)
-        elapsed_ms = this.triggered_at_ms - before.triggered_at_ms if before else None
-        rate = rows / elapsed_ms * 1000 if elapsed_ms else None
-        return {
-            "id": self.id,
-            "runId": self.runId,
-            "name": self.name,
-            "timestamp": this.triggered_at_ms,
-            "batchId": this.epoch,
-            "numInputRows": rows,
-            "numRowsDroppedByWatermark": late,
-            "inputRowsPerSecond": rate,
-            "processedRowsPerSecond": rate,
-            "durationMs": {"checkpoint": this.duration_ms},
-            "checkpoint": _checkpoint_progress(this),
-        }
-
-
-def _checkpoint_progress(this: CheckpointCompleted) -> Mapping[str, Any]:
-    return {
-        "id": this.checkpoint_id,
-        "attempt": this.attempt,
-        "end_to_end_duration": this.duration_ms,
-        "state_size": this.state_bytes,
-        "subtasks": [timings.to_json() for timings in this.timings],
-    }
+        known_as = {"id": self.id, "runId": self.runId, "name": self.name}
+        return {**known_as, **progress_of(self.plan, before, this)}
 
 
 def table_html(title: str, rows: Mapping[str, str]) -> str:

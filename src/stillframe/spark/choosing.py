@@ -15,6 +15,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 
 from stillframe.api.formats import Format
 from stillframe.api.sinks import Sink
@@ -23,6 +25,9 @@ from stillframe.config import nearest_of
 from stillframe.errors import BuildError, StillframeError
 from stillframe.options import Options
 from stillframe.secrets import Conf, masked, shows_secret
+from stillframe.spark.data_source_sinks import PythonSinkFormat
+from stillframe.spark.data_sources import PythonSourceFormat, registered_data_source
+from stillframe.spark.foreach import ForeachFormat
 from stillframe.spark.formats import OWN_SINKS, OWN_SOURCES, OwnFormat
 from stillframe.user_code import raise_without_secrets
 
@@ -36,7 +41,7 @@ class Chosen:
     word: Word
     name: str
     """Of our own and of registered ones their name, of others that of the class."""
-    of: OwnFormat | type[Format] | Format
+    of: OwnFormat | type[Format] | Format | PythonSourceFormat | PythonSinkFormat | ForeachFormat
 
     def __str__(self) -> str:
         return f"the {self.word} {self.name}"
@@ -81,12 +86,32 @@ class Chosen:
             raise BuildError(f"{self} is an instance with a schema of its own: leave .schema out")
 
 
-def chosen_source(asked: object) -> Chosen:
+def chosen_source(asked: object, spark: SparkSession | None = None) -> Chosen:
+    """With a session also a data source of Spark's, by its class or the name it registered."""
+    kind = _of_spark(asked, spark, "source", OWN_SOURCES)
+    if spark is not None and kind is not None:
+        return Chosen("source", kind.name(), PythonSourceFormat(spark, kind))
     return _chosen(asked, "source", Source, OWN_SOURCES)
 
 
-def chosen_sink(asked: object) -> Chosen:
+def chosen_sink(asked: object, spark: SparkSession | None = None) -> Chosen:
+    kind = _of_spark(asked, spark, "sink", OWN_SINKS)
+    if kind is not None:
+        return Chosen("sink", kind.name(), PythonSinkFormat(kind))
     return _chosen(asked, "sink", Sink, OWN_SINKS)
+
+
+def _of_spark(
+    asked: object, spark: SparkSession | None, word: Word, own: Mapping[str, OwnFormat]
+) -> type[DataSource] | None:
+    """A data source of Spark's, if it is one. Its names are asked for last: that may start a
+    process, in which Spark looks for packages."""
+    if spark is None:
+        return None
+    if not isinstance(asked, str):
+        return asked if isinstance(asked, type) and issubclass(asked, DataSource) else None
+    is_ours = asked.lower() in {*own, *(name for name, _ in registered(word))}
+    return None if is_ours else registered_data_source(spark, asked)
 
 
 def registered(word: Word) -> list[tuple[str, EntryPoint]]:

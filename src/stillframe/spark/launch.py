@@ -26,11 +26,12 @@ from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.rest.serving import serve
 from stillframe.runtime.unfit_states import unfit_states
-from stillframe.spark import checks, streams, temporary
+from stillframe.spark import checks, listeners, streams, temporary
 from stillframe.spark.capacity import Held, Room, is_local, slots_max, slots_soon, tasks_active
 from stillframe.spark.deploy import SparkDeployment
 from stillframe.spark.frames import resolve_frames
 from stillframe.spark.interrupts import spare_slots
+from stillframe.spark.listeners import SparkQuery
 from stillframe.spark.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
 from stillframe.storage.store import is_local_address
@@ -167,7 +168,7 @@ def _start_once(job: Job, spark: SparkSession, room: Room) -> Query:
         # Once more: another may have been started meanwhile.
         here = _room_beside(spark, room.total)
         checks.refuse_too_few_slots(job.plan.slots, _runs_spark_jobs_of(job.plan), here)
-        query = Query(job)
+        query = SparkQuery(job)
         temporary.remove_when_ended(query)
         serve(query)
         streams.follow(query)
@@ -200,6 +201,7 @@ def _stop_what_runs() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS_MAX
     for job in jobs:
         job.join(max(0.0, deadline - time.monotonic()))
+    listeners.await_told(max(0.0, deadline - time.monotonic()))
     temporary.remove_all()
 
 

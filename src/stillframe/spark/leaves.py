@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from stillframe.connectors.files import FileSource
 from stillframe.errors import BuildError
+from stillframe.spark.data_sources import registered_data_source
 from stillframe.spark.formats import OWN_SOURCES
 from stillframe.spark.plans import class_name, sequence
 from stillframe.spark.stand_ins import OPTION, stands_for
@@ -57,12 +58,12 @@ def _said(still: Still, plan: JavaObject) -> tuple[str, dict[str, str], StructTy
         name, options = str(plan.sourceName()), dict(plan.extraOptions().asCaseSensitiveMap())
         schema = plan.schema()
     own = OWN_SOURCES.get(name.lower())
-    if own is None:
+    if own is None and registered_data_source(still.spark, name) is None:
         raise BuildError(
             f"the source {name} of this streaming DataFrame is not among those that Stillframe"
             f" reads ({', '.join(OWN_SOURCES)}): write its rows to files of Parquet, or read it in"
             " a source of your own, still.readStream.format(...)"
         )
-    if not issubclass(own.kind, FileSource):
+    if own is not None and not issubclass(own.kind, FileSource):
         return name, options, None
     return name, options, StructType.fromJson(json.loads(schema.json()))

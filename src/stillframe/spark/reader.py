@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from stillframe.api.sources import Source
@@ -14,6 +15,7 @@ from stillframe.connectors.socket import SocketSource
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Node, Read
 from stillframe.spark import choosing, formats
+from stillframe.spark.data_sources import PythonSource
 from stillframe.spark.types import parse_schema, to_arrow_schema
 
 if TYPE_CHECKING:
@@ -30,9 +32,10 @@ class StreamReader:
         self._schema: StructType | None = None
         self._options: dict[str, str] = {}
 
-    def format(self, source: str | type[Source] | Source) -> StreamReader:
-        """A name of ours or one that a package has registered, or a class or instance."""
-        self._format = choosing.chosen_source(source)
+    def format(self, source: str | type[Source] | Source | type[DataSource]) -> StreamReader:
+        """A name of ours or one that a package has registered, or a class or instance; of a data
+        source of Spark's the class, or the name that `spark.dataSource` knows it by."""
+        self._format = choosing.chosen_source(source, self._still.spark)
         return self
 
     def schema(self, schema: str | StructType) -> StreamReader:
@@ -54,7 +57,7 @@ class StreamReader:
     def load(
         self,
         path: str | None = None,
-        format: str | type[Source] | Source | None = None,
+        format: str | type[Source] | Source | type[DataSource] | None = None,
         schema: str | StructType | None = None,
         **options: Any,
     ) -> Stream:
@@ -75,7 +78,7 @@ class StreamReader:
             source = self._with_partitions(source)
             source.check()
         node = Node(Read(source), source.schema)
-        if isinstance(source, SocketSource):
+        if isinstance(source, SocketSource | PythonSource):
             node = node.with_parallelism(1)  # one reads; what follows is spread over all slots
         return Stream.reading(self._still, node)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
 from stillframe.coordinator.history import Event, JobEnded
 from stillframe.coordinator.query import Query
 from stillframe.errors import StillframeError
+from stillframe.spark import listeners
 
 _changed = threading.Condition()
 _queries: list[Query] = []
@@ -26,6 +29,13 @@ class Streams:
     def get(self, id: str) -> Query | None:
         """The running query of this id or name, if there is one."""
         return next((query for query in self.active if id in (query.id, query.name)), None)
+
+    def addListener(self, listener: StreamingQueryListener) -> None:
+        """Have it told of all queries of this process from now on."""
+        listeners.add(listener)
+
+    def removeListener(self, listener: StreamingQueryListener) -> None:
+        listeners.remove(listener)
 
     def awaitAnyTermination(self, timeout: float | None = None) -> bool | None:
         """Wait until a query ends, or has ended since the last `resetTerminated`.
@@ -60,3 +70,4 @@ def follow(query: Query) -> None:
     with _changed:
         _queries.append(query)
     query.add_listener(note)
+    listeners.follow(query)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource
 
 from stillframe.api.sinks import Sink
 from stillframe.config import (
@@ -40,7 +41,9 @@ from stillframe.graph.logical import (
 from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark import choosing, formats
+from stillframe.spark.data_source_sinks import PythonSink
 from stillframe.spark.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
+from stillframe.spark.foreach import ForeachFormat
 from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.output_modes import can_close
 from stillframe.spark.temporary import temporary_location
@@ -83,9 +86,10 @@ class StreamWriter:
         self._name = queryName
         return self
 
-    def format(self, source: str | type[Sink] | Sink) -> StreamWriter:
-        """A name of ours or one that a package has registered, or a class or instance."""
-        self._format = choosing.chosen_sink(source)
+    def format(self, source: str | type[Sink] | Sink | type[DataSource]) -> StreamWriter:
+        """A name of ours or one that a package has registered, or a class or instance; of a data
+        source of Spark's the class, or the name that `spark.dataSource` knows it by."""
+        self._format = choosing.chosen_sink(source, self._stream.still.spark)
         return self
 
     def outputMode(self, outputMode: str) -> StreamWriter:
@@ -161,7 +165,14 @@ class StreamWriter:
         return self
 
     def foreach(self, f: object) -> StreamWriter:
-        raise BuildError("foreach is not there yet: use foreachBatch, which gets whole epochs")
+        """Call `f(row)` with each row of each completed epoch, in the slots; of an object,
+        `open(partition_id, epoch_id)`, `process(row)` unless that answers False, `close(error)`.
+
+        After a failure the same rows may come again, with the same two numbers.
+        """
+        self._format = choosing.Chosen("sink", "foreach", ForeachFormat(f))
+        self._function = None
+        return self
 
     def partitionBy(self, *cols: str) -> StreamWriter:
         raise BuildError(
@@ -177,7 +188,7 @@ class StreamWriter:
     def start(
         self,
         path: str | None = None,
-        format: str | type[Sink] | Sink | None = None,
+        format: str | type[Sink] | Sink | type[DataSource] | None = None,
         outputMode: str | None = None,
         partitionBy: str | list[str] | None = None,
         queryName: str | None = None,
@@ -239,7 +250,7 @@ class StreamWriter:
     def _finish(
         self,
         path: str | None,
-        format: str | type[Sink] | Sink | None,
+        format: str | type[Sink] | Sink | type[DataSource] | None,
         output_mode: str | None,
         partition_by: str | list[str] | None,
         query_name: str | None,
@@ -289,7 +300,8 @@ class StreamWriter:
     @property
     def _keeps_rows(self) -> bool:
         """Whether rows go where the next driver finds them again."""
-        return self._is_file or self._is_made_of_options
+        is_foreach = isinstance(self._format.of, ForeachFormat)
+        return self._is_file or (self._is_made_of_options and not is_foreach)
 
     @property
     def _is_made_of_options(self) -> bool:
@@ -339,6 +351,8 @@ class StreamWriter:
     def _sink_of_options(self) -> Sink:
         conf = self._stream.still.spark_setting
         sink: Sink = self._format.made(self._sink_options(), self._schema, conf)
+        if isinstance(sink, PythonSink):
+            return sink.of_mode(is_whole=self._is_whole)
         if sink.is_whole and not self._is_whole:
             raise BuildError(
                 f"{self._format} takes the whole result with every checkpoint, but outputMode is"

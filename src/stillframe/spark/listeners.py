@@ -1,0 +1,175 @@
+"""What watches Spark's queries watches ours: PySpark's StreamingQueryListener and its objects.
+
+`onQueryStarted` is called before `start` returns, as in Spark. All else is told by one thread of
+its own, in its order, so that a listener that takes long holds up no job.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from stillframe.coordinator.history import CheckpointCompleted, Event, JobEnded
+from stillframe.coordinator.progress import iso
+from stillframe.coordinator.query import Query
+from stillframe.errors import BuildError, JobFailed
+
+log = logging.getLogger("stillframe")
+
+_IDLE_SECONDS = 10.0
+"""How often it is told that there is nothing new, as Spark does it."""
+_TOLD_MAX = 10_000
+"""What may wait for a listener that takes long; Spark has the same bound."""
+
+_Tell = Callable[[StreamingQueryListener], None]
+_lock = threading.Lock()
+_listeners: list[StreamingQueryListener] = []
+_waiting: queue.Queue[_Tell] = queue.Queue(_TOLD_MAX)
+_threads: list[threading.Thread] = []
+
+
+class StreamingJobFailed(JobFailed, StreamingQueryException):
+    """The same failure for who expects Spark's."""
+
+    __str__ = JobFailed.__str__
+
+
+class SparkQuery(Query):
+    """Our query, whose progress and whose failure are PySpark's own objects."""
+
+    @property
+    def recentProgress(self) -> list[Any]:
+        """One StreamingQueryProgress per completed checkpoint, oldest first, the last hundred."""
+        return [_as_spark(each) for each in super().recentProgress]
+
+    def exception(self) -> JobFailed | None:
+        failure = super().exception()
+        if failure is None or isinstance(failure, StreamingJobFailed):
+            return failure
+        ours = StreamingJobFailed(str(failure))
+        for each in getattr(failure, "__notes__", ()):
+            ours.add_note(each)
+        ours.__cause__ = failure.__cause__
+        return ours
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        try:
+            return super().awaitTermination(timeout)
+        except JobFailed as failure:
+            raise self.exception() or failure from failure.__cause__
+
+
+def _as_spark(progress: dict[str, Any]) -> StreamingQueryProgress:
+    """With what is ours in it beside: `progress["checkpoint"]`."""
+    made = StreamingQueryProgress.fromJson(progress)
+    made.update({name: value for name, value in progress.items() if name not in made})
+    return made
+
+
+def add(listener: StreamingQueryListener) -> None:
+    if not isinstance(listener, StreamingQueryListener):
+        raise BuildError(f"addListener takes a StreamingQueryListener, not {listener!r}")
+    with _lock:
+        _listeners.append(listener)
+
+
+def remove(listener: StreamingQueryListener) -> None:
+    """One that was not added is passed over, as in Spark."""
+    with _lock:
+        _listeners[:] = [each for each in _listeners if each is not listener]
+
+
+def follow(query: Query) -> None:
+    """Tell of this query, whose job is about to begin."""
+    known_as = {"id": query.id, "runId": query.runId}
+    now = iso(int(time.time() * 1000))
+    started = {**known_as, "name": query.name, "timestamp": now, "jobTags": []}
+    for each in _known():
+        _call(each, lambda each: each.onQueryStarted(QueryStartedEvent.fromJson(started)))
+    told_idle = float("-inf")
+
+    def note(event: Event) -> None:
+        nonlocal told_idle
+        if not _known():
+            return
+        if isinstance(event, CheckpointCompleted):
+            progress: Any = query.lastProgress
+            if progress is None:
+                return
+            if progress["numInputRows"] or progress["sink"]["numOutputRows"]:
+                told_idle = float("-inf")
+                moved = QueryProgressEvent(progress)
+                _tell(lambda each: each.onQueryProgress(moved))
+            elif time.monotonic() - told_idle >= _IDLE_SECONDS:
+                told_idle = time.monotonic()
+                idle = QueryIdleEvent.fromJson({**known_as, "timestamp": progress["timestamp"]})
+                _tell(lambda each: each.onQueryIdle(idle))
+        elif isinstance(event, JobEnded):
+            failure = query.exception()
+            ended = QueryTerminatedEvent.fromJson(
+                {
+                    **known_as,
+                    "exception": None if failure is None else str(failure),
+                    "errorClassOnException": None,
+                }
+            )
+            _tell(lambda each: each.onQueryTerminated(ended))
+
+    query.add_listener(note)
+
+
+def await_told(seconds_max: float) -> None:
+    """Until every listener has been told what has happened by now."""
+    with _waiting.all_tasks_done:
+        _waiting.all_tasks_done.wait_for(lambda: not _waiting.unfinished_tasks, seconds_max)
+
+
+def _known() -> list[StreamingQueryListener]:
+    with _lock:
+        return list(_listeners)
+
+
+def _tell(what: _Tell) -> None:
+    """Have every listener told, by the thread for it."""
+    with _lock:
+        if not _threads:
+            thread = threading.Thread(target=_run, name="stillframe-listeners", daemon=True)
+            _threads.append(thread)
+            thread.start()
+    try:
+        _waiting.put_nowait(what)
+    except queue.Full:
+        log.warning(
+            "a StreamingQueryListener is %d events behind, so one is not told: let its methods"
+            " return sooner",
+            _TOLD_MAX,
+        )
+
+
+def _run() -> None:
+    while True:
+        what = _waiting.get()
+        for listener in _known():
+            _call(listener, what)
+        _waiting.task_done()
+
+
+def _call(listener: StreamingQueryListener, what: _Tell) -> None:
+    try:
+        what(listener)
+    except Exception:  # a curious listener must not harm the job
+        log.exception("a StreamingQueryListener failed")
