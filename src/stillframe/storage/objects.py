@@ -177,6 +177,10 @@ class ObjectStore(Store):
         self._bucket = bucket
         self._settings = settings
 
+    @property
+    def bucket(self) -> Bucket:
+        return self._bucket
+
     def __repr__(self) -> str:
         return f"ObjectStore({self.address!r})"
 
