@@ -40,10 +40,10 @@ from stillframe.api.sinks import (
     SinkWriter,
     committables_of,
 )
-from stillframe.connectors.files import local_path
 from stillframe.errors import BuildError, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.json_texts.writing import json_lines
+from stillframe.storage.places import address_of, is_on_disk
 
 FileFormat = Literal["parquet", "json"]
 STAGING = os.path.join("_stillframe", "staging")
@@ -67,7 +67,9 @@ class FileSink(Sink):
 
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
-        path = local_path(self.path)
+        path = address_of(self.path)
+        if not is_on_disk(path):
+            raise BuildError(f"{path} is no directory of a disk: give one that all machines share")
         if self.format not in ("parquet", "json"):
             raise BuildError(f"a file sink writes 'parquet' or 'json', not {self.format!r}")
         for field in self.schema if self.format == "json" else ():
@@ -80,13 +82,13 @@ class FileSink(Sink):
             raise BuildError(f"{path} is a file: a file sink needs a directory, give another path")
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        root = local_path(self.path)
+        root = address_of(self.path)
         return StagingWriter(
             root, self.format, self.schema, context, publishes=True, zone=self.zone
         )
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        return FileCommitter(local_path(self.path), context.accepts_missing)
+        return FileCommitter(address_of(self.path), context.accepts_missing)
 
     def describe(self) -> str:
         return f"{self.format} {self.path}"

@@ -33,9 +33,9 @@ from stillframe.api.sinks import (
     committables_of,
 )
 from stillframe.connectors.file_sink import StagingWriter, sweep_staging, sync_directories
-from stillframe.connectors.files import local_path
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid
+from stillframe.storage.places import address_of
 
 Handler = Callable[[Epoch, Mark, list[str]], None]
 """Gets an epoch's number, the mark it is known by in other systems, and its Parquet files, by
@@ -66,11 +66,11 @@ class StagedSink(Sink):
         return {**self.__dict__, "handler": None}
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        return _EpochWriter(local_path(self.directory), self.schema, context)
+        return _EpochWriter(address_of(self.directory), self.schema, context)
 
     def open_committer(self, context: CommitterContext) -> Committer:
         assert self.handler is not None, "the handler stayed on the driver: commit there"
-        return _HandingCommitter(local_path(self.directory), self.handler)
+        return _HandingCommitter(address_of(self.directory), self.handler)
 
     def describe(self) -> str:
         return self.description

@@ -41,6 +41,17 @@ def json_lines(batch: pa.RecordBatch, zone: str = "UTC") -> memoryview:
     return memoryview(data)[:end] if end else memoryview(b"")
 
 
+def plain_texts(column: pa.Array, zone: str) -> pa.Array:
+    """The text of each value of a column that is not nested, without quotes; null stays null."""
+    types = pa.types
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        return column.cast(pa.large_string())
+    texts = _texts(column, zone)
+    if types.is_temporal(column.type) or types.is_floating(column.type):
+        return pc.utf8_trim(texts, characters='"')
+    return texts
+
+
 def _whole(column: pa.Array) -> pa.Array:
     """The column with all that it holds beginning at its beginning."""
     if column.offset == 0 or not pa.types.is_nested(column.type):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,6 +11,7 @@ import pyarrow as pa
 from stillframe.api.sinks import Sink, SinkGuarantee
 from stillframe.api.sources import Source
 from stillframe.config import parse_duration_seconds, parse_flag
+from stillframe.connectors.csv_lines import CSV_OPTIONS, CsvSource, csv_from_options
 from stillframe.connectors.database_options import SINK_OPTIONS as DATABASE_OPTIONS
 from stillframe.connectors.database_options import WITHOUT_EFFECT
 from stillframe.connectors.database_sink import (
@@ -23,7 +22,7 @@ from stillframe.connectors.database_sink import (
 )
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
-from stillframe.connectors.files import FileSource, Following, local_path
+from stillframe.connectors.files import FileSource, Following
 from stillframe.connectors.generate import (
     ClickSource,
     RateSource,
@@ -37,6 +36,12 @@ from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.connectors.staged import StagedSink
+from stillframe.connectors.text_lines import (
+    TEXT_OPTIONS,
+    TEXT_SCHEMA,
+    TextSource,
+    text_from_options,
+)
 from stillframe.errors import BuildError
 from stillframe.options import Options
 from stillframe.secrets import Secret
@@ -62,18 +67,21 @@ class OwnFormat:
 class _Files(OwnFormat):
     name: str
     make: Callable[[str, pa.Schema, Following, Options], FileSource]
+    own_schema: pa.Schema | None = None
+    """Of one that need not be told."""
 
     def from_options(self, options: Options, schema: pa.Schema | None) -> Source:
         path = options.get("path")
         if path is None:
             raise BuildError(f"the source {self.name} has no path: give one to load(...)")
         if schema is None:
+            schema = self.own_schema
+        if schema is None:
             raise BuildError(
                 "Schema must be specified when creating a streaming source DataFrame: say"
                 ' .schema("app_id string, at timestamp"), or take the one of a DataFrame,'
                 f" .schema(spark.read.{self.name}({path!r}).schema)"
             )
-        _refuse_missing(path)
         recursive = options.get("recursiveFileLookup", "false")
         return self.make(path, schema, _following(options), options).listing(
             is_recursive=parse_flag("recursiveFileLookup", recursive)
@@ -133,6 +141,25 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
         how="a position is a file and a byte",
         needs="the same",
         tested_by=("tests/connectors/test_files.py", "tests/spark/test_followed_directory.py"),
+    ),
+    "csv": _Files(
+        kind=CsvSource,
+        name="csv",
+        option_names=(*_FILE_OPTIONS, *CSV_OPTIONS),
+        make=csv_from_options,
+        how="the same",
+        needs="the same",
+        tested_by=("tests/spark/test_csv.py",),
+    ),
+    "text": _Files(
+        kind=TextSource,
+        name="text",
+        option_names=(*_FILE_OPTIONS, *TEXT_OPTIONS),
+        make=text_from_options,
+        own_schema=TEXT_SCHEMA,
+        how="the same",
+        needs="the same",
+        tested_by=("tests/spark/test_csv.py",),
     ),
     "clicks": _Generator(
         kind=ClickSource,
@@ -282,9 +309,3 @@ def _following(options: Options) -> Following:
     if age is None:
         return Following(seconds)
     return Following(seconds, parse_duration_seconds("maxFileAge", age))
-
-
-def _refuse_missing(path: str) -> None:
-    plain = local_path(path)
-    if not glob.has_magic(plain) and not os.path.lexists(plain):
-        raise BuildError(f"[PATH_NOT_FOUND] Path does not exist: {path}; check its spelling")

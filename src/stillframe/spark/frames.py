@@ -31,7 +31,6 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.api.sources import Source, SourceContext, Split
-from stillframe.connectors.files import local_path
 from stillframe.connectors.frame import FrameSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, StartRefused
@@ -39,6 +38,7 @@ from stillframe.graph.logical import Node, Read, moved, walk
 from stillframe.graph.pruning import columns_read
 from stillframe.ids import OperatorUid
 from stillframe.spark.types import to_arrow_schema
+from stillframe.storage.places import address_of
 
 _REPEATING = frozenset(
     [
@@ -307,11 +307,11 @@ def _class_name(node: JavaObject) -> str:
 
 def is_spooled(directory: str) -> bool:
     """Whether a complete spool is there."""
-    return os.path.exists(os.path.join(local_path(directory), _SUCCESS))
+    return os.path.exists(os.path.join(address_of(directory), _SUCCESS))
 
 
 def _spooled(source: UnresolvedFrame, directory: str) -> ParquetSource:
-    path = local_path(directory)
+    path = address_of(directory)
     if is_spooled(path):
         _refuse_other_columns(source, path)
     else:

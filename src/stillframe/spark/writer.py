@@ -24,7 +24,6 @@ from stillframe.config import (
 )
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileFormat, FileSink
-from stillframe.connectors.files import local_path
 from stillframe.connectors.staged import Handler, StagedSink
 from stillframe.errors import BuildError
 from stillframe.graph.logical import (
@@ -48,6 +47,7 @@ from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.output_modes import can_close
 from stillframe.spark.temporary import temporary_location
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
+from stillframe.storage.places import address_of
 from stillframe.storage.store import is_local_address
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ class StreamWriter:
         self._refuse_without_checkpoints(config)
         # Made absolute here: an executor may stand in another directory than the driver.
         zone = str(self._stream.still.spark.conf.get("spark.sql.session.timeZone"))
-        sink = FileSink(local_path(path), format, self._schema, zone)
+        sink = FileSink(address_of(path), format, self._schema, zone)
         sink.check()
         return sink
 
@@ -424,7 +424,7 @@ class StreamWriter:
             )
         draft = StagedSink("", handler, self._schema, description)
         directory = os.path.join(
-            local_path(config.checkpoint_location),
+            address_of(config.checkpoint_location),
             job_directory(job),
             STAGED_DIRECTORY,
             quoted_name(self._node(draft).uid, "operator uid"),

@@ -60,6 +60,10 @@ class ObjectPlace(Place):
         self._store = store
         self._bucket = store.bucket
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self._store.settings
+
     def walk(self, directory: str, skips: NameFilter) -> Iterator[FileFacts]:
         import obstore
 

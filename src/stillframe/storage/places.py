@@ -83,6 +83,11 @@ class Place(ABC):
     has_rename: ClassVar[bool]
     """Whether `move` happens at once. Otherwise it copies, and may be seen half done."""
 
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What `place_of` needs to open it on another machine; there may be secrets in it."""
+        return {}
+
     # --- looking ---
 
     @abstractmethod
