@@ -15,6 +15,7 @@ import pytest
 from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors import lines, parquet
+from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.files import Following, find_files
 from stillframe.connectors.json_lines import JsonLinesSource, json_from_options
 from stillframe.connectors.parquet import ParquetSource
@@ -864,3 +865,36 @@ def test_a_partition_directory_that_comes_later_is_a_declared_column_or_refused(
 
     with pytest.raises(DataError, match=r"k=1 .* column k, which is not declared"):
         followed.discover()
+
+
+def test_a_file_that_was_put_in_the_place_of_a_read_one_is_not_cleaned_away(tmp_path):
+    source = JsonLinesSource(str(tmp_path), SCHEMA, Following(1.0, cleaning=Cleaning()))
+    for name in ("a", "b"):
+        (tmp_path / name).write_text('{"n": 1}\n')
+    found = source.open_enumerator(None).discover()
+    os.utime(tmp_path / "a", (1, 1))  # another file of that name
+    unread = [split for split in found.splits if split.id.endswith("b")]
+
+    source.open_enumerator(found.state).on_checkpoint_complete(1, found.state, unread)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    source.open_enumerator(found.state).on_checkpoint_complete(2, found.state, [])
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_archive_that_would_be_read_again_is_a_mistake(tmp_path):
+    for archive in (tmp_path / "in" / "old", tmp_path):
+        source = JsonLinesSource(
+            str(tmp_path / "in"), SCHEMA, Following(1.0, cleaning=Cleaning(str(archive)))
+        )
+        with pytest.raises(BuildError, match="would be read again"):
+            source.check()
+
+
+def test_files_are_chosen_by_name_and_the_newest_come_first_if_asked(tmp_path):
+    for at, name in enumerate(["a.json", "b.csv", "c.json", "d.txt"]):
+        (tmp_path / name).write_text('{"n": 1}\n')
+        os.utime(tmp_path / name, (100 + at, 100 + at))
+    following = Following(1.0, latest_first=True)
+    source = JsonLinesSource(str(tmp_path), SCHEMA, following).listing(name_pattern="*.{json,txt}")
+    found = source.open_enumerator(None).discover().splits
+    assert [os.path.basename(split.id) for split in found] == ["d.txt", "c.json", "a.json"]

@@ -207,3 +207,29 @@ def test_text_is_written_as_spark_writes_it(spark: SparkSession, tmp_path: Path)
     (file,) = (tmp_path / "theirs").glob("part-*.txt")
     (batch,) = frame.coalesce(1).toArrow().combine_chunks().to_batches()
     assert bytes(text_lines(batch)) == file.read_bytes()
+
+
+def test_csv_and_text_of_sparks_own_plans_are_read_and_written_by_ours(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    import stillframe
+
+    still = stillframe.on(spark)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text('id,word\n1,a\n2,"b,c"\nx,d\n')
+    frame = spark.readStream.schema("id long, word string").csv(str(tmp_path / "in"), header=True)
+    lines = spark.readStream.text(str(tmp_path / "in"))
+    for name, query in (
+        ("csv", still.writeStream(frame.where("id > 0")).option("header", True).format("csv")),
+        ("text", still.writeStream(lines.selectExpr("upper(value) AS value")).format("text")),
+    ):
+        query = query.queryName(f"own-{name}").trigger(availableNow=True)
+        started = query.start(
+            str(tmp_path / name), checkpointLocation=str(tmp_path / "chk"), compression="gzip"
+        )
+        assert started.awaitTermination(120)
+    read = spark.read.schema("id long, word string").csv(str(tmp_path / "csv"), header=True)
+    assert sorted(map(tuple, read.collect())) == [(1, "a"), (2, "b,c")]
+    words = [row.value for row in spark.read.text(str(tmp_path / "text")).collect()]
+    assert sorted(words) == ["1,A", '2,"B,C"', "ID,WORD", "X,D"]
+    assert [file.suffixes for file in (tmp_path / "text").glob("part-*")] == [[".txt", ".gz"]]

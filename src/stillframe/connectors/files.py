@@ -33,14 +33,17 @@ from stillframe.api.sources import (
     Split,
     SplitEnumerator,
 )
+from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.listing import (
     FoundFile,
     declared_partitions,
     files_at,
     has_magic,
+    name_matcher,
     with_partitions,
 )
 from stillframe.errors import BuildError, DataError, StorageError
+from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject
 from stillframe.storage.places import Place, address_of, is_on_disk, place_of
 
@@ -64,6 +67,10 @@ class Following:
     """How often the paths are listed."""
     file_age_seconds_max: float = 7 * 24 * 3600.0
     """How much older than the newest file one may be that is still taken for new."""
+    latest_first: bool = False
+    """Whether of several new files the newest is read first."""
+    cleaning: Cleaning | None = None
+    """What becomes of files that have been read; None: nothing."""
 
 
 @dataclass(frozen=True, init=False)
@@ -77,6 +84,8 @@ class FileSource(Source):
     """Whether a directory means all files below it, without partition columns."""
     zone: str
     """The one of times in partition directories."""
+    name_pattern: str | None
+    """Which names files have that are read, as a glob."""
     settings: Mapping[str, str] = field(repr=False, compare=False)
     """How the place of the files is reached; there may be secrets in it."""
 
@@ -92,6 +101,7 @@ class FileSource(Source):
         object.__setattr__(self, "following", following)
         object.__setattr__(self, "is_recursive", False)
         object.__setattr__(self, "zone", "UTC")
+        object.__setattr__(self, "name_pattern", None)
         object.__setattr__(self, "settings", {})
 
     def listing(
@@ -100,6 +110,7 @@ class FileSource(Source):
         schema: pa.Schema | None = None,
         is_recursive: bool | None = None,
         zone: str | None = None,
+        name_pattern: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> Self:
         """The same source with another schema, or directories understood otherwise."""
@@ -108,6 +119,7 @@ class FileSource(Source):
             "_schema": schema,
             "is_recursive": is_recursive,
             "zone": zone,
+            "name_pattern": name_pattern,
             "settings": settings,
         }
         for name, value in given.items():
@@ -125,6 +137,8 @@ class FileSource(Source):
 
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
+        if self.following is not None and self.following.cleaning is not None:
+            self.following.cleaning.check(self.paths)
         for file in self.files_now():
             declared_partitions(file, self._schema, self.zone)
 
@@ -143,6 +157,9 @@ class FileSource(Source):
     def files_now(self) -> list[FoundFile]:
         """Every file that its paths mean now; perhaps none, if it follows them."""
         found = find_files(self.paths, is_recursive=self.is_recursive, settings=self.settings)
+        if self.name_pattern is not None:
+            wanted = name_matcher(self.name_pattern)
+            found = [file for file in found if wanted(os.path.basename(file.path))]
         if not found and self.following is None:
             places = ", ".join(self.paths)
             raise BuildError(f"no files found at {places}: check the path and its pattern")
@@ -220,17 +237,33 @@ class _FollowedFiles(SplitEnumerator):
         self._age_ms_max = int(following.file_age_seconds_max * 1000)
         seen = cast(Mapping[str, int], state["seen"]) if state else {}
         self._seen = dict(seen)
+        self._latest_first = following.latest_first
+        self._cleaning = following.cleaning
+        self._let_go: set[str] = set()
         self._forgotten_before_ms = cast(int, state["forgotten_before_ms"]) if state else None
 
     def discover(self) -> Discovered:
         try:
             new = [each for each in _listed(self._source.files_now()) if self._is_new(each)]
+            if self._latest_first:
+                new.reverse()
             splits = [self._source.split_of(each.file, each.size_bytes) for each in new]
         except BuildError as error:
             raise DataError(str(error)) from error
         self._seen.update((each.file.path, each.changed_at_ms) for each in new)
         self._forget_old()
         return Discovered(splits, self._state())
+
+    def on_checkpoint_complete(
+        self, checkpoint_id: CheckpointId, state: JsonObject | None, splits: Sequence[Split]
+    ) -> None:
+        if self._cleaning is None or state is None:
+            return
+        unread = {split.id for split in splits}
+        seen = cast(Mapping[str, int], state["seen"])
+        for path in sorted(seen.keys() - unread - self._let_go):
+            self._cleaning.let_go(path, seen[path], self._source.settings)
+        self._let_go = set(seen) - unread
 
     def _is_new(self, listed: _Listed) -> bool:
         # At the first listing nothing is too old, as in Spark.

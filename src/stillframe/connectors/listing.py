@@ -11,7 +11,7 @@ import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -52,6 +52,17 @@ def files_at(
 def has_magic(path: str) -> bool:
     """Whether it is a pattern, if there is nothing of exactly this name."""
     return glob.has_magic(path)
+
+
+def name_matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a name fits a glob of Hadoop's, which knows `{a,b}` besides `*`, `?` and `[a-z]`."""
+    parts = re.split(r"\{([^{}]*)\}", pattern)
+    texts = [""]
+    for at, part in enumerate(parts):
+        choices = part.split(",") if at % 2 else [part]
+        texts = [text + choice for text in texts for choice in choices]
+    globs = [text.replace("[^", "[!") for text in texts]
+    return lambda name: any(fnmatch.fnmatchcase(name, each) for each in globs)
 
 
 def _roots(place: Place, path: str) -> list[str]:

@@ -18,7 +18,7 @@ from stillframe.graph.logical import Node, Read
 from stillframe.spark import choosing, formats
 from stillframe.spark.data_sources import PythonSource
 from stillframe.spark.types import parse_schema, to_arrow_schema
-from stillframe.storage.places import address_of, place_of
+from stillframe.storage.places import address_of, is_on_disk, place_of
 
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
@@ -108,8 +108,8 @@ class StreamReader:
         zone = formats.option_value(self._options, "timeZone")
         source = source.listing(zone=zone or str(spark.conf.get("spark.sql.session.timeZone")))
         keys = {key.lower() for file in source.files_now() for key, _ in file.partitions}
-        if not keys:
-            return source
+        if not keys or not all(is_on_disk(address_of(path)) for path in source.paths):
+            return source  # of a bucket, which Spark may not reach, they have to be declared
         reader = spark.readStream.format(self._format.name)
         if self._schema is not None:
             reader = reader.schema(self._schema)

@@ -114,6 +114,13 @@ class Place(ABC):
     def create_if_absent(self, path: str, data: bytes) -> bool:
         """Make a new file; False if there is one. Of any number of callers one gets True."""
 
+    def note(self, path: str) -> None:
+        """Make an empty file; that there is one already is fine. `settle` makes it durable."""
+        self.create_if_absent(path, b"")
+
+    def make_directory(self, path: str) -> None:  # noqa: B027 - many have none
+        """So that one who may not write there learns it early."""
+
     @abstractmethod
     def move(self, path: str, target: str) -> bool:
         """Give a file another address; False if it is not there. To repeat it is harmless."""
@@ -172,11 +179,13 @@ def place_of(address: str, settings: Mapping[str, str] | None = None) -> Place:
     if is_on_disk(address):
         return DISK
     scheme, _, rest = address.partition("://")
-    return _opened(f"{scheme}://{rest.partition('/')[0]}", tuple(sorted((settings or {}).items())))
+    known = tuple(sorted((settings or {}).items()))
+    return _opened(f"{scheme}://{rest.partition('/')[0]}", known, os.getpid())
 
 
 @lru_cache(64)
-def _opened(root: str, settings: tuple[tuple[str, str], ...]) -> Place:
+def _opened(root: str, settings: tuple[tuple[str, str], ...], process: int) -> Place:
+    """One for each process: a connection does not survive a fork."""
     # Here because it is itself built on this contract.
     from stillframe.storage.object_places import open_bucket
 
@@ -230,8 +239,21 @@ class LocalPlace(Place):
         self.settle(os.path.dirname(path))
         return True
 
+    def note(self, path: str) -> None:
+        self.make_directory(os.path.dirname(path))
+        with open(path, "ab"):
+            pass
+
+    def make_directory(self, path: str) -> None:
+        if os.path.isdir(path):
+            return
+        self.make_directory(os.path.dirname(path))
+        with suppress(FileExistsError):
+            os.mkdir(path)
+        self.settle(os.path.dirname(path))
+
     def move(self, path: str, target: str) -> bool:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        self.make_directory(os.path.dirname(target))
         try:
             os.rename(path, target)
         except FileNotFoundError:
@@ -261,9 +283,7 @@ class _LocalFile(OpenFile, io.FileIO):
 class _LocalDraft(Draft):
     def __init__(self, path: str) -> None:
         self._path = path
-        directory = os.path.dirname(path)
-        self._made = not os.path.isdir(directory)
-        os.makedirs(directory, exist_ok=True)
+        DISK.make_directory(os.path.dirname(path))
         self.file = open(path, "xb")  # noqa: SIM115 closed by finish or discard
 
     def finish(self) -> int:
@@ -271,12 +291,7 @@ class _LocalDraft(Draft):
             file.flush()
             os.fsync(file.fileno())
             size_bytes = file.tell()
-        directory = os.path.dirname(self._path)
-        DISK.settle(directory)
-        while self._made and directory != os.path.dirname(directory):
-            directory = os.path.dirname(directory)
-            with suppress(OSError):  # not ours to flush
-                DISK.settle(directory)
+        DISK.settle(os.path.dirname(self._path))
         return size_bytes
 
     def discard(self) -> None:
