@@ -344,6 +344,13 @@ def test_a_path_that_is_a_file_is_a_mistake_at_build_time(tmp_path):
         sink_at(tmp_path, "xml").check()
 
 
+def test_files_that_spark_would_not_see_beside_its_own_log_are_refused(tmp_path):
+    (tmp_path / "_spark_metadata").mkdir()
+    with pytest.raises(BuildError, match="set sparkMetadata to true"):
+        sink_at(tmp_path).check()
+    sink_at(tmp_path).logged(None).check()
+
+
 def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 

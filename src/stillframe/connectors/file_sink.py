@@ -43,7 +43,7 @@ from stillframe.api.sinks import (
 )
 from stillframe.connectors.csv_writing import CsvWriting
 from stillframe.connectors.file_encoders import Encoding, FileFormat
-from stillframe.connectors.sink_log import SinkLog
+from stillframe.connectors.sink_log import LOG_DIRECTORY, SinkLog
 from stillframe.connectors.staged_files import (
     RECEIPTS,
     STAGING,
@@ -87,13 +87,17 @@ class FileSink(Sink):
         path = address_of(self.path)
         self.layout.check(self.schema)
         self.encoding.check(self.layout.inside(self.schema))
-        if not is_on_disk(path):
-            try:
-                place_of(path, self.settings).has_directory(path)
-            except StorageError as error:
-                raise BuildError(str(error)) from None
-        elif os.path.lexists(path) and not os.path.isdir(path):
+        if is_on_disk(path) and os.path.lexists(path) and not os.path.isdir(path):
             raise BuildError(f"{path} is a file: a file sink needs a directory, give another path")
+        try:
+            has_log = place_of(path, self.settings).has_directory(f"{path}/{LOG_DIRECTORY}")
+        except StorageError as error:
+            raise BuildError(str(error)) from None
+        if has_log and not self.commits_at_coordinator:
+            raise BuildError(
+                f"{path} has Spark's log of files, {LOG_DIRECTORY}, and spark.read would not see"
+                " files that it does not name: set sparkMetadata to true, or give another path"
+            )
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
         root = address_of(self.path)

@@ -347,6 +347,9 @@ def _spool_by_tasks(source: UnresolvedFrame, path: str, settings: Mapping[str, s
     """Where Spark itself may not reach the place: each task puts a file, and those of the tasks
     that counted are kept."""
     place = place_of(path, settings)
+    place.has_directory(
+        path
+    )  # a bucket that is not there, or denies, is told here and not by Spark
     write = partial(_write_part, source.schema, path, dict(settings))
     answered = source.frame.mapInArrow(write, "file string").collect()
     kept = {str(row.file) for row in answered} or {_put(source.schema, path, settings, 0, ())}
