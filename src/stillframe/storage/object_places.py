@@ -15,7 +15,8 @@ from datetime import timedelta
 from typing import Any
 
 from stillframe.errors import StorageError
-from stillframe.storage.objects import Bucket, Limits, Missing, ObjectStore, Taken
+from stillframe.storage.asking import Limits, Missing, Taken
+from stillframe.storage.objects import Bucket, ObjectStore
 from stillframe.storage.places import Draft, FileFacts, NameFilter, OpenFile, Place
 
 _CHUNK_BYTES = 8 << 20
@@ -67,10 +68,10 @@ class ObjectPlace(Place):
     def walk(self, directory: str, skips: NameFilter) -> Iterator[FileFacts]:
         import obstore
 
-        client, prefix = self._bucket.client(), self._key(directory)
+        prefix = self._key(directory)
 
         def listed() -> list[FileFacts]:
-            batches = obstore.list(client, prefix or None)
+            batches = obstore.list(self._bucket.client(), prefix or None)
             return [self._facts(each) for batch in batches for each in batch]
 
         below = f"{prefix}/" if prefix else ""
@@ -81,11 +82,9 @@ class ObjectPlace(Place):
                 yield facts
 
     def facts(self, path: str) -> FileFacts | None:
-        import obstore
 
-        client = self._bucket.client()
         try:
-            found = self._bucket.ask("read", path, lambda: obstore.head(client, self._key(path)))
+            found = self._head(path)
         except Missing:
             return None
         return self._facts(found)
@@ -94,11 +93,9 @@ class ObjectPlace(Place):
         return bool(self._store.list(self._key(path)))
 
     def open(self, path: str) -> OpenFile:
-        import obstore
 
-        client = self._bucket.client()
         try:
-            found = self._bucket.ask("read", path, lambda: obstore.head(client, self._key(path)))
+            found = self._head(path)
         except Missing:
             raise FileNotFoundError(2, "there is no such object", path) from None
         return _ObjectFile(self, path, found["size"], found.get("e_tag"))
@@ -107,9 +104,8 @@ class ObjectPlace(Place):
         """These bytes of the object that had this tag when it was opened."""
         import obstore
 
-        client = self._bucket.client(end - start)
-
         def got() -> bytes:
+            client = self._bucket.client(end - start)  # each time: it may have newer credentials
             options: Any = {"range": (start, end)}
             if tag is not None:
                 options["if_match"] = tag
@@ -134,13 +130,12 @@ class ObjectPlace(Place):
     def move(self, path: str, target: str) -> bool:
         import obstore
 
-        client = self._bucket.client(_CHUNK_BYTES)
+        def copied() -> None:
+            client = self._bucket.client(_CHUNK_BYTES)
+            obstore.copy(client, self._key(path), self._key(target))
+
         try:
-            self._bucket.ask(
-                "write",
-                target,
-                lambda: obstore.copy(client, self._key(path), self._key(target)),
-            )
+            self._bucket.ask("write", target, copied)
         except Missing:
             return False
         self.delete(path)
@@ -148,6 +143,13 @@ class ObjectPlace(Place):
 
     def delete(self, path: str) -> None:
         self._store.delete(self._key(path))
+
+    def _head(self, path: str) -> Any:
+        import obstore
+
+        return self._bucket.ask(
+            "read", path, lambda: obstore.head(self._bucket.client(), self._key(path))
+        )
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self._root).lstrip("/")
