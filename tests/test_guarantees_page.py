@@ -26,6 +26,8 @@ STAGED = StagedSink("/staged", None, SCHEMA, "staged")
 SINKS = {
     "parquet": FileSink("/out", "parquet", SCHEMA),
     "json": FileSink("/out", "json", SCHEMA),
+    "csv": FileSink("/out", "csv", SCHEMA),
+    "text": FileSink("/out", "text", SCHEMA),
     "foreachBatch": STAGED,
     "console": STAGED,
     "memory": STAGED.kept_by_driver(),

@@ -84,7 +84,7 @@ def parse_count_or_zero(option: str, text: str) -> int:
 _UNIT_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def _parse_bytes(option: str, text: str) -> int:
+def parse_bytes(option: str, text: str) -> int:
     """A number and a unit as Spark has them: `'512k'`, `'5m'`, `'1g'`; without one, bytes."""
     match = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     if not match or int(match[1]) < 1:
@@ -407,9 +407,9 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "watermarkMaxAhead": ("watermark_ahead_seconds_max", _parse_duration_or_infinite),
     "channelBufferBytes": ("channel_buffer_bytes", parse_count),
     "stateBackend": ("state_backend", _parse_state_backend),
-    "memoryStateMax": ("memory_state_bytes_max", _parse_bytes),
+    "memoryStateMax": ("memory_state_bytes_max", parse_bytes),
     "incrementalCheckpoints": ("incremental_checkpoints", parse_flag),
-    "rocksdbMemory": ("rocksdb_memory_bytes", _parse_bytes),
+    "rocksdbMemory": ("rocksdb_memory_bytes", parse_bytes),
     "stateDirectory": ("state_directory", _text),
     "restPort": ("rest_port", _parse_port),
     "restBindAddress": ("rest_bind_address", _text),

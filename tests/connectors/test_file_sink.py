@@ -15,10 +15,11 @@ import pytest
 from prepared_parts import parts
 
 from stillframe.api.sinks import CommitterContext, SinkContext
-from stillframe.connectors import file_sink
-from stillframe.connectors.file_sink import FileSink, StagedName
+from stillframe.connectors import staged_files
+from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.files import find_files
 from stillframe.connectors.json_lines import JsonLinesSource
+from stillframe.connectors.staged_files import Layout, StagedName
 from stillframe.errors import BuildError, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.json_texts.writing import json_lines
@@ -79,7 +80,9 @@ def test_records_are_seen_when_their_epoch_is_committed_and_not_before(file_form
     (committable,) = committables
     assert committable["rows"] == 2
     assert committable["bytes"] == (tmp_path / "out" / committable["target"]).stat().st_size
-    assert committable["target"].startswith("part-page%2Dviews-sink%2D1%2Fa%2Eb-7-0-1-")
+    assert committable["target"].startswith(
+        "part-page%2Dviews-sink%2D1%2Fa%2Eb-0000000007-00000-1-"
+    )
 
     committer.commit(Epoch(1), parts(writer.rotate(CheckpointId(8))()))
     writer.close()
@@ -109,7 +112,7 @@ def test_a_commit_may_be_repeated(tmp_path):
 
 
 def receipts(path):
-    return sorted(file.name for file in (path / file_sink.RECEIPTS).glob("*"))
+    return sorted(file.name for file in (path / staged_files.RECEIPTS).glob("*"))
 
 
 def test_a_published_file_that_a_consumer_moved_away_is_not_missed_by_a_repeated_commit(tmp_path):
@@ -128,7 +131,7 @@ def test_a_commit_that_died_before_its_receipt_writes_it_when_it_is_repeated(tmp
     sink = sink_at(tmp_path)
     committables = stage(sink, 1, 1)
     sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
-    (tmp_path / file_sink.RECEIPTS / receipts(tmp_path)[0]).unlink()
+    (tmp_path / staged_files.RECEIPTS / receipts(tmp_path)[0]).unlink()
     sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     (tmp_path / committables[0]["target"]).unlink()
 
@@ -193,7 +196,7 @@ def test_files_that_are_gone_are_named_with_their_rows_and_the_option_that_goes_
 
 
 def test_what_was_not_rotated_is_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_sink, "_BUFFER_ROWS", 1)
+    monkeypatch.setattr(staged_files, "_BUFFER_ROWS", 1)
     writer = sink_at(tmp_path).open_writer(context())
     writer.write(batch(1))
     assert len(staged(tmp_path)) == 1
@@ -202,7 +205,7 @@ def test_what_was_not_rotated_is_dropped(tmp_path, monkeypatch):
 
 
 def test_an_epoch_that_was_never_prepared_is_dropped_with_its_writer(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_sink, "_BUFFER_ROWS", 1)
+    monkeypatch.setattr(staged_files, "_BUFFER_ROWS", 1)
     writer = sink_at(tmp_path).open_writer(context())
     writer.write(batch(1))
     prepare = writer.rotate(CheckpointId(1))
@@ -270,7 +273,7 @@ def test_whatever_crashes_each_record_of_a_completed_checkpoint_is_seen_once(
     """Attempts die at any step; the checkpoint is complete or not; commits are cut short; and a
     consumer takes away what it sees, whenever it likes."""
     random = Random(seed)
-    monkeypatch.setattr(file_sink, "_BUFFER_ROWS", random.choice([1, 2, 1000]))
+    monkeypatch.setattr(staged_files, "_BUFFER_ROWS", random.choice([1, 2, 1000]))
     sink = sink_at(tmp_path, random.choice(["parquet", "json"]))
     truth, pending, zombies, checkpoint_id, value = [], [], [], 0, 0
     taken = []
@@ -337,8 +340,15 @@ def test_a_path_that_is_a_file_is_a_mistake_at_build_time(tmp_path):
     with pytest.raises(BuildError, match="out is a file"):
         sink_at(tmp_path / "out").check()
     sink_at(tmp_path / "absent").check()
-    with pytest.raises(BuildError, match="not 'csv'"):
-        sink_at(tmp_path, "csv").check()
+    with pytest.raises(BuildError, match="not 'xml'"):
+        sink_at(tmp_path, "xml").check()
+
+
+def test_files_that_spark_would_not_see_beside_its_own_log_are_refused(tmp_path):
+    (tmp_path / "_spark_metadata").mkdir()
+    with pytest.raises(BuildError, match="set sparkMetadata to true"):
+        sink_at(tmp_path).check()
+    sink_at(tmp_path).logged(None).check()
 
 
 def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
@@ -352,18 +362,20 @@ def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
     writer = sink.open_writer(context())
     writer.write(batch(1))
     prepare = writer.rotate(CheckpointId(1))
-    monkeypatch.setattr(file_sink.os, "fsync", recording)
+    monkeypatch.setattr(os, "fsync", recording)
     committables = prepare()
     staged_file = tmp_path / "out" / committables[0]["staged"]
     way_there = [staged_file, staged_file.parent, staged_file.parent.parent, tmp_path / "out"]
-    assert synced == [path.stat().st_ino for path in [*way_there, tmp_path]]
+    assert list(dict.fromkeys(synced)) == [path.stat().st_ino for path in [*way_there, tmp_path]]
 
     synced.clear()
     sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
     writer.close()
-    home, receipts = tmp_path / "out" / "_stillframe", tmp_path / "out" / file_sink.RECEIPTS
+    home, receipts = tmp_path / "out" / "_stillframe", tmp_path / "out" / staged_files.RECEIPTS
     # The new name before its receipt, or a loss of power could leave the receipt alone.
-    assert synced == [path.stat().st_ino for path in (tmp_path / "out", home, receipts)]
+    assert list(dict.fromkeys(synced)) == [
+        path.stat().st_ino for path in (tmp_path / "out", home, receipts)
+    ]
 
 
 def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):
@@ -373,7 +385,7 @@ def test_a_full_disk_is_said_in_one_sentence(tmp_path, monkeypatch):
     writer = sink_at(tmp_path).open_writer(context())
     writer.write(batch(1))
     prepare = writer.rotate(CheckpointId(1))
-    monkeypatch.setattr(file_sink.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"cannot write .* \(No space left on device\): make"):
         prepare()
     writer.close()
@@ -470,3 +482,42 @@ def test_what_the_sink_writes_the_source_reads(tmp_path):
     reader = source.open(source.splits(1), SourceContext(SubtaskIndex(0), 1, SystemClock()))
     ((_, back),) = reader.read()
     assert back.equals(clicks)
+
+
+# --- layout ----------------------------------------------------------------------------------
+
+
+def test_files_end_with_their_rows_or_bytes_and_their_names_sort(tmp_path, monkeypatch):
+    monkeypatch.setattr(staged_files, "_BUFFER_ROWS", 10)
+    sink = FileSink(str(tmp_path), "csv", SCHEMA, layout=Layout(rows_max=40))
+    for checkpoint in (9, 10):
+        committables = stage(sink, checkpoint, *range(checkpoint * 100, checkpoint * 100 + 100))
+        assert [each["rows"] for each in committables] == [40, 40, 20]
+        sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    files = sorted(tmp_path.glob("*.csv"))
+    shown = [int(line) for file in files for line in file.read_text().splitlines()]
+    assert shown == [*range(900, 1000), *range(1000, 1100)]
+    assert staged(tmp_path) == []
+
+    small = FileSink(str(tmp_path / "small"), "csv", SCHEMA, layout=Layout(bytes_max=30))
+    writer = small.open_writer(context())
+    for at in range(0, 100, 10):
+        writer.write(batch(*range(at, at + 10)))
+    committables = writer.rotate(CheckpointId(1))()
+    writer.close()
+    assert len(committables) > 3
+    assert sum(each["rows"] for each in committables) == 100
+
+
+def test_a_writer_holds_few_files_open_whatever_the_partitions(tmp_path, monkeypatch):
+    monkeypatch.setattr(staged_files, "_OPEN_FILES_MAX", 3)
+    schema = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+    sink = FileSink(str(tmp_path), "parquet", schema, layout=Layout(partition_by=("k",)))
+    writer = sink.open_writer(context())
+    for _ in range(3):
+        writer.write(pa.record_batch([[n % 10 for n in range(50)], list(range(50))], schema=schema))
+    committables = list(writer.rotate(CheckpointId(1))())
+    writer.close()
+    sink.open_committer(CommitterContext()).commit(Epoch(0), parts(committables))
+    assert pd.dataset(tmp_path, partitioning="hive", exclude_invalid_files=True).count_rows() == 150
+    assert {file.parent.name for file in tmp_path.rglob("part-*")} == {f"k={k}" for k in range(10)}

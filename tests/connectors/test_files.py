@@ -14,7 +14,8 @@ import pytest
 
 from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
-from stillframe.connectors import json_lines, parquet
+from stillframe.connectors import lines, parquet
+from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.files import Following, find_files
 from stillframe.connectors.json_lines import JsonLinesSource, json_from_options
 from stillframe.connectors.parquet import ParquetSource
@@ -77,7 +78,7 @@ def test_parquet_rewinds_to_any_batch(seed, tmp_path, monkeypatch):
 @pytest.mark.parametrize("seed", range(15))
 def test_json_lines_rewind_to_any_block(seed, tmp_path, monkeypatch):
     random = Random(seed)
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", random.randint(10, 400))
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", random.randint(10, 400))
     start = 0
     for number in range(random.randint(1, 4)):
         stop = start + random.randint(0, 60)
@@ -208,8 +209,8 @@ def test_a_path_with_nothing_in_it_is_a_mistake_at_build_time(kind, tmp_path):
     for path in [tmp_path, tmp_path / "absent", tmp_path / "*.x"]:
         with pytest.raises(BuildError, match="no files found at"):
             kind(str(path), SCHEMA).check()
-    with pytest.raises(BuildError, match="not on a local or mounted file system"):
-        kind("s3://bucket/x", SCHEMA).check()
+    with pytest.raises(BuildError, match="ftp://bucket/x is on 'ftp', which is not supported here"):
+        kind("ftp://bucket/x", SCHEMA).check()
 
 
 def test_empty_files_have_no_records(tmp_path):
@@ -257,7 +258,7 @@ def rest_of(source, split):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 40)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 40)
     monkeypatch.setattr(parquet, "_BATCH_ROWS", 2)
 
 
@@ -360,7 +361,7 @@ def test_a_file_that_grows_while_it_is_read_is_not_taken_for_whole(tmp_path, sma
 @pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
 def test_a_position_tells_when_a_file_has_ended(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_BATCH_ROWS", 2)
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 40)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 40)
     path = tmp_path / "file"
     if kind is ParquetSource:
         pq.write_table(table_of(0, 5), path)
@@ -602,7 +603,7 @@ def test_json_values_of_many_types(tmp_path):
 def test_a_json_record_that_does_not_fit_is_named_by_its_line(
     bad, block_bytes, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", block_bytes)
     good = [json.dumps(row) for row in table_of(0, 100).to_pylist()]
     (tmp_path / "a.json").write_text("\n".join([*good[:70], "", bad, *good[70:]]))
     with pytest.raises(DataError, match=r"line 72 of .*a\.json does not fit the schema \("):
@@ -727,8 +728,8 @@ def test_options_are_those_of_spark():
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "_BLOCK_BYTES", 100)
-    monkeypatch.setattr(json_lines, "_LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(lines, "_LINE_BYTES_MAX", 1000)
     (tmp_path / "a.json").write_text("x" * 5000)
     with pytest.raises(DataError, match="a line of more than 1000 bytes"):
         read_all(JsonLinesSource(str(tmp_path), SCHEMA))
@@ -864,3 +865,36 @@ def test_a_partition_directory_that_comes_later_is_a_declared_column_or_refused(
 
     with pytest.raises(DataError, match=r"k=1 .* column k, which is not declared"):
         followed.discover()
+
+
+def test_a_file_that_was_put_in_the_place_of_a_read_one_is_not_cleaned_away(tmp_path):
+    source = JsonLinesSource(str(tmp_path), SCHEMA, Following(1.0, cleaning=Cleaning()))
+    for name in ("a", "b"):
+        (tmp_path / name).write_text('{"n": 1}\n')
+    found = source.open_enumerator(None).discover()
+    os.utime(tmp_path / "a", (1, 1))  # another file of that name
+    unread = [split for split in found.splits if split.id.endswith("b")]
+
+    source.open_enumerator(found.state).on_checkpoint_complete(1, found.state, unread)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    source.open_enumerator(found.state).on_checkpoint_complete(2, found.state, [])
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_an_archive_that_would_be_read_again_is_a_mistake(tmp_path):
+    for archive in (tmp_path / "in" / "old", tmp_path):
+        source = JsonLinesSource(
+            str(tmp_path / "in"), SCHEMA, Following(1.0, cleaning=Cleaning(str(archive)))
+        )
+        with pytest.raises(BuildError, match="would be read again"):
+            source.check()
+
+
+def test_files_are_chosen_by_name_and_the_newest_come_first_if_asked(tmp_path):
+    for at, name in enumerate(["a.json", "b.csv", "c.json", "d.txt"]):
+        (tmp_path / name).write_text('{"n": 1}\n')
+        os.utime(tmp_path / name, (100 + at, 100 + at))
+    following = Following(1.0, latest_first=True)
+    source = JsonLinesSource(str(tmp_path), SCHEMA, following).listing(name_pattern="*.{json,txt}")
+    found = source.open_enumerator(None).discover().splits
+    assert [os.path.basename(split.id) for split in found] == ["d.txt", "c.json", "a.json"]

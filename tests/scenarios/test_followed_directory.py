@@ -6,6 +6,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
+from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.files import Following
 from stillframe.connectors.parquet import ParquetSource
@@ -23,10 +24,11 @@ class Directory:
         self.home = page_views.home / "incoming"
         self.home.mkdir()
         self.files = 0
+        self.following = Following(0.05)
 
     def source(self):
         schema = self.page_views.batch(0).schema
-        return ParquetSource(str(self.home), schema, Following(0.05))
+        return ParquetSource(str(self.home), schema, self.following)
 
     def put(self, files=1):
         for _ in range(files):
@@ -182,3 +184,21 @@ def test_a_job_that_kept_nothing_ends_with_what_was_there(page_views):
 
     assert running.query.summary.outcome == "finished"
     assert running.job.history.records_of_attempt().records_in == 2 * ROWS
+
+
+def test_files_that_were_read_are_archived_when_a_checkpoint_is_complete(page_views, until):
+    directory = Directory(page_views)
+    archive = page_views.home / "archive"
+    directory.following = Following(0.05, cleaning=Cleaning(str(archive)))
+    directory.put(3)
+    running = start(page_views, directory)
+    see_all(page_views, directory, running, until)
+    running.kill(slot=0)
+    directory.put(2)
+    see_all(page_views, directory, running, until)
+    until(lambda: not list(directory.home.glob("*.parquet")))
+    running.query.stop()
+
+    assert sorted(file.name for file in archive.rglob("*.parquet")) == [
+        f"f{number}.parquet" for number in range(5)
+    ]

@@ -332,7 +332,7 @@ def test_an_unknown_format_names_the_nearest(clicks: Stream, still: Still) -> No
         clicks.writeStream.format("memry")
 
 
-@pytest.mark.parametrize("name", ["csv", "text", "delta"])
+@pytest.mark.parametrize("name", ["orc", "delta"])
 def test_a_format_that_is_like_no_other_is_not_taken_for_one(
     clicks: Stream, still: Still, name: str
 ) -> None:
@@ -561,13 +561,24 @@ def test_the_console_shows_a_whole_result_only_when_it_has_changed(
     "wish",
     [
         lambda w: w.toTable("t"),
-        lambda w: w.partitionBy("app_id"),
-        lambda w: w.start("out", partitionBy="app_id"),
     ],
 )
 def test_what_a_writer_has_not_says_what_to_do_instead(clicks: Stream, wish: Any) -> None:
     with pytest.raises(BuildError, match=r"not there yet: .*foreachBatch"):
         wish(clicks.writeStream)
+
+
+def test_partition_columns_are_checked_before_the_start(clicks: Stream, tmp_path: Path) -> None:
+    options = {"checkpointLocation": str(tmp_path / "chk"), "checkpointInterval": "1 second"}
+    files = clicks.writeStream.option("path", str(tmp_path / "out"))
+    for wrong, said in (
+        (files.partitionBy("nobody"), "Partition column nobody not found"),
+        (clicks.writeStream.format("noop").partitionBy("app_id"), "the sink noop has no files"),
+    ):
+        with pytest.raises(BuildError, match=said):
+            clicks.still.prepare("job", wrong, **options)
+    with pytest.raises(BuildError, match="Cannot use all columns"):
+        clicks.still.prepare("job", files.partitionBy(*clicks.columns), **options)
 
 
 def test_a_job_has_a_sink(still: Still) -> None:

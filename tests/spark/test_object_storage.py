@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import stillframe
 from stillframe.cli.main import main
 from stillframe.connectors.generate import ClickSource, clicks_table
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event, SlotsRunning
-from stillframe.errors import BuildError, StartRefused
+from stillframe.errors import BuildError
 from stillframe.spark import launch
 from stillframe.storage.store import open_store
 
@@ -140,25 +140,32 @@ def test_two_writers_with_two_secrets_are_refused_without_telling_them(
     assert "hidden" not in str(raised.value)
 
 
-def test_sinks_that_stage_rows_for_the_driver_refuse_a_bucket(session: SparkSession) -> None:
+def test_a_bucket_alone_is_enough_for_spooled_rows_foreach_batch_and_files(
+    session: SparkSession, s3_bucket: str, s3_settings: dict[str, str]
+) -> None:
     still = stillframe.on(session)
-    clicks = still.readStream.format("clicks").options(records=10).load()
-    options = {"checkpointLocation": "s3://bucket/x", "checkpointInterval": "1 second"}
+    shuffled = session.range(1000).repartition(3).groupBy("id").count()
+    seen: list[int] = []
 
-    for writer in (
-        clicks.writeStream.foreachBatch(lambda frame, epoch: None),
-        clicks.writeStream.format("memory").queryName("t").outputMode("append"),
-    ):
-        with pytest.raises(BuildError, match=r"stages its rows .* 's3://bucket/x' is no directory"):
-            still.prepare("job", writer, **options)
+    def keep(frame: DataFrame, epoch: int) -> None:
+        seen.extend(row.id for row in frame.collect())
 
+    rows = still.stream(shuffled)
+    out = f"s3a://{s3_bucket}/out"
+    query = still.start(
+        "bucket-only",
+        rows.writeStream.foreachBatch(keep),
+        rows.writeStream.format("csv").option("header", True).option("path", out),
+        checkpointLocation=f"s3a://{s3_bucket}/checkpoints",
+        checkpointInterval="300 ms",
+    )
+    assert query.awaitTermination(WAIT_SECONDS_MAX)
 
-def test_a_dataframe_that_must_be_spooled_refuses_a_bucket(session: SparkSession) -> None:
-    still = stillframe.on(session)
-    shuffled = session.range(100).repartition(3).groupBy("id").count()
-    writer = still.stream(shuffled).writeStream.format("noop")
-
-    with pytest.raises(StartRefused, match=r"'s3://bucket/x' is no directory: write it yourself"):
-        still.start(
-            "spooled", writer, checkpointLocation="s3://bucket/x", checkpointInterval="1 second"
-        )
+    assert sorted(seen) == list(range(1000))
+    again = still.readStream.csv(out, schema="id long, count long", header=True)
+    query = again.writeStream.format("memory").queryName("bucket_again").trigger(availableNow=True)
+    assert query.start(checkpointLocation=f"s3a://{s3_bucket}/again").awaitTermination(
+        WAIT_SECONDS_MAX
+    )
+    assert session.table("bucket_again").count() == 1000
+    assert session.table("bucket_again").selectExpr("sum(id)").first()[0] == 499_500  # type: ignore[index]

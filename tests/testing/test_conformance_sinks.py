@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,9 +17,12 @@ from small_sinks import SmallSink, rows_in
 
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
+from stillframe.connectors.files import find_files
 from stillframe.connectors.function_sink import to_function
+from stillframe.connectors.listing import FoundFile
 from stillframe.connectors.staged import StagedSink
 from stillframe.errors import BuildError
+from stillframe.storage.places import place_of
 from stillframe.testing.conformance import PromiseBroken, check_sink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.int64())])
@@ -48,6 +52,40 @@ def test_files_are_published_once_whatever_happens(file_format):
 
     assert report.schedules == CHECKS + 10
     assert report.unchecked == ()
+
+
+def named_by_the_log(path):
+    """As Spark finds it: the last compact entry, and those behind it."""
+    place, entries = place_of(path), {}
+    for file in place.walk(f"{path}/_spark_metadata", lambda name: False):
+        name = os.path.basename(file.path)
+        with place.open(file.path) as log:
+            _, *lines = log.readall().decode().split("\n")
+        entries[int(name.split(".")[0])] = (name.endswith(".compact"), lines)
+    begin = max((number for number, entry in entries.items() if entry[0]), default=0)
+    for number in range(begin, len(entries) and max(entries) + 1):
+        for line in entries[number][1]:
+            url = json.loads(line)["path"].replace("s3a://", "s3://")
+            yield FoundFile(unquote(url))
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_files_in_a_bucket_are_published_once_whatever_happens(
+    is_logged, s3_bucket, s3_environment
+):
+    def make(place):
+        name = str(place).strip("/").replace("/", "-")
+        sink = FileSink(f"s3://{s3_bucket}/{name}", "json", SCHEMA)
+        return sink.logged(None) if is_logged else sink
+
+    def in_bucket(sink):
+        files = named_by_the_log(sink.path) if is_logged else find_files([sink.path])
+        for file in files:
+            with place_of(file.path).open(file.path) as lines:
+                yield from map(json.loads, lines.readall().splitlines())
+
+    check(make, in_bucket, checks=1)
 
 
 @pytest.mark.parametrize("kind", [sqlite_sink.SqliteSink, sqlite_sink.SqliteSinkOnDriver])

@@ -1,15 +1,19 @@
-"""Parquet or JSON-lines files, committed in two phases: staged, then renamed into sight.
+"""Files of a table, committed in two phases: staged, then moved into sight.
 
 Theory of operation. A writer stages each epoch in `<path>/_stillframe/staging/`, which Spark and
-pyarrow do not read because of the underscore. At the barrier the file is closed and made durable
-in the background; its name is the committable. When the checkpoint is complete the file is
-renamed into `<path>/`, which happens at once or not at all and may be repeated. Then a receipt, an
-empty file of the staged one's name, is put into `<path>/_stillframe/receipts/`. It stays until a
-completed checkpoint no longer holds this commit: a consumer may take a published file away at once.
+pyarrow do not read because of the underscore. At the barrier the files are closed and made durable
+in the background; their names are the committables. When the checkpoint is complete the files are
+moved into `<path>/`, which may be repeated. Then a receipt, an empty file of the staged one's name,
+is put into `<path>/_stillframe/receipts/`. It stays until a completed checkpoint no longer holds
+this commit: a consumer may take a published file away at once.
+
+On a disk a move is a rename, which happens at once or not at all. An object store copies: a file
+appears as a whole, but the files of an epoch one after the other. Who must see whole epochs asks
+for Spark's log of files (`sink_log`), which the driver writes when all files of an epoch are there.
 
 Rules of this file:
 1. A staged file's name says whose it is (job, operator, attempt, epoch of the writer, subtask);
-   a published file's name says job, operator, checkpoint, subtask and attempt.
+   a published file's name says job, operator, checkpoint, subtask and attempt, and sorts by them.
 2. Both end in a few random letters, so that a job started afresh on an old directory can neither
    overwrite what is there nor mistake it for its own.
 3. A file of an epoch that was not acknowledged is garbage: the next attempt sweeps it away.
@@ -19,16 +23,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import BinaryIO, Literal, Protocol
-from urllib.parse import unquote
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stillframe.api.sinks import (
     Committable,
@@ -40,22 +41,29 @@ from stillframe.api.sinks import (
     SinkWriter,
     committables_of,
 )
-from stillframe.connectors.files import local_path
+from stillframe.connectors.csv_writing import CsvWriting
+from stillframe.connectors.file_encoders import Encoding, FileFormat
+from stillframe.connectors.sink_log import LOG_DIRECTORY, SinkLog
+from stillframe.connectors.staged_files import (
+    RECEIPTS,
+    STAGING,
+    Layout,
+    StagedName,
+    StagingWriter,
+    saying,
+)
 from stillframe.errors import BuildError, StorageError
-from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
-from stillframe.json_texts.writing import json_lines
-
-FileFormat = Literal["parquet", "json"]
-STAGING = os.path.join("_stillframe", "staging")
-RECEIPTS = os.path.join("_stillframe", "receipts")
+from stillframe.ids import Attempt, Epoch, OperatorUid
+from stillframe.storage.places import Place, address_of, is_on_disk, place_of
 
 log = logging.getLogger("stillframe")
 
-_BUFFER_ROWS = 65_536
-_BUFFER_BYTES = 8 << 20
+_AT_ONCE_MAX = 8
+_USUAL_CSV = CsvWriting()
+_USUAL_LAYOUT = Layout()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileSink(Sink):
     """A directory of files that Spark, pyarrow and others read as one table."""
 
@@ -63,104 +71,75 @@ class FileSink(Sink):
     format: FileFormat
     schema: pa.Schema
     zone: str = "UTC"
-    """In which times are written as JSON."""
+    """In which times are written as text."""
+    compression: str | None = None
+    csv: CsvWriting = _USUAL_CSV
+    layout: Layout = _USUAL_LAYOUT
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """How the place of the files is reached; there may be secrets in it."""
+
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding(self.format, self.zone, self.compression, self.csv)
 
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
-        path = local_path(self.path)
-        if self.format not in ("parquet", "json"):
-            raise BuildError(f"a file sink writes 'parquet' or 'json', not {self.format!r}")
-        for field in self.schema if self.format == "json" else ():
-            if pa.types.is_duration(field.type):
-                raise BuildError(
-                    f"column {field.name} is an interval, which is not written as JSON: cast it to"
-                    " a string or a number"
-                )
-        if os.path.lexists(path) and not os.path.isdir(path):
+        path = address_of(self.path)
+        self.layout.check(self.schema)
+        self.encoding.check(self.layout.inside(self.schema))
+        if is_on_disk(path) and os.path.lexists(path) and not os.path.isdir(path):
             raise BuildError(f"{path} is a file: a file sink needs a directory, give another path")
+        try:
+            has_log = place_of(path, self.settings).has_directory(f"{path}/{LOG_DIRECTORY}")
+        except StorageError as error:
+            raise BuildError(str(error)) from None
+        if has_log and not self.commits_at_coordinator:
+            raise BuildError(
+                f"{path} has Spark's log of files, {LOG_DIRECTORY}, and spark.read would not see"
+                " files that it does not name: set sparkMetadata to true, or give another path"
+            )
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        root = local_path(self.path)
+        root = address_of(self.path)
+        place = place_of(root, self.settings)
         return StagingWriter(
-            root, self.format, self.schema, context, publishes=True, zone=self.zone
+            place, root, self.encoding, self.schema, context, publishes=True, layout=self.layout
         )
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        return FileCommitter(local_path(self.path), context.accepts_missing)
+        root = address_of(self.path)
+        return FileCommitter(place_of(root, self.settings), root, context.accepts_missing)
 
     def describe(self) -> str:
         return f"{self.format} {self.path}"
 
+    def logged(self, retention_seconds: float | None) -> LoggedFileSink:
+        """The same with Spark's log of files."""
+        told: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(FileSink)}
+        return LoggedFileSink(**told, retention_seconds=retention_seconds)
 
-class StagingWriter(SinkWriter):
-    """Stages one file per epoch under `root`; an epoch without records makes none."""
 
-    def __init__(
-        self,
-        root: str,
-        file_format: FileFormat,
-        schema: pa.Schema,
-        context: SinkContext,
-        *,
-        publishes: bool,
-        zone: str = "UTC",
-    ) -> None:
-        self._root = root
-        self._format = file_format
-        self._schema = schema
-        self._context = context
-        self._publishes = publishes
-        self._zone = zone
-        self._token = secrets.token_hex(4)
-        self._epochs = 0
-        with _saying(root):
-            os.makedirs(os.path.join(root, STAGING), exist_ok=True)
-        self._staged = self._next_file()
-        self._rotated: dict[str, _StagedFile] = {}
-        """Files whose background part has not begun: it takes its file out, or `close` does."""
+@dataclass(frozen=True)
+class LoggedFileSink(FileSink):
+    """Names its files in Spark's own log, so that `spark.read` sees whole epochs."""
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._staged.append(batch)
+    commits_at_coordinator: ClassVar[bool] = True
 
-    def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
-        ended, self._staged = self._staged, self._next_file()
-        self._rotated[ended.relative] = ended
-        return lambda: self._prepare(ended.relative, checkpoint_id)
+    retention_seconds: float | None = None
+    """How old a file may be that the log still names; None: any age."""
 
-    def close(self) -> None:
-        self._staged.discard()
-        while self._rotated:
-            with suppress(KeyError):  # a background part was quicker
-                self._rotated.popitem()[1].discard()
-
-    def _next_file(self) -> _StagedFile:
-        who = self._context
-        name = StagedName(who.job, who.uid, who.attempt, self._epochs, who.subtask, self._token)
-        self._epochs += 1
-        relative = os.path.join(STAGING, f"{name.text()}.{self._format}")
-        return _StagedFile(self._root, relative, self._format, self._schema, self._zone)
-
-    def _prepare(self, relative: str, checkpoint_id: CheckpointId) -> list[Committable]:
-        ended = self._rotated.pop(relative, None)
-        if ended is None:
-            raise StorageError(f"{relative} was given up: its writer is closed, this is too late")
-        size_bytes = ended.finish()
-        if size_bytes is None:
-            return []
-        sync_directories(self._root)
-        staged: Committable = {"staged": ended.relative, "rows": ended.rows, "bytes": size_bytes}
-        return [{**staged, "target": self._target(checkpoint_id)} if self._publishes else staged]
-
-    def _target(self, checkpoint_id: CheckpointId) -> str:
-        who = self._context
-        parts = [_quoted(who.job), _quoted(who.uid), checkpoint_id, who.subtask, who.attempt]
-        return f"part-{'-'.join(map(str, parts))}-{self._token}.{self._format}"
+    def open_committer(self, context: CommitterContext) -> Committer:
+        root = address_of(self.path)
+        place = place_of(root, self.settings)
+        sink_log = SinkLog(place, root, self.retention_seconds)
+        return LoggedFileCommitter(place, root, context.accepts_missing, sink_log)
 
 
 class FileCommitter(Committer):
-    """Renames staged files into sight, and notes that it did."""
+    """Moves staged files into sight, and notes that it did."""
 
-    def __init__(self, root: str, accepts_missing: Collection[str] = ()) -> None:
+    def __init__(self, place: Place, root: str, accepts_missing: Collection[str] = ()) -> None:
+        self._place = place
         self._root = root
         self._accepts_missing = accepts_missing
 
@@ -168,51 +147,68 @@ class FileCommitter(Committer):
         committables = committables_of(prepared)
         if not committables:
             return
-        missing = [each for each in committables if not self._publish(each)]
+        published = self._of_all(self._publish, committables)
+        missing = [
+            each for each, is_there in zip(committables, published, strict=True) if not is_there
+        ]
         refused = [each for each in missing if not self._is_accepted(each)]
-        with _saying(self._root):
+        with saying(self._root):
             # First: after a loss of power a receipt must not be all that is left.
-            _sync_directory(self._root)
-            self._write_receipts(each for each in committables if each not in refused)
+            for directory in {os.path.dirname(self._target(each)) for each in committables}:
+                self._settle(directory)
+            self._note([each for each in committables if each not in refused])
         if refused:
             raise StorageError(_missing_in_words(self._root, refused))
 
     def forget(self, committables: Sequence[Committable]) -> None:
         for committable in committables:
-            with suppress(OSError):  # the next sweep finds it
-                os.unlink(self._receipt(committable))
+            with suppress(OSError, StorageError):  # the next sweep finds it
+                self._place.delete(self._receipt(committable))
 
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
     ) -> None:
         for directory in (STAGING, RECEIPTS):
-            sweep_staging(self._root, job, uid, older_than, keep, directory)
+            sweep_staging(self._place, self._root, job, uid, older_than, keep, directory)
+
+    def _of_all(
+        self, act: Callable[[Committable], Any], committables: Sequence[Committable]
+    ) -> list[Any]:
+        """In turn where it is quick, some at once where each has to be asked for."""
+        if self._place.has_rename or len(committables) == 1:
+            return [act(each) for each in committables]
+        with ThreadPoolExecutor(_AT_ONCE_MAX, "stillframe-commit") as pool:
+            return list(pool.map(act, committables))
 
     def _publish(self, committable: Committable) -> bool:
         """Whether it is published: now, or before, by us or by another who repeats the commit."""
-        staged, target = (
-            os.path.join(self._root, str(committable[name])) for name in ("staged", "target")
-        )
-        with _saying(target):
-            try:
-                os.rename(staged, target)
-            except FileNotFoundError:
-                return os.path.exists(self._receipt(committable)) or os.path.exists(target)
-            return True
+        target = self._target(committable)
+        with saying(target):
+            if self._place.move(f"{self._root}/{committable['staged']}", target):
+                return True
+            return self._is_noted(committable) or self._place.facts(target) is not None
+
+    def _settle(self, directory: str) -> None:
+        while True:
+            self._place.settle(directory)
+            if directory == self._root or not directory.startswith(self._root):
+                return
+            directory = os.path.dirname(directory)
+
+    def _target(self, committable: Committable) -> str:
+        return f"{self._root}/{committable['target']}"
 
     def _receipt(self, committable: Committable) -> str:
         name = os.path.basename(str(committable["staged"]))
-        return os.path.join(self._root, RECEIPTS, name)
+        return f"{self._root}/{RECEIPTS}/{name}"
 
-    def _write_receipts(self, published: Iterable[Committable]) -> None:
-        directory = os.path.join(self._root, RECEIPTS)
-        if not os.path.isdir(directory):
-            os.makedirs(directory, exist_ok=True)
-            _sync_directory(os.path.dirname(directory))
-        for committable in published:
-            with open(self._receipt(committable), "ab"):
-                pass
-        _sync_directory(directory)
+    def _is_noted(self, committable: Committable) -> bool:
+        return self._place.facts(self._receipt(committable)) is not None
+
+    def _note(self, published: Sequence[Committable]) -> None:
+        if published:
+            self._of_all(lambda each: self._place.note(self._receipt(each)), published)
+            self._place.settle(f"{self._root}/{RECEIPTS}")
 
     def _is_accepted(self, missing: Committable) -> bool:
         """Whether somebody has said, by name and number of rows, that the job goes on without."""
@@ -241,7 +237,32 @@ def _missing_in_words(root: str, missing: Sequence[Committable]) -> str:
     )
 
 
+class LoggedFileCommitter(FileCommitter):
+    """Has Spark's log for receipts. On the driver, for all subtasks at once."""
+
+    def __init__(
+        self, place: Place, root: str, accepts_missing: Collection[str], sink_log: SinkLog
+    ) -> None:
+        super().__init__(place, root, accepts_missing)
+        self._log = sink_log
+        self._has_looked = False
+
+    def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
+        if not self._has_looked:
+            self._log.look()
+            self._has_looked = True
+        super().commit(epoch, prepared)
+
+    def _is_noted(self, committable: Committable) -> bool:
+        return self._log.holds(self._target(committable))
+
+    def _note(self, published: Sequence[Committable]) -> None:
+        found = self._of_all(lambda each: self._place.facts(self._target(each)), published)
+        self._log.add([facts for facts in found if facts is not None])
+
+
 def sweep_staging(
+    place: Place,
     root: str,
     job: str,
     uid: OperatorUid,
@@ -250,193 +271,13 @@ def sweep_staging(
     below: str = STAGING,
 ) -> None:
     """Remove what older attempts of this job and operator staged, but not what `keep` names."""
-    directory = os.path.join(root, below)
+    directory = f"{root}/{below}".rstrip("/")
     kept = {os.path.basename(str(committable["staged"])) for committable in keep}
-    with _saying(directory):
-        for file_name in os.listdir(directory) if os.path.isdir(directory) else []:
+    with saying(directory):
+        for file in list(place.walk(directory, lambda name: False)):
+            file_name = os.path.basename(file.path)
             name = StagedName.parse(file_name)
             if name is None or (name.job, name.uid) != (job, uid) or file_name in kept:
                 continue
             if name.attempt < older_than:
-                # Two sweeps may meet: the old driver's last and the new one's first.
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(directory, file_name))
-
-
-@dataclass(frozen=True, slots=True)
-class StagedName:
-    """What a staged file's name says."""
-
-    job: str
-    uid: str
-    attempt: int
-    writer_epoch: int
-    """Counts the writer's files: which checkpoint will end the epoch is not known yet."""
-    subtask: int
-    token: str
-
-    def text(self) -> str:
-        parts = [_quoted(self.job), _quoted(self.uid), self.attempt, self.writer_epoch]
-        return "-".join(map(str, [*parts, self.subtask, self.token]))
-
-    @classmethod
-    def parse(cls, file_name: str) -> StagedName | None:
-        """None for a name that is not one of ours."""
-        match = re.fullmatch(r"([^-]+)-([^-]+)-(\d+)-(\d+)-(\d+)-([0-9a-f]+)\.\w+", file_name)
-        if match is None:
-            return None
-        job, uid, attempt, epoch, subtask, token = match.groups()
-        return cls(unquote(job), unquote(uid), int(attempt), int(epoch), int(subtask), token)
-
-
-def _quoted(name: str) -> str:
-    """Without dashes, slashes and dots; letters of any script stay, for people who look."""
-    return re.sub(r"\W", lambda found: "".join(f"%{b:02X}" for b in found[0].encode()), name)
-
-
-# --- One staged file -------------------------------------------------------------------------
-
-
-class _Encoder(Protocol):
-    def write_table(self, table: pa.Table) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _StagedFile:
-    """The file of one epoch, made when there is something to put into it.
-
-    Small batches are gathered, or a stream of tiny updates would make a row group of each.
-    Owned by the loop thread until the epoch is rotated, by one background thread after that.
-    """
-
-    def __init__(
-        self, root: str, relative: str, file_format: FileFormat, schema: pa.Schema, zone: str
-    ) -> None:
-        self.relative = relative
-        self.rows = 0
-        self._path = os.path.join(root, relative)
-        self._format = file_format
-        self._schema = schema
-        self._zone = zone
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
-        self._gathered_bytes = 0
-        self._file: BinaryIO | None = None
-        self._encoder: _Encoder | None = None
-
-    def append(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows == 0:
-            return
-        if not batch.schema.equals(self._schema):
-            batch = batch.cast(self._schema)
-        self._gathered.append(batch)
-        self._gathered_rows += batch.num_rows
-        self._gathered_bytes += batch.nbytes
-        if self._gathered_rows >= _BUFFER_ROWS or self._gathered_bytes >= _BUFFER_BYTES:
-            self._flush()
-
-    def finish(self) -> int | None:
-        """Write the rest and make it durable; its size in bytes, or None if there is no file."""
-        try:
-            return self._finish()
-        except BaseException:
-            self.discard()
-            raise
-
-    def _finish(self) -> int | None:
-        if self._gathered:
-            self._flush()
-        if self._file is None or self._encoder is None:
-            return None
-        with _saying(self._path), self._file as file:
-            self._encoder.close()
-            file.flush()
-            os.fsync(file.fileno())
-            return file.tell()
-
-    def discard(self) -> None:
-        """Best effort: what stays behind is swept by the next attempt."""
-        self._gathered = []
-        if self._file is not None:
-            with suppress(OSError, pa.ArrowException):
-                if self._encoder is not None:
-                    self._encoder.close()
-            with suppress(OSError):
-                self._file.close()
-            with suppress(OSError):
-                os.unlink(self._path)
-            self._file = self._encoder = None
-
-    def _flush(self) -> None:
-        table = pa.Table.from_batches(self._gathered, self._schema)
-        with _saying(self._path):
-            self._opened().write_table(table)
-        self.rows += table.num_rows
-        self._gathered = []
-        self._gathered_rows = self._gathered_bytes = 0
-
-    def _opened(self) -> _Encoder:
-        if self._encoder is None:
-            self._file = open(self._path, "xb")  # noqa: SIM115 closed by finish or discard
-            self._encoder = _encoder(self._format, self._file, self._schema, self._zone)
-        return self._encoder
-
-
-def _encoder(file_format: FileFormat, file: BinaryIO, schema: pa.Schema, zone: str) -> _Encoder:
-    if file_format == "parquet":
-        # A dictionary of numbers that hardly repeat was measured to cost more than all the rest.
-        words = [field.name for field in schema if pa.types.is_string(field.type)]
-        encoder: _Encoder = pq.ParquetWriter(file, schema, use_dictionary=words or False)
-        return encoder
-    return _JsonLinesEncoder(file, zone)
-
-
-# --- JSON lines ------------------------------------------------------------------------------
-
-
-class _JsonLinesEncoder:
-    def __init__(self, file: BinaryIO, zone: str) -> None:
-        self._file = file
-        self._zone = zone
-
-    def write_table(self, table: pa.Table) -> None:
-        for batch in table.combine_chunks().to_batches():
-            self._file.write(json_lines(batch, self._zone))
-
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-# --- The file system -------------------------------------------------------------------------
-
-
-def sync_directories(root: str) -> None:
-    """Make the names under `root`'s staging directory, and the way there, durable."""
-    with _saying(root):
-        directory = os.path.join(root, STAGING)
-        while True:
-            _sync_directory(directory)
-            if directory == os.path.dirname(root):
-                return
-            directory = os.path.dirname(directory)
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _saying(path: str) -> Iterator[None]:
-    """Turn what the system says into one sentence with the path and what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {path} ({error.strerror or error}): make room or correct the rights,"
-            " the last completed checkpoint is untouched"
-        ) from error
+                place.delete(file.path)

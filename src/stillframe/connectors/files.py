@@ -1,8 +1,8 @@
 """Files as sources, one split per file; what is in them `parquet` and `json_lines` know.
 
 The list of files is taken once, at the first start of the job, and is in every checkpoint from
-then on: files that come later are not read, and one that has vanished is an error. Only paths of a
-file system that all slots share are read.
+then on: files that come later are not read, and one that has vanished is an error. A path of a
+disk must be one that all slots share.
 
 What was read of a file must not change any more. Beside a position is a checksum of what is before
 it, and a file with another past is refused. What is ahead may change, so that a bad line can be
@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast
 
 import pyarrow as pa
@@ -34,33 +33,29 @@ from stillframe.api.sources import (
     Split,
     SplitEnumerator,
 )
+from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.listing import (
     FoundFile,
     declared_partitions,
     files_at,
+    has_magic,
+    name_matcher,
     with_partitions,
 )
-from stillframe.errors import BuildError, DataError
+from stillframe.errors import BuildError, DataError, StorageError
+from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject
+from stillframe.storage.places import Place, address_of, is_on_disk, place_of
 
 
-def local_path(path: str) -> str:
-    """An absolute path out of what Spark users write: `dir`, `/dir`, `file:/dir`, `file:///dir`."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
-    if scheme and scheme[1] != "file":
-        raise BuildError(
-            f"{path} is not on a local or mounted file system: only such paths and file:// are"
-            " supported here; read or write it with Spark, through still.stream or foreachBatch"
-        )
-    plain = re.sub(r"^file:/+", "/", path)
-    if not plain.strip():
-        raise BuildError("a path is empty: say which file or directory is meant")
-    return os.path.abspath(plain)
-
-
-def find_files(paths: Sequence[str], *, is_recursive: bool = False) -> list[FoundFile]:
+def find_files(
+    paths: Sequence[str],
+    *,
+    is_recursive: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> list[FoundFile]:
     """Every file meant by these files, directories and glob patterns, each once, in order."""
-    found = [file for path in paths for file in files_at(local_path(path), is_recursive)]
+    found = [file for path in paths for file in files_at(address_of(path), is_recursive, settings)]
     return list({file.path: file for file in found}.values())
 
 
@@ -72,6 +67,10 @@ class Following:
     """How often the paths are listed."""
     file_age_seconds_max: float = 7 * 24 * 3600.0
     """How much older than the newest file one may be that is still taken for new."""
+    latest_first: bool = False
+    """Whether of several new files the newest is read first."""
+    cleaning: Cleaning | None = None
+    """What becomes of files that have been read; None: nothing."""
 
 
 @dataclass(frozen=True, init=False)
@@ -85,6 +84,10 @@ class FileSource(Source):
     """Whether a directory means all files below it, without partition columns."""
     zone: str
     """The one of times in partition directories."""
+    name_pattern: str | None
+    """Which names files have that are read, as a glob."""
+    settings: Mapping[str, str] = field(repr=False, compare=False)
+    """How the place of the files is reached; there may be secrets in it."""
 
     def __init__(
         self,
@@ -98,6 +101,8 @@ class FileSource(Source):
         object.__setattr__(self, "following", following)
         object.__setattr__(self, "is_recursive", False)
         object.__setattr__(self, "zone", "UTC")
+        object.__setattr__(self, "name_pattern", None)
+        object.__setattr__(self, "settings", {})
 
     def listing(
         self,
@@ -105,10 +110,18 @@ class FileSource(Source):
         schema: pa.Schema | None = None,
         is_recursive: bool | None = None,
         zone: str | None = None,
+        name_pattern: str | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> Self:
         """The same source with another schema, or directories understood otherwise."""
         other = copy.copy(self)
-        given = {"_schema": schema, "is_recursive": is_recursive, "zone": zone}
+        given = {
+            "_schema": schema,
+            "is_recursive": is_recursive,
+            "zone": zone,
+            "name_pattern": name_pattern,
+            "settings": settings,
+        }
         for name, value in given.items():
             if value is not None:
                 object.__setattr__(other, name, value)
@@ -124,12 +137,29 @@ class FileSource(Source):
 
     def check(self) -> None:
         """Raise BuildError for what can be seen to be wrong on the driver, before anything runs."""
+        if self.following is not None and self.following.cleaning is not None:
+            self.following.cleaning.check(self.paths)
         for file in self.files_now():
             declared_partitions(file, self._schema, self.zone)
 
+    def refuse_missing(self) -> None:
+        """Raise BuildError for a path that is no pattern and names nothing."""
+        for path in self.paths:
+            address = address_of(path)
+            place = place_of(address, self.settings)
+            if has_magic(address) or (is_on_disk(address) and os.path.lexists(address)):
+                continue
+            if place.facts(address) is None and not place.has_directory(address):
+                raise BuildError(
+                    f"[PATH_NOT_FOUND] Path does not exist: {path}; check its spelling"
+                )
+
     def files_now(self) -> list[FoundFile]:
         """Every file that its paths mean now; perhaps none, if it follows them."""
-        found = find_files(self.paths, is_recursive=self.is_recursive)
+        found = find_files(self.paths, is_recursive=self.is_recursive, settings=self.settings)
+        if self.name_pattern is not None:
+            wanted = name_matcher(self.name_pattern)
+            found = [file for file in found if wanted(os.path.basename(file.path))]
         if not found and self.following is None:
             places = ", ".join(self.paths)
             raise BuildError(f"no files found at {places}: check the path and its pattern")
@@ -138,7 +168,7 @@ class FileSource(Source):
     def splits(self, parallelism: int) -> list[Split]:
         if self.following is not None:
             return []  # the enumerator finds them all
-        return [self.split_of(file, _size_bytes(file.path)) for file in self.files_now()]
+        return [self.split_of(file, _size_bytes(file)) for file in self.files_now()]
 
     def split_of(self, file: FoundFile, size_bytes: int) -> Split:
         """This file at its beginning, with its partition columns."""
@@ -169,14 +199,13 @@ class FileSource(Source):
         return "" if is_usual else f", listed every {seconds:g} s"
 
 
-def _size_bytes(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError as error:
+def _size_bytes(file: FoundFile) -> int:
+    if file.facts is None:
         raise BuildError(
-            f"{path} was listed but cannot be read ({error.strerror}): make it readable or take it"
-            " out of the path"
-        ) from error
+            f"{file.path} was listed but cannot be read (it is a link that leads nowhere, or may"
+            " not be looked at): make it readable or take it out of the path"
+        )
+    return file.facts.size_bytes
 
 
 # --- following -------------------------------------------------------------------------------
@@ -191,15 +220,12 @@ class _Listed:
 
 def _listed(files: Sequence[FoundFile]) -> list[_Listed]:
     """Those of these files that have something in them, the oldest first."""
-    found = []
-    for file in files:
-        try:
-            facts = os.stat(file.path)
-        except OSError:
-            continue  # gone since it was listed, or a link that leads nowhere
-        # An empty file may be one that somebody has only begun to write.
-        if facts.st_size:
-            found.append(_Listed(file, facts.st_size, facts.st_mtime_ns // 1_000_000))
+    # An empty file may be one that somebody has only begun to write.
+    found = [
+        _Listed(file, file.facts.size_bytes, file.facts.changed_at_ms)
+        for file in files
+        if file.facts is not None and file.facts.size_bytes
+    ]
     return sorted(found, key=lambda each: (each.changed_at_ms, each.file.path))
 
 
@@ -211,17 +237,33 @@ class _FollowedFiles(SplitEnumerator):
         self._age_ms_max = int(following.file_age_seconds_max * 1000)
         seen = cast(Mapping[str, int], state["seen"]) if state else {}
         self._seen = dict(seen)
+        self._latest_first = following.latest_first
+        self._cleaning = following.cleaning
+        self._let_go: set[str] = set()
         self._forgotten_before_ms = cast(int, state["forgotten_before_ms"]) if state else None
 
     def discover(self) -> Discovered:
         try:
             new = [each for each in _listed(self._source.files_now()) if self._is_new(each)]
+            if self._latest_first:
+                new.reverse()
             splits = [self._source.split_of(each.file, each.size_bytes) for each in new]
         except BuildError as error:
             raise DataError(str(error)) from error
         self._seen.update((each.file.path, each.changed_at_ms) for each in new)
         self._forget_old()
         return Discovered(splits, self._state())
+
+    def on_checkpoint_complete(
+        self, checkpoint_id: CheckpointId, state: JsonObject | None, splits: Sequence[Split]
+    ) -> None:
+        if self._cleaning is None or state is None:
+            return
+        unread = {split.id for split in splits}
+        seen = cast(Mapping[str, int], state["seen"])
+        for path in sorted(seen.keys() - unread - self._let_go):
+            self._cleaning.let_go(path, seen[path], self._source.settings)
+        self._let_go = set(seen) - unread
 
     def _is_new(self, listed: _Listed) -> bool:
         # At the first listing nothing is too old, as in Spark.
@@ -251,8 +293,9 @@ class FileReader(BlockingReader):
 
     reads_in_turn = True
 
-    def __init__(self, schema: pa.Schema, splits: Sequence[Split]) -> None:
-        self._schema = schema
+    def __init__(self, source: FileSource, splits: Sequence[Split]) -> None:
+        self._schema = source.schema
+        self._settings = source.settings
         for split in splits:
             if "path" not in split.position:
                 raise DataError(
@@ -271,21 +314,24 @@ class FileReader(BlockingReader):
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
         """The rest of one file."""
 
+    def _place(self, path: str) -> Place:
+        return place_of(path, self._settings)
+
     def close(self) -> None:
         """Files are closed by `read`, each when it ends or is given up."""
 
 
-def path_of(split: Split) -> str:
-    """The path of a split whose file is still there."""
-    path = str(split.position["path"])
-    try:
-        os.stat(path)
-    except OSError as error:
-        raise DataError(
+def unreadable(path: str, error: OSError | StorageError) -> DataError:
+    """What a reader says of a file that it cannot open or read on."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(
             f"source file {path} cannot be read any more ({error.strerror}): bring it back, the"
             " job has not read it to its end"
-        ) from error
-    return path
+        )
+    why = getattr(error, "strerror", None) or str(error)
+    return DataError(
+        f"source file {path} cannot be read ({why}): make it readable and start the job again"
+    )
 
 
 def refuse_other_size(split: Split, size_bytes: int) -> None:

@@ -7,16 +7,18 @@ others, and each key is a column of theirs: a partition column.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
 from stillframe.errors import BuildError
+from stillframe.storage.places import FileFacts, Place, is_on_disk, place_of
 from stillframe.zones import zone_of
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -31,32 +33,73 @@ class FoundFile:
 
     path: str
     partitions: Partitions = ()
+    facts: FileFacts | None = field(default=None, compare=False)
+    """None of one that cannot be looked at."""
 
 
-def files_at(path: str, is_recursive: bool) -> list[FoundFile]:
-    """The files meant by an absolute path or pattern, in order; none if there are none."""
-    if os.path.lexists(path):
-        return _files_under(path, is_recursive)
-    matches = [match for match in sorted(glob.glob(path)) if not _hidden(os.path.basename(match))]
-    return [file for match in matches for file in _files_under(match, is_recursive)]
+def files_at(
+    path: str, is_recursive: bool, settings: Mapping[str, str] | None = None
+) -> list[FoundFile]:
+    """The files meant by an address or pattern, in order; none if there are none."""
+    place = place_of(path, settings)
+    return [
+        file
+        for root in _roots(place, path)
+        for file in _files_under(place, root, is_recursive=is_recursive)
+    ]
 
 
-def _files_under(root: str, is_recursive: bool) -> list[FoundFile]:
-    if not os.path.isdir(root):
-        return [FoundFile(root)]
-    names: dict[str, list[str]] = {}
-    for directory, directories, files in os.walk(root, followlinks=True):
-        directories[:] = [name for name in directories if not _hidden(name)]
-        if visible := [name for name in files if not _hidden(name)]:
-            names[directory] = visible
-    found = {directory: Partitions() for directory in names}
+def has_magic(path: str) -> bool:
+    """Whether it is a pattern, if there is nothing of exactly this name."""
+    return glob.has_magic(path)
+
+
+def name_matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether a name fits a glob of Hadoop's, which knows `{a,b}` besides `*`, `?` and `[a-z]`."""
+    parts = re.split(r"\{([^{}]*)\}", pattern)
+    texts = [""]
+    for at, part in enumerate(parts):
+        choices = part.split(",") if at % 2 else [part]
+        texts = [text + choice for text in texts for choice in choices]
+    globs = [text.replace("[^", "[!") for text in texts]
+    return lambda name: any(fnmatch.fnmatchcase(name, each) for each in globs)
+
+
+def _roots(place: Place, path: str) -> list[str]:
+    """The files and directories that an address or pattern names."""
+    if is_on_disk(path):
+        if os.path.lexists(path):
+            return [path]
+        return [match for match in sorted(glob.glob(path)) if not _hidden(os.path.basename(match))]
+    if not has_magic(path) or place.facts(path) is not None:
+        return [path]
+    parts = path.split("/")
+    fixed = next(at for at, part in enumerate(parts) if glob.has_magic(part))
+    below = place.walk("/".join(parts[:fixed]), _hidden)
+    found = {"/".join(file.path.split("/")[: len(parts)]) for file in below}
+    return sorted(
+        each
+        for each in found
+        if each.count("/") == len(parts) - 1
+        and all(map(fnmatch.fnmatchcase, each.split("/"), parts))
+    )
+
+
+def _files_under(place: Place, root: str, *, is_recursive: bool) -> list[FoundFile]:
+    if not place.has_directory(root):
+        facts = place.facts(root)
+        return [FoundFile(root, facts=facts)] if facts or is_on_disk(root) else []
+    files: dict[str, list[FileFacts]] = {}
+    for facts in place.walk(root, _hidden):
+        files.setdefault(os.path.dirname(facts.path), []).append(facts)
+    found = {directory: Partitions() for directory in files}
     if not is_recursive:
-        found = _partitioned(root, names)
+        found = _partitioned(root, files)
     return sorted(
         (
-            FoundFile(os.path.join(directory, name), partitions)
+            FoundFile(facts.path, partitions, facts)
             for directory, partitions in found.items()
-            for name in names[directory]
+            for facts in files[directory]
         ),
         key=lambda file: file.path,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -16,12 +17,13 @@ from stillframe.connectors.files import (
     changed_past,
     first_line,
     partitions_of,
-    path_of,
     position_of,
     refuse_other_size,
+    unreadable,
 )
-from stillframe.errors import DataError
+from stillframe.errors import DataError, StorageError
 from stillframe.key_groups import is_binary, is_text
+from stillframe.storage.places import OpenFile
 
 _BATCH_ROWS = 65_536
 _ENCODED_VALUE_BYTES_MAX = 4
@@ -36,7 +38,7 @@ class ParquetSource(FileSource):
         return Split(path, {"path": path, "size": size_bytes, "rows": 0})
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> BlockingReader:
-        return _ParquetReader(self.schema, splits, context)
+        return _ParquetReader(self, splits, context)
 
     def describe(self) -> str:
         return self._described("parquet")
@@ -49,8 +51,11 @@ class _ParquetReader(FileReader):
     a thousand different strings in a million rows take 4 ns for a row so, and 18 written out.
     """
 
-    def __init__(self, schema: pa.Schema, splits: Sequence[Split], context: SourceContext) -> None:
-        super().__init__(schema, splits)
+    def __init__(
+        self, source: ParquetSource, splits: Sequence[Split], context: SourceContext
+    ) -> None:
+        super().__init__(source, splits)
+        schema = source.schema
         read = schema.names if context.columns is None else context.columns
         self._read_schema = pa.schema([schema.field(name) for name in read])
         self._grouped_by = context.grouped_by
@@ -62,10 +67,10 @@ class _ParquetReader(FileReader):
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
         if self.has_ended(split):
             return
-        path, done = path_of(split), position_of(split, "rows")
+        path, done = str(split.position["path"]), position_of(split, "rows")
         try:
-            with self._opened(path) as file:
-                size_bytes, footer = _size_and_footer(path, file.metadata)
+            with self._place(path).open(path) as raw, self._opened(raw) as file:
+                size_bytes, footer = _size_and_footer(raw, file.metadata)
                 _refuse_changed_past(split, size_bytes, footer)
                 total = file.metadata.num_rows
                 for batch in self._batches(file, path, done, partitions_of(split)):
@@ -74,19 +79,24 @@ class _ParquetReader(FileReader):
                     if done == total:
                         position["ended"] = True
                     yield Split(split.id, {**split.position, **position}), batch
+        except (FileNotFoundError, StorageError) as error:
+            raise unreadable(path, error) from error
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 f"{path} cannot be read as Parquet ({first_line(error)}): repair it or take it"
                 " out of the path"
             ) from error
 
-    def _opened(self, path: str) -> pq.ParquetFile:
-        metadata = pq.read_metadata(path)
+    def _opened(self, raw: OpenFile) -> pq.ParquetFile:
+        # A file of a disk is read by Arrow itself, which is quicker.
+        file = raw.name if isinstance(raw, io.FileIO) else pa.PythonFile(raw, mode="r")
+        metadata = pq.read_metadata(file)
         grouped_by = pa.schema([self._schema.field(name) for name in self._grouped_by])
         names = _names_in_file(metadata.schema.to_arrow_schema(), grouped_by)
         return pq.ParquetFile(
-            path,
+            file,
             metadata=metadata,
+            pre_buffer=not isinstance(raw, io.FileIO),
             read_dictionary=[name for name in names if name and _is_encoded(metadata, name)],
             # Spark writes times as INT96, which Arrow otherwise takes for nanoseconds, until 2262.
             coerce_int96_timestamp_unit="us",
@@ -110,13 +120,12 @@ class _ParquetReader(FileReader):
                 yield _fitted(path, unread, schema, names, self._grouped_by)
 
 
-def _size_and_footer(path: str, metadata: pq.FileMetaData) -> tuple[int, str]:
+def _size_and_footer(file: OpenFile, metadata: pq.FileMetaData) -> tuple[int, str]:
     """How long a file is, and the checksum of its footer, which says what is where in it."""
-    with open(path, "rb") as file:
-        size_bytes = file.seek(0, os.SEEK_END)
-        # Behind it are its length and a magic word, of four bytes each.
-        file.seek(size_bytes - 8 - metadata.serialized_size)
-        return size_bytes, f"{zlib.crc32(file.read()):08x}"
+    size_bytes = file.seek(0, os.SEEK_END)
+    # Behind it are its length and a magic word, of four bytes each.
+    file.seek(size_bytes - 8 - metadata.serialized_size)
+    return size_bytes, f"{zlib.crc32(file.read()):08x}"
 
 
 def _refuse_changed_past(split: Split, size_bytes: int, footer: str) -> None:

@@ -14,8 +14,7 @@ number: exactly-once needs a handler that ignores a number it has seen, as with 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -32,14 +31,16 @@ from stillframe.api.sinks import (
     SinkWriter,
     committables_of,
 )
-from stillframe.connectors.file_sink import StagingWriter, sweep_staging, sync_directories
-from stillframe.connectors.files import local_path
+from stillframe.connectors.file_encoders import Encoding
+from stillframe.connectors.file_sink import sweep_staging
+from stillframe.connectors.staged_files import StagingWriter
 from stillframe.errors import StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid
+from stillframe.storage.places import Place, address_of, place_of
 
 Handler = Callable[[Epoch, Mark, list[str]], None]
 """Gets an epoch's number, the mark it is known by in other systems, and its Parquet files, by
-absolute path; on the driver, in order."""
+address; on the driver, in order."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class StagedSink(Sink):
     guarantee: SinkGuarantee = "at-least-once"
     weakness: str | None = "is given its last epoch again after a failure, with the same number"
     tied_to: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """How the place of the directory is reached; there may be secrets in it."""
 
     def kept_by_driver(self) -> StagedSink:
         """The same with a handler that ignores what it has seen, and forgets it with the driver."""
@@ -66,11 +69,13 @@ class StagedSink(Sink):
         return {**self.__dict__, "handler": None}
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        return _EpochWriter(local_path(self.directory), self.schema, context)
+        root = address_of(self.directory)
+        return _EpochWriter(place_of(root, self.settings), root, self.schema, context)
 
     def open_committer(self, context: CommitterContext) -> Committer:
         assert self.handler is not None, "the handler stayed on the driver: commit there"
-        return _HandingCommitter(local_path(self.directory), self.handler)
+        root = address_of(self.directory)
+        return _HandingCommitter(place_of(root, self.settings), root, self.handler)
 
     def describe(self) -> str:
         return self.description
@@ -79,8 +84,8 @@ class StagedSink(Sink):
 class _EpochWriter(StagingWriter):
     """Says of each file in which directory it is: the job may give its sink another one later."""
 
-    def __init__(self, root: str, schema: pa.Schema, context: SinkContext) -> None:
-        super().__init__(root, "parquet", schema, context, publishes=False)
+    def __init__(self, place: Place, root: str, schema: pa.Schema, context: SinkContext) -> None:
+        super().__init__(place, root, Encoding("parquet"), schema, context, publishes=False)
         self._directory = os.path.basename(root)
 
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
@@ -89,14 +94,15 @@ class _EpochWriter(StagingWriter):
 
 
 class _HandingCommitter(Committer):
-    def __init__(self, root: str, handler: Handler) -> None:
+    def __init__(self, place: Place, root: str, handler: Handler) -> None:
+        self._place = place
         self._root = root
         self._handler = handler
 
     def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         committables = committables_of(prepared)
-        files = [os.path.join(self._root_of(each), str(each["staged"])) for each in committables]
-        present = [file for file in files if os.path.exists(file)]
+        files = [f"{self._root_of(each)}/{each['staged']}" for each in committables]
+        present = [file for file in files if self._place.facts(file) is not None]
         if present == files:
             self._handler(epoch, prepared[0].mark, files)
         elif present != files[: len(present)]:
@@ -105,26 +111,22 @@ class _HandingCommitter(Committer):
                 f"epoch {epoch} was staged in {len(files)} files, of which {lost} is gone:"
                 " somebody removed it; bring it back, or restore an earlier checkpoint"
             )
-        self._remove(present)
-        for root in {self._root_of(each) for each in committables} if present else ():
-            sync_directories(root)
+        for file in reversed(present):
+            self._place.delete(file)
+        for directory in {os.path.dirname(file) for file in present}:
+            self._place.settle(directory)
 
     def _root_of(self, committable: Committable) -> str:
         """Beside this sink's own, if it was staged under another uid. (Older ones do not say.)"""
         name = committable.get("directory")
         if name is None:
             return self._root
-        return os.path.join(os.path.dirname(self._root), str(name))
-
-    def _remove(self, files: list[str]) -> None:
-        for file in reversed(files):
-            with suppress(FileNotFoundError):
-                os.unlink(file)
+        return f"{os.path.dirname(self._root)}/{name}"
 
     def sweep(
         self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
     ) -> None:
         """Also beside this sink's own directory: a file's name says which sink staged it."""
-        beside = os.path.dirname(self._root)
-        for name in os.listdir(beside) if os.path.isdir(beside) else ():
-            sweep_staging(os.path.join(beside, name), job, uid, older_than, keep)
+        sweep_staging(
+            self._place, os.path.dirname(self._root), job, uid, older_than, keep, below=""
+        )

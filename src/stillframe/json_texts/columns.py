@@ -102,6 +102,38 @@ class Parsed:
     """The rows that are malformed, and why."""
 
 
+class TimeColumns:
+    """Texts as times of one zone, where they do not say theirs."""
+
+    def __init__(self, zone: str) -> None:
+        self._zone = zone
+
+    def timestamps(self, array: pa.Array, type_: pa.DataType) -> tuple[pa.Array, _Mask | None]:
+        """The times, and where a text may mean another one or none, which the cast cannot tell."""
+        is_plain, has_zone = _times_of_known_form(array)
+        if type_.tz is None:
+            made, doubts = _cast_or_null(_only(array, is_plain & ~has_zone), WALL_CLOCK)
+            return made, _or(doubts, ~is_plain | has_zone)
+        if has_zone.all():
+            made, doubts = _cast_or_null(_only(array, is_plain), INSTANT)
+            return made, _or(doubts, ~is_plain)
+        made, doubts = _cast_or_null(_only(array, is_plain & ~has_zone), WALL_CLOCK)
+        made = self._at_the_session_s_clock(made)
+        if has_zone.any():
+            zoned, more = _cast_or_null(_only(array, is_plain & has_zone), INSTANT)
+            made, doubts = pc.coalesce(made, zoned), _or(doubts, more)
+        return made, _or(doubts, ~is_plain)
+
+    def _at_the_session_s_clock(self, clock: pa.Array) -> pa.Array:
+        zone = zone_of(self._zone)
+        if isinstance(zone, ZoneInfo):
+            return instants(clock, zone.key)
+        offset = zone.utcoffset(None)
+        assert offset is not None
+        ahead_us = offset // timedelta(microseconds=1)
+        return pc.subtract(clock.cast(pa.int64()), ahead_us).cast(INSTANT)
+
+
 class ColumnReader:
     """Reads texts of one schema."""
 
@@ -110,7 +142,7 @@ class ColumnReader:
         self._rows = RowReader(schema, rules)
         self._written = pa.schema([field.with_type(_as_written(field.type)) for field in schema])
         self._is_fast = bool(schema.names) and not any(_has_map(field.type) for field in schema)
-        self._zone = rules.zone
+        self._times = TimeColumns(rules.zone)
 
     def read(self, texts: Texts) -> Parsed:
         left = texts.ends > texts.starts
@@ -175,7 +207,7 @@ class ColumnReader:
         if types.is_date(type_):
             return _cast_or_null(array, type_)
         if types.is_timestamp(type_):
-            return self._timestamps(array, type_)
+            return self._times.timestamps(array, type_)
         if types.is_binary(type_):
             return _from_base64(array)
         if types.is_list(type_):
@@ -183,30 +215,6 @@ class ColumnReader:
         if types.is_struct(type_):
             return self._structs(array, type_)
         return array, None
-
-    def _timestamps(self, array: pa.Array, type_: pa.DataType) -> tuple[pa.Array, _Mask | None]:
-        is_plain, has_zone = _times_of_known_form(array)
-        if type_.tz is None:
-            made, doubts = _cast_or_null(_only(array, is_plain & ~has_zone), WALL_CLOCK)
-            return made, _or(doubts, ~is_plain | has_zone)
-        if has_zone.all():
-            made, doubts = _cast_or_null(_only(array, is_plain), INSTANT)
-            return made, _or(doubts, ~is_plain)
-        made, doubts = _cast_or_null(_only(array, is_plain & ~has_zone), WALL_CLOCK)
-        made = self._at_the_session_s_clock(made)
-        if has_zone.any():
-            zoned, more = _cast_or_null(_only(array, is_plain & has_zone), INSTANT)
-            made, doubts = pc.coalesce(made, zoned), _or(doubts, more)
-        return made, _or(doubts, ~is_plain)
-
-    def _at_the_session_s_clock(self, clock: pa.Array) -> pa.Array:
-        zone = zone_of(self._zone)
-        if isinstance(zone, ZoneInfo):
-            return instants(clock, zone.key)
-        offset = zone.utcoffset(None)
-        assert offset is not None
-        ahead_us = offset // timedelta(microseconds=1)
-        return pc.subtract(clock.cast(pa.int64()), ahead_us).cast(INSTANT)
 
     def _lists(self, array: pa.Array, type_: pa.DataType) -> tuple[pa.Array, _Mask | None]:
         before, offsets = array.values, array.offsets

@@ -31,14 +31,18 @@ class NoMoment(ValueError):
     """The text is no date or time."""
 
 
-def date_of(text: str) -> int:
+def day_of(text: str) -> int:
     """Days since 1970."""
     try:
         return _date(text)
     except NoMoment:
-        pass
-    try:
         return _date(_without_gmt(text))
+
+
+def date_of(text: str) -> int:
+    """Days since 1970, also of a text that is their number."""
+    try:
+        return day_of(text)
     except NoMoment:
         # Spark 1.5 wrote dates as numbers of days, and counted them in the old calendar.
         if _DAYS_PATTERN.fullmatch(text) is None or abs(int(text)) > _INT_MAX:

@@ -73,18 +73,23 @@ def refuse_unreadable(schema: pa.Schema, rules: JsonRules) -> None:
     """Raise BuildError for columns and rules that no text could be read with."""
     for field in schema:
         _refuse_unreadable_type(field.name, field.type)
-    corrupt_at = schema.get_field_index(rules.corrupt_column)
+    refuse_without_zone(schema, rules.corrupt_column, rules.zone)
+
+
+def refuse_without_zone(schema: pa.Schema, corrupt_column: str, zone: str) -> None:
+    """Raise BuildError for a zone that is none, and for corrupt records that are no strings."""
+    corrupt_at = schema.get_field_index(corrupt_column)
     if corrupt_at >= 0 and not pa.types.is_string(schema.field(corrupt_at).type):
         raise BuildError(
-            f"column {rules.corrupt_column} is {schema.field(corrupt_at).type}, but it gets the"
+            f"column {corrupt_column} is {schema.field(corrupt_at).type}, but it gets the"
             " text of malformed records: declare it as a string, or name another column with"
             " columnNameOfCorruptRecord"
         )
     try:
-        zone_of(rules.zone)
+        zone_of(zone)
     except NoZone:
         raise BuildError(
-            f"{rules.zone!r} is no time zone: set timeZone, or spark.sql.session.timeZone, to one"
+            f"{zone!r} is no time zone: set timeZone, or spark.sql.session.timeZone, to one"
             " such as 'Europe/Berlin' or '+02:00'"
         ) from None
 

@@ -41,6 +41,30 @@ def json_lines(batch: pa.RecordBatch, zone: str = "UTC") -> memoryview:
     return memoryview(data)[:end] if end else memoryview(b"")
 
 
+def plain_texts(column: pa.Array, zone: str) -> pa.Array:
+    """The text of each value of a column that is not nested, without quotes; null stays null."""
+    types = pa.types
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        return column.cast(pa.large_string())
+    texts = _texts(column, zone)
+    if types.is_temporal(column.type) or types.is_floating(column.type):
+        return pc.utf8_trim(texts, characters='"')
+    return texts
+
+
+def partition_texts(column: pa.Array, zone: str) -> pa.Array:
+    """The text of each value as Spark casts it to a string, for the name of a directory."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not pa.types.is_timestamp(column.type):
+        return plain_texts(column, zone)
+    texts = column.cast(pa.timestamp("us", column.type.tz))
+    if column.type.tz is not None:
+        texts = _shown_in(texts.cast(pa.timestamp("us", "UTC")), to_numpy(texts)[0], zone)[0]
+    texts = texts.view(pa.timestamp("us")).cast(pa.large_string())
+    return pc.replace_substring_regex(texts, r"\.?0+$", "")
+
+
 def _whole(column: pa.Array) -> pa.Array:
     """The column with all that it holds beginning at its beginning."""
     if column.offset == 0 or not pa.types.is_nested(column.type):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,8 @@ from stillframe.errors import DataError, StillframeError
 from stillframe.ids import Epoch, Mark
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark.checks import refuse_without_spark
-from stillframe.spark.types import empty_frame, from_arrow_schema
+from stillframe.spark.types import empty_frame, from_arrow_schema, to_arrow_schema
+from stillframe.storage.places import is_on_disk, place_of
 from stillframe.user_code import fail
 
 Finish = Callable[[DataFrame], DataFrame]
@@ -34,6 +36,8 @@ class FrameOfEpoch:
     schema: StructType
     function: Callable[..., None]
     finish: Finish = as_it_is
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """How the place of the files is reached."""
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         try:
@@ -55,7 +59,40 @@ class FrameOfEpoch:
     def _frame(self, files: list[str]) -> DataFrame:
         if not files:
             return empty_frame(self.spark, self.schema)
-        return self.spark.read.schema(self.schema).parquet(*(f"file://{file}" for file in files))
+        if is_on_disk(files[0]):
+            return self.spark.read.schema(self.schema).parquet(
+                *(f"file://{file}" for file in files)
+            )
+        return frame_of_files(self.spark, self.schema, files, self.settings)
+
+
+def frame_of_files(
+    spark: SparkSession, schema: StructType, files: Sequence[str], settings: Mapping[str, str]
+) -> DataFrame:
+    """A DataFrame over Parquet files of a place that Spark itself may not reach: its tasks read
+    them, a file each."""
+    rows = partial(_rows_of_files, to_arrow_schema(schema), dict(settings))
+    names = spark.createDataFrame([(file,) for file in files], "file string")
+    return names.repartition(len(files)).mapInArrow(rows, schema)
+
+
+def _rows_of_files(
+    schema: pa.Schema, settings: Mapping[str, str], names: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Called on executors."""
+    for batch in names:
+        for file in batch.column(0).to_pylist():
+            with place_of(file, settings).open(file) as raw, pq.ParquetFile(raw) as opened:
+                for rows in opened.iter_batches(_BATCH_ROWS):
+                    yield rows.cast(schema)
+
+
+_BATCH_ROWS = 10_000
+
+
+def _table(file: str, schema: pa.Schema, settings: Mapping[str, str]) -> pa.Table:
+    with place_of(file, settings).open(file) as raw:
+        return pq.read_table(pa.PythonFile(raw, mode="r"), schema=schema)
 
 
 class MemoryTable:
@@ -73,8 +110,10 @@ class MemoryTable:
         *,
         is_whole: bool = False,
         finish: Finish = as_it_is,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
+        self._settings = settings or {}
         self._finish = finish
         self._name = name
         self._schema = schema
@@ -88,7 +127,7 @@ class MemoryTable:
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
         if self._last is not None and epoch <= self._last:
             return  # a commit that is repeated
-        tables = [pq.read_table(file, schema=self._schema) for file in files]
+        tables = [_table(file, self._schema, self._settings) for file in files]
         before = self._schema.empty_table() if self._is_whole else self._table
         after = pa.concat_tables([before, *tables])
         if after.num_rows > self._rows_max:
@@ -120,6 +159,7 @@ class Console:
     truncates: bool
     is_whole: bool = False
     finish: Finish = as_it_is
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     _shown: list[pa.Table] = field(default_factory=list, init=False)
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
@@ -129,7 +169,7 @@ class Console:
             head = pa.concat_tables(
                 [
                     self.schema.empty_table(),
-                    *(pq.read_table(file, schema=self.schema) for file in files),
+                    *(_table(file, self.schema, self.settings) for file in files),
                 ]
             )
         if head.num_rows == 0 or (self.is_whole and self._shown == [head]):
@@ -145,7 +185,10 @@ class Console:
         head = self.schema.empty_table()
         for file in files:
             if head.num_rows <= self.rows_max:
-                with pq.ParquetFile(file) as opened:
+                with (
+                    place_of(file, self.settings).open(file) as raw,
+                    pq.ParquetFile(raw) as opened,
+                ):
                     batch = next(opened.iter_batches(self.rows_max + 1), None)
                 if batch is not None:
                     rows = pa.Table.from_batches([batch]).cast(self.schema)

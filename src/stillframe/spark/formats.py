@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import glob
-import os
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,6 +12,8 @@ import pyarrow as pa
 from stillframe.api.sinks import Sink, SinkGuarantee
 from stillframe.api.sources import Source
 from stillframe.config import parse_duration_seconds, parse_flag
+from stillframe.connectors.cleaning import Cleaning
+from stillframe.connectors.csv_lines import CSV_OPTIONS, CsvSource, csv_from_options
 from stillframe.connectors.database_options import SINK_OPTIONS as DATABASE_OPTIONS
 from stillframe.connectors.database_options import WITHOUT_EFFECT
 from stillframe.connectors.database_sink import (
@@ -22,8 +23,10 @@ from stillframe.connectors.database_sink import (
     postgres_from_options,
 )
 from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.file_encoders import FORMATS
+from stillframe.connectors.file_options import FILE_SINK_OPTIONS
 from stillframe.connectors.file_sink import FileSink
-from stillframe.connectors.files import FileSource, Following, local_path
+from stillframe.connectors.files import FileSource, Following
 from stillframe.connectors.generate import (
     ClickSource,
     RateSource,
@@ -37,11 +40,28 @@ from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.connectors.staged import StagedSink
+from stillframe.connectors.text_lines import (
+    TEXT_OPTIONS,
+    TEXT_SCHEMA,
+    TextSource,
+    text_from_options,
+)
 from stillframe.errors import BuildError
 from stillframe.options import Options
 from stillframe.secrets import Secret
 
-_FILE_OPTIONS = ("path", "followInterval", "maxFileAge", "recursiveFileLookup")
+_FILE_OPTIONS = (
+    *("path", "followInterval", "maxFileAge", "recursiveFileLookup", "pathGlobFilter"),
+    *("latestFirst", "cleanSource", "sourceArchiveDir"),
+    *("maxFilesPerTrigger", "maxBytesPerTrigger", "maxCachedFiles", "discardCachedInputRatio"),
+)
+log = logging.getLogger("stillframe")
+_WITHOUT_EFFECT_ON_FILES = {
+    "maxFilesPerTrigger": "records flow as they are read, no batch waits for them",
+    "maxBytesPerTrigger": "records flow as they are read, no batch waits for them",
+    "maxCachedFiles": "no list of files is kept between two listings",
+    "discardCachedInputRatio": "no list of files is kept between two listings",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +82,28 @@ class OwnFormat:
 class _Files(OwnFormat):
     name: str
     make: Callable[[str, pa.Schema, Following, Options], FileSource]
+    own_schema: pa.Schema | None = None
+    """Of one that need not be told."""
 
     def from_options(self, options: Options, schema: pa.Schema | None) -> Source:
         path = options.get("path")
         if path is None:
             raise BuildError(f"the source {self.name} has no path: give one to load(...)")
         if schema is None:
+            schema = self.own_schema
+        if schema is None:
             raise BuildError(
                 "Schema must be specified when creating a streaming source DataFrame: say"
                 ' .schema("app_id string, at timestamp"), or take the one of a DataFrame,'
                 f" .schema(spark.read.{self.name}({path!r}).schema)"
             )
-        _refuse_missing(path)
         recursive = options.get("recursiveFileLookup", "false")
+        for name, why in _WITHOUT_EFFECT_ON_FILES.items():
+            if name in options:
+                log.warning("option %s of the source %s has no effect: %s", name, self.name, why)
         return self.make(path, schema, _following(options), options).listing(
-            is_recursive=parse_flag("recursiveFileLookup", recursive)
+            is_recursive=parse_flag("recursiveFileLookup", recursive),
+            name_pattern=options.get("pathGlobFilter"),
         )
 
 
@@ -134,6 +161,25 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
         needs="the same",
         tested_by=("tests/connectors/test_files.py", "tests/spark/test_followed_directory.py"),
     ),
+    "csv": _Files(
+        kind=CsvSource,
+        name="csv",
+        option_names=(*_FILE_OPTIONS, *CSV_OPTIONS),
+        make=csv_from_options,
+        how="the same",
+        needs="the same",
+        tested_by=("tests/spark/test_csv.py",),
+    ),
+    "text": _Files(
+        kind=TextSource,
+        name="text",
+        option_names=(*_FILE_OPTIONS, *TEXT_OPTIONS),
+        make=text_from_options,
+        own_schema=TEXT_SCHEMA,
+        how="the same",
+        needs="the same",
+        tested_by=("tests/spark/test_csv.py",),
+    ),
     "clicks": _Generator(
         kind=ClickSource,
         name="clicks",
@@ -175,19 +221,28 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
     "parquet": _OwnSink(
         kind=FileSink,
         guarantee=FileSink.guarantee,
-        option_names=("path",),
-        how="files are prepared at the barrier and show when the checkpoint is complete",
-        needs="a file system that all machines share, whose rename is atomic",
-        tested_by=("tests/connectors/test_file_sink.py", "tests/spark/test_kills.py"),
+        option_names=FILE_SINK_OPTIONS["parquet"],
+        how="files are prepared at the barrier and show when the checkpoint is complete; of a"
+        " bucket, one after the other, unless `sparkMetadata` is asked for",
+        needs="a bucket, or a file system that all machines share, whose rename is atomic",
+        tested_by=(
+            "tests/connectors/test_file_sink.py",
+            "tests/scenarios/test_files_in_buckets.py",
+            "tests/spark/test_kills.py",
+        ),
     ),
-    "json": _OwnSink(
-        kind=FileSink,
-        guarantee=FileSink.guarantee,
-        option_names=("path",),
-        how="the same",
-        needs="the same",
-        tested_by=("tests/connectors/test_file_sink.py",),
-    ),
+    **{
+        name: _OwnSink(
+            kind=FileSink,
+            guarantee=FileSink.guarantee,
+            option_names=FILE_SINK_OPTIONS[name],
+            how="the same",
+            needs="the same",
+            tested_by=("tests/connectors/test_file_sink.py",),
+        )
+        for name in FORMATS
+        if name != "parquet"
+    },
     "kafka": _Kafka(
         kind=KafkaSink,
         guarantee="exactly-once",
@@ -279,12 +334,23 @@ def _following(options: Options) -> Following:
             f"option followInterval is {interval!r}, which leaves no pause between two listings:"
             " give a duration such as '1 second'"
         )
-    if age is None:
-        return Following(seconds)
-    return Following(seconds, parse_duration_seconds("maxFileAge", age))
+    latest_first = parse_flag("latestFirst", options.get("latestFirst", "false"))
+    seconds_max = usual.file_age_seconds_max
+    if age is not None:
+        seconds_max = parse_duration_seconds("maxFileAge", age)
+    return Following(seconds, seconds_max, latest_first, _cleaning(options))
 
 
-def _refuse_missing(path: str) -> None:
-    plain = local_path(path)
-    if not glob.has_magic(plain) and not os.path.lexists(plain):
-        raise BuildError(f"[PATH_NOT_FOUND] Path does not exist: {path}; check its spelling")
+def _cleaning(options: Options) -> Cleaning | None:
+    how, archive = (
+        options.get("cleanSource", "off").strip().lower(),
+        options.get("sourceArchiveDir"),
+    )
+    if how not in ("off", "archive", "delete"):
+        raise BuildError(f"option cleanSource is off, archive or delete, not {how!r}")
+    if (how == "archive") != (archive is not None):
+        raise BuildError(
+            f"option cleanSource is {how!r} and sourceArchiveDir is {archive!r}: an archive has a"
+            " directory, and nothing else has one"
+        )
+    return None if how == "off" else Cleaning(archive)

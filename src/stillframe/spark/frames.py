@@ -19,19 +19,21 @@ Rules of this file
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.api.sources import Source, SourceContext, Split
-from stillframe.connectors.files import local_path
 from stillframe.connectors.frame import FrameSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError, StartRefused
@@ -39,6 +41,7 @@ from stillframe.graph.logical import Node, Read, moved, walk
 from stillframe.graph.pruning import columns_read
 from stillframe.ids import OperatorUid
 from stillframe.spark.types import to_arrow_schema
+from stillframe.storage.places import address_of, is_on_disk, place_of
 
 _REPEATING = frozenset(
     [
@@ -127,13 +130,16 @@ def resolve_frames(
     parallelism: int | None,
     spool_directory: Callable[[OperatorUid], str],
     max_slots: int,
+    settings: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Make real sources of all DataFrames in the graph; spools those that cannot be fed directly.
 
     Called on the driver when the job starts, before its first attempt. Operators keep their uids.
-    `spool_directory` raises StartRefused where there is no place for one.
+    `spool_directory` raises StartRefused where there is no place for one; `settings` say how that
+    place is reached.
     """
     nodes = walk(sinks)
+    reached = settings or {}
     placeholders = [node for node in nodes if _placeholder(node) is not None]
     least = max((node.parallelism or 1 for node in nodes), default=1)
     sources: dict[int, Source] = {}
@@ -141,18 +147,20 @@ def resolve_frames(
     for node in placeholders:
         source, frame = _resolved(node)
         fed = None
-        if feed is None and not _has_spool(node.uid, spool_directory):
+        if feed is None and not _has_spool(node.uid, spool_directory, reached):
             wanted = {node.parallelism, parallelism} - {None}
             fed = _fed(source, range(least, max_slots + 1), wanted)
         if fed is not None:
             feed, parallelism = _narrowed(frame, columns_read(node, nodes)), fed.partitions
-        sources[id(node)] = fed or _spooled(source, spool_directory(node.uid))
+        sources[id(node)] = fed or _spooled(source, spool_directory(node.uid), reached)
     return Resolved(tuple(_rewritten(nodes, sinks, sources)), feed, parallelism)
 
 
-def _has_spool(uid: OperatorUid, spool_directory: Callable[[OperatorUid], str]) -> bool:
+def _has_spool(
+    uid: OperatorUid, spool_directory: Callable[[OperatorUid], str], settings: Mapping[str, str]
+) -> bool:
     try:
-        return is_spooled(spool_directory(uid))
+        return is_spooled(spool_directory(uid), settings)
     except StartRefused:
         return False  # a job that keeps nothing has no spool either
 
@@ -305,18 +313,21 @@ def _class_name(node: JavaObject) -> str:
 # --- Spooled ---------------------------------------------------------------------------------
 
 
-def is_spooled(directory: str) -> bool:
+def is_spooled(directory: str, settings: Mapping[str, str] | None = None) -> bool:
     """Whether a complete spool is there."""
-    return os.path.exists(os.path.join(local_path(directory), _SUCCESS))
+    path = address_of(directory)
+    return place_of(path, settings).facts(f"{path}/{_SUCCESS}") is not None
 
 
-def _spooled(source: UnresolvedFrame, directory: str) -> ParquetSource:
-    path = local_path(directory)
-    if is_spooled(path):
-        _refuse_other_columns(source, path)
-    else:
+def _spooled(source: UnresolvedFrame, directory: str, settings: Mapping[str, str]) -> ParquetSource:
+    path = address_of(directory)
+    if is_spooled(path, settings):
+        _refuse_other_columns(source, path, settings)
+    elif is_on_disk(path):
         _spool(source.frame, path)
-    return ParquetSource(path, source.schema)
+    else:
+        _spool_by_tasks(source, path, settings)
+    return ParquetSource(path, source.schema).listing(settings=settings)
 
 
 def _spool(frame: DataFrame, path: str) -> None:
@@ -332,9 +343,60 @@ def _spool(frame: DataFrame, path: str) -> None:
         )
 
 
-def _refuse_other_columns(source: UnresolvedFrame, path: str) -> None:
-    spooled = source.frame.sparkSession.read.parquet(f"file://{path}").dtypes
-    if spooled != source.frame.dtypes:
+def _spool_by_tasks(source: UnresolvedFrame, path: str, settings: Mapping[str, str]) -> None:
+    """Where Spark itself may not reach the place: each task puts a file, and those of the tasks
+    that counted are kept."""
+    place = place_of(path, settings)
+    place.has_directory(
+        path
+    )  # a bucket that is not there, or denies, is told here and not by Spark
+    write = partial(_write_part, source.schema, path, dict(settings))
+    answered = source.frame.mapInArrow(write, "file string").collect()
+    kept = {str(row.file) for row in answered} or {_put(source.schema, path, settings, 0, ())}
+    for found in list(place.walk(path, lambda name: False)):
+        if found.path not in kept:  # of a task that came twice, or of an earlier driver
+            place.delete(found.path)
+    place.create_if_absent(f"{path}/{_SUCCESS}", str(source.schema).encode())
+
+
+def _write_part(
+    schema: pa.Schema, path: str, settings: Mapping[str, str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Called on executors, once for each partition and try."""
+    task = TaskContext.get()
+    assert task is not None, "this runs in a task"
+    yield pa.record_batch({"file": [_put(schema, path, settings, task.partitionId(), batches)]})
+
+
+def _put(
+    schema: pa.Schema,
+    path: str,
+    settings: Mapping[str, str],
+    partition: int,
+    batches: Iterable[pa.RecordBatch],
+) -> str:
+    file = f"{path}/part-{partition:05d}-{uuid.uuid4().hex}.parquet"
+    draft = place_of(path, settings).draft(file)
+    try:
+        with pq.ParquetWriter(draft.file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch.cast(schema))
+    except BaseException:
+        draft.discard()
+        raise
+    draft.finish()
+    return file
+
+
+def _refuse_other_columns(source: UnresolvedFrame, path: str, settings: Mapping[str, str]) -> None:
+    if is_on_disk(path):
+        spooled: object = source.frame.sparkSession.read.parquet(f"file://{path}").dtypes
+        is_same = spooled == source.frame.dtypes
+    else:
+        with place_of(path, settings).open(f"{path}/{_SUCCESS}") as file:
+            spooled = file.readall().decode()
+        is_same = spooled == str(source.schema)
+    if not is_same:
         raise StartRefused(
             f"{path} holds the rows of another DataFrame, with the columns {spooled}: give the job"
             " the one it began with, another queryName, or another checkpointLocation"

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from stillframe.config import JobConfig
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
 from stillframe.coordinator.running import DriverAddress
-from stillframe.errors import StartRefused
+from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.guarantees import best_guarantee_of, guarantee_of, refuse_weaker
 from stillframe.graph.logical import Node, Write, walk
 from stillframe.graph.plan import Plan, build_plan
@@ -34,7 +34,7 @@ from stillframe.spark.interrupts import spare_slots
 from stillframe.spark.listeners import SparkQuery
 from stillframe.spark.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
-from stillframe.storage.store import is_local_address
+from stillframe.storage.places import address_of, place_of
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS_MAX = 10.0
@@ -93,17 +93,12 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
                 f"a DataFrame of job {name!r} has to be written to files first, because Spark does"
                 " not give its rows in the same order each time: set checkpointLocation"
             )
-        if not is_local_address(config.checkpoint_location):
-            raise StartRefused(
-                f"a DataFrame of job {name!r} has to be written to files below checkpointLocation"
-                " first, because Spark does not give its rows in the same order each time, but"
-                f" {config.checkpoint_location!r} is no directory: write it yourself and read it"
-                " from there, or give a directory that all machines share"
-            )
         place = f"{job_directory(name)}/spool/{quoted_name(uid, 'operator uid')}"
         return f"{config.checkpoint_location}/{place}"
 
-    resolved = resolve_frames(spark, sinks, config.parallelism, spool, max(1, available - beside))
+    slots_left = max(1, available - beside)
+    reached = _spool_settings(config)
+    resolved = resolve_frames(spark, sinks, config.parallelism, spool, slots_left, reached)
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
     readable = with_tables_read(resolved.sinks)
     plan = build_plan(name, readable, slots, config.max_parallelism)
@@ -145,6 +140,17 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     spare_slots(spark)
     _end_stage_bar(spark)
     return _start_once(job, spark, room)
+
+
+def _spool_settings(config: JobConfig) -> Mapping[str, str]:
+    """How what is written below the checkpoint location is reached, also from an executor."""
+    if config.checkpoint_location is None:
+        return {}
+    try:
+        address = address_of(config.checkpoint_location)
+    except BuildError:  # a store that is no place of files: who needs one is told
+        return {}
+    return place_of(address, config.storage_settings).settings
 
 
 def _room(spark: SparkSession, total: int, without: Job | None = None) -> Room:

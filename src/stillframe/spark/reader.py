@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from stillframe.api.sources import Source
+from stillframe.config import is_storage_setting, storage_settings
 from stillframe.connectors.files import FileSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.errors import BuildError
@@ -17,6 +18,7 @@ from stillframe.graph.logical import Node, Read
 from stillframe.spark import choosing, formats
 from stillframe.spark.data_sources import PythonSource
 from stillframe.spark.types import parse_schema, to_arrow_schema
+from stillframe.storage.places import address_of, is_on_disk, place_of
 
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
@@ -73,8 +75,12 @@ class StreamReader:
             self.option("path", path)
         declared = None if self._schema is None else to_arrow_schema(self._schema)
         given = {**self._session_options(), **self._options}
+        if self._is_of_files:
+            given = {name: text for name, text in given.items() if not is_storage_setting(name)}
         source = self._format.made(given, declared, self._still.spark_setting)
         if isinstance(source, FileSource):
+            source = source.listing(settings=self._settings(source))
+            source.refuse_missing()
             source = self._with_partitions(source)
             source.check()
         node = Node(Read(source), source.schema)
@@ -82,16 +88,31 @@ class StreamReader:
             node = node.with_parallelism(1)  # one reads; what follows is spread over all slots
         return Stream.reading(self._still, node)
 
+    @property
+    def _is_of_files(self) -> bool:
+        own = formats.OWN_SOURCES.get(self._format.name) if self._format.is_own else None
+        return own is not None and issubclass(own.kind, FileSource)
+
+    def _settings(self, source: FileSource) -> dict[str, str]:
+        """How its files are reached: settled here, so that every slot reaches the same."""
+        spark, asked = self._still.spark, self._still.spark_setting
+        given = storage_settings(self._options, spark.conf.getAll, asked)
+        settled: dict[str, str] = {}
+        for path in source.paths:
+            settled |= place_of(address_of(path), given).settings
+        return settled
+
     def _with_partitions(self, source: FileSource) -> FileSource:
         """With the columns that its directories stand for, in Spark's order and with its types."""
         spark = self._still.spark
         zone = formats.option_value(self._options, "timeZone")
         source = source.listing(zone=zone or str(spark.conf.get("spark.sql.session.timeZone")))
         keys = {key.lower() for file in source.files_now() for key, _ in file.partitions}
-        if not keys:
-            return source
-        assert self._schema is not None, "a source of files has a schema"
-        reader = spark.readStream.format(self._format.name).schema(self._schema)
+        if not keys or not all(is_on_disk(address_of(path)) for path in source.paths):
+            return source  # of a bucket, which Spark may not reach, they have to be declared
+        reader = spark.readStream.format(self._format.name)
+        if self._schema is not None:
+            reader = reader.schema(self._schema)
         if zone is not None:
             reader = reader.option("timeZone", zone)
         try:
@@ -107,7 +128,7 @@ class StreamReader:
 
     def _session_options(self) -> dict[str, str]:
         """What the session says about reading, below what the options say."""
-        if not self._format.is_own or self._format.name not in ("json", "kafka"):
+        if not self._format.is_own or self._format.name not in ("json", "csv", "kafka"):
             return {}
         conf = self._still.spark.conf
         return {
@@ -117,6 +138,14 @@ class StreamReader:
 
     def parquet(self, path: str) -> Stream:
         return self.load(path, "parquet")
+
+    def text(self, path: str, wholetext: bool = False) -> Stream:
+        """A row for each line, or for each file."""
+        return self.load(path, "text", wholetext=wholetext)
+
+    def csv(self, path: str, schema: str | StructType | None = None, **options: Any) -> Stream:
+        """CSV, one record in each line."""
+        return self.load(path, "csv", schema, **options)
 
     def json(self, path: str, schema: str | StructType | None = None) -> Stream:
         """JSON, one record in each line; with the option multiLine, in each file."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,9 @@ from stillframe.config import (
     refuse_unknown,
 )
 from stillframe.connectors.discard import DiscardSink
-from stillframe.connectors.file_sink import FileFormat, FileSink
-from stillframe.connectors.files import local_path
+from stillframe.connectors.file_encoders import FORMATS
+from stillframe.connectors.file_options import file_sink_from_options
+from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.staged import Handler, StagedSink
 from stillframe.errors import BuildError
 from stillframe.graph.logical import (
@@ -48,7 +48,7 @@ from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.output_modes import can_close
 from stillframe.spark.temporary import temporary_location
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
-from stillframe.storage.store import is_local_address
+from stillframe.storage.places import address_of, place_of
 
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
@@ -74,6 +74,7 @@ class StreamWriter:
         self._options: dict[str, str] = {}
         self._function: Callable[[DataFrame, int], None] | None = None
         self._given_uid: str | None = None
+        self._partition_by: tuple[str, ...] = ()
         self._trigger: str | None = None
         self._processing_time: str | None = None
 
@@ -174,10 +175,13 @@ class StreamWriter:
         self._function = None
         return self
 
-    def partitionBy(self, *cols: str) -> StreamWriter:
-        raise BuildError(
-            "partitionBy is not there yet: write partitioned tables with Spark, in foreachBatch"
-        )
+    def partitionBy(self, *cols: str | list[str]) -> StreamWriter:
+        """Write a directory for each value of these columns, which are not in the files then."""
+        names = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
+        if not all(isinstance(name, str) for name in names):
+            raise BuildError(f"partitionBy takes names of columns, not {names!r}")
+        self._partition_by = tuple(str(name) for name in names)
+        return self
 
     def toTable(self, tableName: str, **options: Any) -> Query:
         raise BuildError(
@@ -264,7 +268,7 @@ class StreamWriter:
         if output_mode is not None:
             self.outputMode(output_mode)
         if partition_by:
-            self.partitionBy()
+            self.partitionBy(*([partition_by] if isinstance(partition_by, str) else partition_by))
         if query_name is not None:
             self.queryName(query_name)
 
@@ -295,7 +299,7 @@ class StreamWriter:
 
     @property
     def _is_file(self) -> bool:
-        return self._is_own("parquet", "json")
+        return self._is_own(*FORMATS)
 
     @property
     def _keeps_rows(self) -> bool:
@@ -328,6 +332,11 @@ class StreamWriter:
         return Node(Write(sink), upstream.schema, (upstream,), self._given_uid)
 
     def _sink(self, job: str, config: JobConfig) -> Sink:
+        if self._partition_by and not self._is_file:
+            raise BuildError(
+                f"the sink {self._sink_name()} has no files that partitionBy could spread over"
+                " directories: leave it out, or write files"
+            )
         if self._function is not None:
             self._refuse_without_checkpoints(config)
             return self._foreach_batch_sink(self._function, job, config)
@@ -343,10 +352,8 @@ class StreamWriter:
             case "console":
                 self._refuse_without_checkpoints(config)
                 return self._console_sink(job, config)
-            case "json":
-                return self._file_sink("json", config)
-            case _:
-                return self._file_sink("parquet", config)
+            case name:
+                return self._file_sink(name, config)
 
     def _sink_of_options(self) -> Sink:
         conf = self._stream.still.spark_setting
@@ -362,7 +369,8 @@ class StreamWriter:
             raise self._incomplete()
         return sink
 
-    def _file_sink(self, format: FileFormat, config: JobConfig) -> FileSink:
+    def _file_sink(self, name: str, config: JobConfig) -> FileSink:
+        (format,) = (each for each in FORMATS if each == name)
         path = formats.option_value(self._options, "path")
         if path is None:
             raise BuildError(
@@ -370,9 +378,20 @@ class StreamWriter:
                 " choose another format"
             )
         self._refuse_without_checkpoints(config)
-        # Made absolute here: an executor may stand in another directory than the driver.
         zone = str(self._stream.still.spark.conf.get("spark.sql.session.timeZone"))
-        sink = FileSink(local_path(path), format, self._schema, zone)
+        # Made absolute here: an executor may stand in another directory than the driver.
+        address = address_of(path)
+        sink = file_sink_from_options(
+            FileSink(
+                address,
+                format,
+                self._schema,
+                zone,
+                settings=place_of(address, config.storage_settings).settings,
+            ),
+            self._sink_options(),
+            self._partition_by,
+        )
         sink.check()
         return sink
 
@@ -380,7 +399,8 @@ class StreamWriter:
         self, function: Callable[[DataFrame, int], None], job: str, config: JobConfig
     ) -> StagedSink:
         spark = self._stream.still.spark
-        handler = FrameOfEpoch(spark, self._stream.schema, function, self._last_steps)
+        reached = self._reached(config)
+        handler = FrameOfEpoch(spark, self._stream.schema, function, self._last_steps, reached)
         return self._staged(handler, f"foreachBatch {name_of(function)}", job, config)
 
     def _memory_sink(self, job: str, config: JobConfig) -> StagedSink:
@@ -395,6 +415,7 @@ class StreamWriter:
             rows_max,
             is_whole=self._is_whole,
             finish=self._last_steps,
+            settings=self._reached(config),
         )
         sink = self._staged(table, f"memory {self._name}", job, config).kept_by_driver()
         return replace(sink, tied_to=sink.description)
@@ -409,6 +430,7 @@ class StreamWriter:
             truncates=parse_flag("truncate", truncates),
             is_whole=self._is_whole,
             finish=self._last_steps,
+            settings=self._reached(config),
         )
         return replace(self._staged(console, "console", job, config), tied_to="console")
 
@@ -416,20 +438,29 @@ class StreamWriter:
         self, handler: Handler, description: str, job: str, config: JobConfig
     ) -> StagedSink:
         assert config.checkpoint_location is not None, "an interval implies a location"
-        if not is_local_address(config.checkpoint_location):
-            raise BuildError(
-                f"the sink {self._sink_name()} stages its rows below checkpointLocation as files"
-                f" that Spark reads, but {config.checkpoint_location!r} is no directory: give a"
-                " directory that all machines share, or write to a file sink (parquet, json)"
-            )
         draft = StagedSink("", handler, self._schema, description)
-        directory = os.path.join(
-            local_path(config.checkpoint_location),
-            job_directory(job),
-            STAGED_DIRECTORY,
-            quoted_name(self._node(draft).uid, "operator uid"),
+        directory = "/".join(
+            [
+                address_of(config.checkpoint_location),
+                job_directory(job),
+                STAGED_DIRECTORY,
+                quoted_name(self._node(draft).uid, "operator uid"),
+            ]
         )
-        return StagedSink(directory, handler, self._schema, description, self._is_whole)
+        return StagedSink(
+            directory,
+            handler,
+            self._schema,
+            description,
+            self._is_whole,
+            settings=self._reached(config),
+        )
+
+    def _reached(self, config: JobConfig) -> Mapping[str, str]:
+        """How what is staged beside the checkpoints is reached, also from an executor."""
+        if config.checkpoint_location is None:
+            return {}
+        return place_of(address_of(config.checkpoint_location), config.storage_settings).settings
 
     @property
     def _is_whole(self) -> bool:

@@ -136,7 +136,7 @@ _EXPIRED = (
     " there, or start the job again with new ones"
 )
 _REASONS = {
-    "NoSuchBucket": "there is no such bucket; make it, or choose another checkpoint location",
+    "NoSuchBucket": "there is no such bucket; make it, or choose another one",
     "AccessDenied": "access denied; let these credentials read, write, list and delete there",
     "InvalidAccessKeyId": "the storage does not know the access key; check the credentials",
     "SignatureDoesNotMatch": "the secret key does not fit the access key; check the credentials",
@@ -176,6 +176,10 @@ class ObjectStore(Store):
         self._prefix = prefix
         self._bucket = bucket
         self._settings = settings
+
+    @property
+    def bucket(self) -> Bucket:
+        return self._bucket
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.address!r})"

@@ -1,0 +1,225 @@
+"""Files of lines as sources: what JSON, CSV and plain text have in common.
+
+A position is a file and a byte: what comes next is a new line. Beside it is the checksum of all
+before, so that a file with another past is refused.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from stillframe.api.sources import Split
+from stillframe.connectors.files import (
+    FileReader,
+    FileSource,
+    changed_past,
+    position_of,
+    refuse_other_size,
+    unreadable,
+)
+from stillframe.errors import BuildError, DataError, StorageError
+from stillframe.json_texts.columns import Texts, is_utf8
+from stillframe.json_texts.records import Malformed
+from stillframe.json_texts.rules import Mode
+from stillframe.json_values import JsonObject
+from stillframe.storage.places import OpenFile
+
+_BLOCK_BYTES = 1 << 20
+_LINE_BYTES_MAX = 64 << 20
+_FILE_BYTES_MAX = 1 << 30
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz")
+_MODES: tuple[Mode, ...] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+
+
+class LineFileSource(FileSource):
+    """Files that are read from their first byte to their last."""
+
+    def split(self, path: str, size_bytes: int) -> Split:
+        return Split(path, {"path": path, "size": size_bytes, "offset": 0})
+
+
+class LineReader(FileReader):
+    """Reads whole lines, a megabyte at a time; or each file as one text."""
+
+    def __init__(
+        self, source: LineFileSource, splits: Sequence[Split], *, is_whole: bool = False
+    ) -> None:
+        super().__init__(source, splits)
+        self._is_whole = is_whole
+        self._records_malformed = 0
+        self._is_beginning = True
+        """Whether no record of the file has been read."""
+
+    def records_malformed(self) -> int:
+        return self._records_malformed
+
+    def has_ended(self, split: Split) -> bool:
+        return position_of(split, "offset") >= position_of(split, "size")
+
+    def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
+        if self.has_ended(split):
+            return
+        path, offset = str(split.position["path"]), position_of(split, "offset")
+        _refuse_compressed(path)
+        cut = _whole if self._is_whole else _blocks
+        try:
+            with self._place(path).open(path) as file:
+                size_bytes = file.size_now()
+                checksum = _checksum_of_past(file, split, size_bytes)
+                self._is_beginning = offset == 0
+                for block in cut(file, path, size_bytes - offset):
+                    batch = self._parsed(path, offset, block)
+                    offset += len(block)
+                    checksum = zlib.crc32(block, checksum)
+                    if offset == size_bytes:  # what is added later would never be read
+                        _refuse_change(file, path, size_bytes)
+                    if batch is not None:
+                        self._is_beginning = False
+                        yield _at(split, size_bytes, offset, checksum), batch
+                if offset < size_bytes:
+                    _refuse_change(file, path, size_bytes)
+        except (OSError, StorageError) as error:
+            raise unreadable(path, error) from error
+
+    @abstractmethod
+    def _parsed(self, path: str, offset: int, block: bytes) -> pa.RecordBatch | None:
+        """The records of these lines, which begin at this byte of the file.
+
+        None: the position is not moved yet, because what follows depends on this block.
+        """
+
+    def _refused(self, path: str, offset: int, texts: Texts, error: Malformed) -> DataError:
+        """In mode FAILFAST, with the line's number."""
+        begins_at = int(texts.starts[error.place])
+        number = self._lines_before(path, offset + begins_at) + 1
+        where = f"line {number} of {path}" if not self._is_whole else path
+        begins = texts[error.place][:80].decode("utf-8", "replace").rstrip()
+        return DataError(
+            f"{where} does not fit the schema ({error.why}): correct the record or the schema,"
+            f" or set mode to PERMISSIVE; {'the line' if not self._is_whole else 'it'}"
+            f" begins {begins!r}"
+        )
+
+    def _lines_before(self, path: str, offset: int) -> int:
+        count = 0
+        with self._place(path).open(path) as file:
+            while offset > 0 and (piece := file.read(min(offset, _BLOCK_BYTES))):
+                count += piece.count(b"\n")
+                offset -= len(piece)
+        return count
+
+
+def _refuse_compressed(path: str) -> None:
+    # Read as it is, each of its lines would be a malformed record.
+    if path.lower().endswith(_COMPRESSED):
+        raise DataError(
+            f"{path} is compressed, which is not read here: decompress it, or read it with Spark"
+            " and still.stream"
+        )
+
+
+def _at(split: Split, size_bytes: int, offset: int, checksum: int) -> Split:
+    kept: JsonObject = {"size": size_bytes, "offset": offset, "crc32": f"{checksum:08x}"}
+    return Split(split.id, {**split.position, **kept})
+
+
+def _checksum_of_past(file: OpenFile, split: Split, size_bytes: int) -> int:
+    """Of all before the position, to which this reads; raises if it is not what was read before."""
+    left, kept = position_of(split, "offset"), split.position.get("crc32")
+    if left and kept is None:
+        refuse_other_size(split, size_bytes)
+    checksum = 0
+    while left and (piece := file.read(min(left, _BLOCK_BYTES))):
+        checksum = zlib.crc32(piece, checksum)
+        left -= len(piece)
+    if left or kept not in (None, f"{checksum:08x}"):
+        read = position_of(split, "offset")
+        raise changed_past(split, f"its first {read} bytes are others, or gone")
+    return checksum
+
+
+def _refuse_change(file: OpenFile, path: str, size_bytes: int) -> None:
+    now_bytes = file.size_now()
+    if now_bytes != size_bytes:
+        raise DataError(
+            f"source file {path} has changed while it was read, from {size_bytes} to {now_bytes}"
+            " bytes: write a file elsewhere and rename it when it is whole, then start the job"
+            " again"
+        )
+
+
+def _blocks(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:
+    """The rest of a file in pieces of whole lines; the last line may lack its newline."""
+    rest = b""
+    while piece := file.read(min(left_bytes, _BLOCK_BYTES)):
+        left_bytes -= len(piece)
+        cut = piece.rfind(b"\n") + 1
+        if cut:
+            yield rest + piece[:cut]
+            rest = piece[cut:]
+        else:
+            rest += piece
+        if len(rest) > _LINE_BYTES_MAX:
+            raise DataError(
+                f"{path} has a line of more than {_LINE_BYTES_MAX} bytes: it is probably not a"
+                " file of lines, one record per line"
+            )
+    if rest:
+        yield rest
+
+
+def _whole(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:
+    """The file as one text."""
+    if left_bytes > _FILE_BYTES_MAX:
+        raise DataError(
+            f"{path} has {left_bytes} bytes and is to be read as a whole: write one record per"
+            f" line, or files of less than {_FILE_BYTES_MAX} bytes"
+        )
+    pieces: list[bytes] = []
+    while piece := file.read(left_bytes):
+        pieces.append(piece)
+        left_bytes -= len(piece)
+    yield b"".join(pieces)
+
+
+_MARK = b"\xef\xbb\xbf"
+
+
+def decoded(block: bytes, *, is_first: bool) -> bytes:
+    """The lines as UTF-8, with a sign in place of what is none, and without the mark of a file's
+    beginning."""
+    if is_first and block.startswith(_MARK):
+        block = block[len(_MARK) :]
+    return block if is_utf8(block) else block.decode("utf-8", "replace").encode()
+
+
+# --- options ---------------------------------------------------------------------------------
+
+
+def given_of(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """The options that are among those known, spelled as these are."""
+    spelled = {name.lower(): name for name in known}
+    return {spelled[name.lower()]: options[name] for name in options if name.lower() in spelled}
+
+
+def utf8_of(given: Mapping[str, str]) -> None:
+    """Raise BuildError where the options ask for other texts than lines of UTF-8."""
+    encoding = given.get("encoding", given.get("charset", "UTF-8"))
+    if encoding.upper().replace("_", "-") not in ("UTF-8", "UTF8"):
+        raise BuildError(f"option encoding is {encoding!r}, but only UTF-8 is read: convert it")
+    if given.get("lineSep", "\n") != "\n":
+        raise BuildError(
+            f"option lineSep is {given['lineSep']!r}, but lines end with a line feed, a carriage"
+            " return or both: leave it out"
+        )
+
+
+def mode_of(text: str) -> Mode:
+    for mode in _MODES:
+        if text.strip().upper() == mode:
+            return mode
+    raise BuildError(f"option mode is one of {', '.join(_MODES)}, not {text!r}")

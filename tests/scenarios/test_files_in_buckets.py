@@ -1,0 +1,140 @@
+"""Page views with a bucket as the only shared storage: kills, exact output, nothing left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stillframe.connectors.file_sink import FileSink
+from stillframe.connectors.files import Following, find_files
+from stillframe.connectors.json_lines import JsonLinesSource
+from stillframe.connectors.staged import StagedSink
+from stillframe.connectors.staged_files import Layout
+from stillframe.coordinator.history import CheckpointCompleted
+from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.storage.places import place_of
+from stillframe.testing.sinks import GatedSink
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def bucket(page_views, s3_bucket, s3_settings):
+    page_views.location = f"s3://{s3_bucket}/checkpoints"
+    s3_settings["fs.s3a.connection.request.timeout"] = "10s"
+    return f"s3://{s3_bucket}"
+
+
+def below(address, settings):
+    return sorted(each.path for each in place_of(address, settings).walk(address, lambda _: False))
+
+
+def ids_in(files, settings):
+    found = []
+    for file in files:
+        with place_of(file, settings).open(file) as raw:
+            found += pq.read_table(pa.PythonFile(raw, mode="r"))["id"].to_pylist()
+    return found
+
+
+def ids_of(source):
+    return [id for script in source.scripts for item in script for id in ids_of_item(item)]
+
+
+def ids_of_item(item):
+    return item["id"].to_pylist() if isinstance(item, pa.RecordBatch) else []
+
+
+def plan_of(source, sink):
+    read = Node(Read(source), source.schema, given_uid="clicks")
+    write = Node(Write(sink), source.schema, (read,), given_uid="write-clicks")
+    return build_plan("page-views", [write], 2)
+
+
+@pytest.mark.parametrize("is_logged", [False, True])
+def test_a_slot_killed_between_stage_and_commit_loses_and_doubles_nothing(
+    is_logged, page_views, bucket, s3_settings, until
+):
+    more, commit = page_views.gate("more"), page_views.gate("commit")
+    source = page_views.halves(more)
+    layout = Layout(rows_max=400)
+    files = FileSink(f"{bucket}/out", "parquet", source.schema, layout=layout, settings=s3_settings)
+    if is_logged:
+        sink = files.logged(None)
+    else:
+        sink = GatedSink(files, commit=commit, reached=page_views.gate("reached"))
+    running = page_views.start(plan_of(source, sink), **s3_settings)
+
+    running.wait(CheckpointCompleted)
+    if not is_logged:
+        until(lambda: page_views.gate("reached").is_open)
+        assert ids_in(visible(bucket, s3_settings), s3_settings) == [], "nothing shows before"
+    running.kill(slot=0)
+    commit.open()
+    more.open()
+    running.finish()
+
+    shown = visible(bucket, s3_settings)
+    assert Counter(ids_in(shown, s3_settings)) == Counter(ids_of(source))
+    left = [each for each in below(f"{bucket}/out", s3_settings) if "/_stillframe/staging" in each]
+    assert left == [], "no staged object is left"
+    assert len(running.attempts()) == 2
+    if is_logged:
+        log = [each for each in below(f"{bucket}/out", s3_settings) if "/_spark_metadata/" in each]
+        assert log
+
+
+def visible(bucket, settings):
+    return [each.path for each in find_files([f"{bucket}/out"], settings=settings)]
+
+
+def test_epochs_are_handed_to_the_driver_through_the_bucket(page_views, bucket, s3_settings):
+    more = page_views.gate("more")
+    source, handed = page_views.halves(more), []
+
+    def keep(epoch, mark, files):
+        handed.append((epoch, ids_in(files, s3_settings)))
+
+    directory = f"{bucket}/checkpoints/page-views/staged/write-clicks"
+    sink = StagedSink(directory, keep, source.schema, settings=s3_settings)
+    running = page_views.start(plan_of(source, sink), **s3_settings)
+    running.wait(CheckpointCompleted)
+    running.kill(slot=1)
+    more.open()
+    running.finish()
+
+    last = dict(handed)  # an epoch that comes again has the same rows
+    assert Counter(id for ids in last.values() for id in ids) == Counter(ids_of(source))
+    assert below(directory, s3_settings) == []
+
+
+def test_a_bucket_is_followed_and_the_job_reads_on_after_a_kill(
+    page_views, bucket, s3_settings, until
+):
+    place = place_of(bucket, s3_settings)
+
+    def put(name, numbers):
+        lines = "".join(f'{{"id": {n}, "app_id": "a"}}\n' for n in numbers)
+        place.create_if_absent(f"{bucket}/in/{name}", lines.encode())
+
+    put("a.json", range(100))
+    schema = pa.schema([("id", pa.int64()), ("app_id", pa.string())])
+    source = JsonLinesSource(f"{bucket}/in", schema, Following(0.1)).listing(settings=s3_settings)
+    sink = FileSink(f"{bucket}/out", "parquet", source.schema, settings=s3_settings)
+    running = page_views.start(plan_of(source, sink), **s3_settings)
+
+    def shown():
+        return sorted(ids_in(visible(bucket, s3_settings), s3_settings))
+
+    running.wait_for_records(100)
+    running.next_checkpoint()
+    running.kill(slot=0)
+    put("b.json", range(100, 200))
+    running.wait(CheckpointCompleted)
+    until(lambda: shown() == list(range(200)))
+    running.query.stop()
+    assert shown() == list(range(200))
