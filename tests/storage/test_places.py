@@ -1,4 +1,4 @@
-"""Places keep their contract: on a disk and in a bucket."""
+"""Places keep their contract: on a disk, in a bucket and on HDFS."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import pytest
 from stillframe.errors import BuildError
 from stillframe.storage.places import Place, address_of, is_on_disk, place_of
 
+KINDS = [
+    "disk",
+    pytest.param("s3", marks=pytest.mark.s3),
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+]
 
-@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.s3)])
+
+@pytest.fixture(params=KINDS)
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "disk":
         return str(tmp_path / "root")
+    if request.param == "hdfs":
+        return str(request.getfixturevalue("hdfs_root"))
     request.getfixturevalue("s3_environment")
     return f"s3://{request.getfixturevalue('s3_bucket')}/root"
 

@@ -71,7 +71,7 @@ from stillframe.storage.store import (
 if TYPE_CHECKING:
     from hdfs_native import Client, FileReader
 
-_TEMPORARY_PREFIX = ".tmp-"
+TEMPORARY_PREFIX = ".tmp-"
 _DEFAULT_PORT = 8020
 _READ_BYTES_MAX = 64 * 1024 * 1024
 
@@ -196,6 +196,10 @@ class HdfsStore(Store):
         self._cluster = cluster
         self._root = root
 
+    @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
     def __repr__(self) -> str:
         return f"HdfsStore({self.address!r})"
 
@@ -246,7 +250,7 @@ class HdfsStore(Store):
     def list(self, directory: str) -> builtins.list[str]:
         place = self._locate(directory) if directory else self._root
         names = self._names(place)
-        return sorted(name for name in names if not name.startswith(_TEMPORARY_PREFIX))
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
     def delete(self, path: str) -> None:
         self._delete(self._locate(path))
@@ -257,7 +261,7 @@ class HdfsStore(Store):
     def delete_unfinished(self, directory: str) -> None:
         place = self._locate(directory)
         for name in self._names(place):
-            if name.startswith(_TEMPORARY_PREFIX):
+            if name.startswith(TEMPORARY_PREFIX):
                 self._delete(f"{place}/{name}")
 
     # --- where things are ---
@@ -308,7 +312,7 @@ class HdfsStore(Store):
     def _write_through(self, final: str, views: Iterable[memoryview]) -> str:
         cluster, client = self._cluster, self._cluster.client()
         limit = cluster.limits.body_seconds
-        temporary = f"{final.rpartition('/')[0]}/{_TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        temporary = f"{final.rpartition('/')[0]}/{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
         target = cluster.run(lambda: client.create(temporary))
         try:
             is_empty = True

@@ -18,6 +18,7 @@ from stillframe.errors import StorageError
 from stillframe.storage.asking import Limits, Missing, Taken
 from stillframe.storage.objects import Bucket, ObjectStore
 from stillframe.storage.places import Draft, FileFacts, NameFilter, OpenFile, Place
+from stillframe.storage.store import Store
 
 _CHUNK_BYTES = 8 << 20
 _AHEAD_BYTES = 4 << 20
@@ -122,7 +123,7 @@ class ObjectPlace(Place):
             ) from None
 
     def draft(self, path: str) -> Draft:
-        return _ObjectDraft(self._store, self._key(path))
+        return StoreDraft(self._store, self._key(path))
 
     def create_if_absent(self, path: str, data: bytes) -> bool:
         return self._store.create_if_absent(self._key(path), data)
@@ -207,8 +208,10 @@ class _ObjectFile(OpenFile):
         return 0 if facts is None else facts.size_bytes
 
 
-class _ObjectDraft(Draft):
-    def __init__(self, store: ObjectStore, key: str) -> None:
+class StoreDraft(Draft):
+    """Put into a store when it is finished."""
+
+    def __init__(self, store: Store, key: str) -> None:
         self._store = store
         self._key = key
         self.file = tempfile.TemporaryFile("w+b", prefix="stillframe-")  # noqa: SIM115

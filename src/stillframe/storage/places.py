@@ -165,6 +165,7 @@ _KINDS: Mapping[str, str] = {
     "abfs": "abfs",
     "abfss": "abfss",
     "az": "az",
+    "hdfs": "hdfs",
 }
 """The schemes that are understood, and how each is written in addresses."""
 
@@ -186,7 +187,11 @@ def place_of(address: str, settings: Mapping[str, str] | None = None) -> Place:
 @lru_cache(64)
 def _opened(root: str, settings: tuple[tuple[str, str], ...], process: int) -> Place:
     """One for each process: a connection does not survive a fork."""
-    # Here because it is itself built on this contract.
+    # Here because they are themselves built on this contract.
+    if root.startswith("hdfs://"):
+        from stillframe.storage.hdfs_places import HdfsPlace
+
+        return HdfsPlace(root)
     from stillframe.storage.object_places import open_bucket
 
     return open_bucket(root, dict(settings))
