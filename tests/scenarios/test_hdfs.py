@@ -2,18 +2,26 @@
 
 import json
 import os
+from collections import Counter
 from random import Random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stillframe.cli.main import main
+from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.generate import ClickSource
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.coordinator.history import (
     AttemptFailed,
     CheckpointCompleted,
     CheckpointFailed,
     SlotsRunning,
 )
+from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.plan import build_plan
+from stillframe.storage.places import place_of
 
 pytestmark = pytest.mark.hdfs
 
@@ -61,3 +69,31 @@ if os.environ.get("STILLFRAME_SOAK"):
         running.finish()
 
         page_views.check_exactly_once(source)
+
+
+def test_files_are_written_to_hdfs_and_read_from_there_once_each_though_slots_are_killed(
+    page_views, hdfs_root
+):
+    """The one job writes what the other reads."""
+    page_views.location = f"{hdfs_root}/jobs"
+    clicks = ClickSource(records=20_000, records_per_second=10_000)
+    for name, source in (
+        ("first", clicks),
+        ("second", ParquetSource((f"{hdfs_root}/first",), clicks.schema)),
+    ):
+        read = Node(Read(source), clicks.schema, given_uid="read")
+        sink = FileSink(f"{hdfs_root}/{name}", "parquet", clicks.schema)
+        write = Node(Write(sink), clicks.schema, (read,), given_uid="write")
+        running = page_views.start(build_plan(name, [write], 2), available_now=name == "second")
+        if name == "first":
+            running.wait(CheckpointCompleted)
+            running.kill(slot=1)
+        running.finish()
+
+    place = place_of(hdfs_root)
+    shown = list(place.walk(f"{hdfs_root}/second", lambda part: part.startswith(("_", "."))))
+    ids = Counter()
+    for each in shown:
+        with place.open(each.path) as file:
+            ids.update(pq.read_table(pa.PythonFile(file, mode="r"))["id"].to_pylist())
+    assert ids == Counter(range(20_000))
