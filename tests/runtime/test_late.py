@@ -105,7 +105,7 @@ def test_time_does_not_go_to_the_late_ones_which_it_has_passed_but_its_end_does(
     windows = Windows(tumbling())
     windows.chain.advance(20)
     windows.chain.end_time()
-    assert windows.made.times_us == [20, END_OF_TIME_US]
+    assert windows.made.times_us == [19, END_OF_TIME_US]
     assert windows.late.times_us == [END_OF_TIME_US]
 
 

@@ -13,6 +13,7 @@ from stillframe.graph.logical import Aggregate, SessionWindow, Window
 from stillframe.graph.plan import Edge, HashBy
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.key_groups import hash_row, key_group_range
+from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.protocol.manifests import (
     Manifest,
     OperatorDescription,
@@ -29,6 +30,7 @@ from stillframe.runtime.windowing import (
     windowed_partials,
 )
 from stillframe.state.partials import is_partial
+from stillframe.state.reached import BEGINNING_US
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.store import open_store
 
@@ -47,6 +49,16 @@ def records(*rows: tuple[str, int | None]) -> pa.RecordBatch:
     keys, times = [row[0] for row in rows], [row[1] for row in rows]
     at = pa.array(times, pa.int64()).cast(UTC)
     return pa.record_batch([pa.array(keys, pa.string()), at], schema=SCHEMA)
+
+
+@pytest.mark.parametrize("aggregate", [CLOSED, UPDATED, SESSIONS])
+def test_behind_windows_event_time_is_before_the_last_moment_of_those_that_are_open(
+    tmp_path: Path, aggregate: Aggregate
+) -> None:
+    operator = Counting(tmp_path, aggregate).operator
+    assert operator.time_after(9) == 8  # so that 9, of a row for the window until 10, is not late
+    assert operator.time_after(END_OF_TIME_US) == END_OF_TIME_US
+    assert operator.time_after(BEGINNING_US + 1) == BEGINNING_US + 1
 
 
 class Counting:

@@ -15,6 +15,7 @@ from stillframe.errors import BuildError
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
     from stillframe.spark.session import Still
@@ -57,6 +58,10 @@ def doubled(frames: Iterator[pandas.DataFrame]) -> Iterator[pandas.DataFrame]:
         yield frame[["id"]] * 2
 
 
+def as_they_are(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    yield from batches
+
+
 def sql(text: str) -> Callable[[DataFrame], DataFrame]:
     def asked(rows: DataFrame) -> DataFrame:
         rows.createOrReplaceTempView("clicks")
@@ -90,6 +95,57 @@ def joined_in_time(rows: DataFrame) -> DataFrame:
     later = watermarked(rows).selectExpr("id as other", "at as then", "app as its")
     near = "id + 1 = other AND then BETWEEN at AND at + INTERVAL 5 SECONDS"
     return watermarked(rows).join(later, expr(near)).select("id", "other", "app", "its")
+
+
+def minutes(rows: DataFrame) -> DataFrame:
+    """Sliding windows that event time closes."""
+    from pyspark.sql.functions import window
+
+    return watermarked(rows).groupBy(window("at", "2 minutes", "1 minute"), "app").count()
+
+
+def windows_of_windows(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import window, window_time
+
+    per_app = minutes(rows).groupBy(window(window_time("window"), "3 minutes"), "app")
+    inner = per_app.agg({"count": "sum"}).withColumnRenamed("sum(count)", "n")
+    return inner.groupBy(window("window", "6 minutes")).agg({"n": "sum"})
+
+
+def windows_joined(rows: DataFrame) -> DataFrame:
+    """Of one app beside those of another, which has none later on."""
+    early = "app = 'a1' AND window.start < timestamp'2024-01-01 00:04:00'"
+    few = minutes(rows).where(early).selectExpr("window", "count as n")
+    return minutes(rows).where("app = 'a0'").join(few, "window", "left_outer")
+
+
+def without_duplicates_all_along(rows: DataFrame) -> DataFrame:
+    once = watermarked(rows).dropDuplicates(["id", "at"])
+    return minutes(once).drop("app").dropDuplicates()
+
+
+def sessions_in_windows(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import session_window, window
+
+    visits = watermarked(rows.where("id % 97 < 20")).groupBy(
+        session_window("at", "10 seconds"), "app"
+    )
+    return visits.count().groupBy(window("session_window", "3 minutes")).agg({"count": "max"})
+
+
+def joined_then_windows(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import expr, window
+
+    later = watermarked(rows).selectExpr("id as other", "at as then")
+    near = "id + 1 = other AND then BETWEEN at AND at + INTERVAL 5 SECONDS"
+    return watermarked(rows).join(later, expr(near)).groupBy(window("at", "1 minute")).count()
+
+
+def windows_selected(rows: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import window
+
+    placed = watermarked(rows).select(window("at", "3 minutes", "2 minutes"), "id")
+    return placed.where("id % 2 = 0").groupBy("window").agg({"id": "max"})
 
 
 APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -137,9 +193,29 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
 CLOSING: dict[str, Callable[[DataFrame], DataFrame]] = {
     "sliding windows": sliding,
     "windows over the column of an older frame": tumbling_of_an_older_column,
+    "windows of windows of windows": windows_of_windows,
+    "groups of windows": lambda rows: minutes(rows).groupBy("window").agg({"count": "sum"}),
+    "windows joined": windows_joined,
+    "duplicates before and behind windows": without_duplicates_all_along,
+    "sessions in windows": sessions_in_windows,
+    "windows of what was joined": joined_then_windows,
+    "windows that were selected": windows_selected,
+    "windows united": lambda rows: minutes(rows).union(minutes(rows).where("app <> 'a1'")),
+    "a function and duplicates behind windows": lambda rows: (
+        minutes(rows)
+        .select("window", "count")
+        .mapInArrow(as_they_are, "window struct<start: timestamp, end: timestamp>, count long")
+        .dropDuplicates()
+    ),
 }
 
+
 WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "a cube": lambda rows: (
+        rows.cube("app", (rows.id % 2).alias("k"))
+        .count()
+        .selectExpr("coalesce(app, 'all') AS app", "coalesce(k, -1) AS k", "count")
+    ),
     "a count": lambda rows: rows.groupBy("app").count(),
     "arithmetic of aggregates": lambda rows: (
         rows.groupBy((rows.id % 10).alias("k")).agg({"id": "sum"}).selectExpr("k", "`sum(id)` / 2")
@@ -225,11 +301,14 @@ def test_spark_s_verbs_go_on_after_ours(
     ("program", "sentence"),
     [
         (lambda rows: rows.orderBy("value").where("value > 1"), "this step .*: Sort"),
-        (lambda rows: rows.selectExpr("explode(map(1, value))"), "this step .*: Generate"),
-        (lambda rows: rows.rollup("value").count(), "this step .*: Expand"),
+        (lambda rows: rows.selectExpr("stack(2, value, -value)"), "this step .*: Generate"),
         (
             lambda rows: rows.groupBy("value").count().groupBy("count").count(),
             "already aggregated",
+        ),
+        (
+            lambda rows: minutes_of(rows).withWatermark("t", "1 minute"),
+            "Redefining watermark is disallowed",
         ),
     ],
 )
@@ -238,6 +317,36 @@ def test_a_step_that_is_not_there_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(BuildError, match=sentence):
         still.writeStream(program(spark.readStream.format("rate").load()))
+
+
+def minutes_of(rates: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import window, window_time
+
+    windows = rates.withWatermark("timestamp", "1 minute").groupBy(window("timestamp", "1 minute"))
+    return windows.count().select("window", window_time("window").alias("t"), "count")
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda rows: rows.groupBy("window").count(),
+        lambda rows: rows.select("window").dropDuplicates(["window"]),
+        lambda rows: rows.join(rows.selectExpr("window", "t as other"), "window"),
+    ],
+    ids=["windows", "duplicates", "a join"],
+)
+def test_what_stands_behind_windows_gets_final_rows_or_is_refused_in_spark_s_words(
+    spark: SparkSession,
+    still: Still,
+    tmp_path: Path,
+    behind: Callable[[DataFrame], DataFrame],
+    mode: str,
+) -> None:
+    rows = behind(minutes_of(spark.readStream.format("rate").load()))
+    writer = still.writeStream(rows).format("memory").queryName("chained").outputMode(mode)
+    with pytest.raises(BuildError, match="correctness' issue due to global watermark"):
+        writer.option("checkpointLocation", str(tmp_path)).start()
 
 
 @pytest.mark.parametrize("mode", ["append", "update"])

@@ -1,4 +1,4 @@
-"""`explode(...)`: one row for each element of an array, as Spark's Generate makes them."""
+"""Several rows of one: `explode(...)`, as Spark's Generate makes them, and Spark's Expand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stillframe.graph.expressions import Expression
-from stillframe.runtime.expressions import evaluate
+from stillframe.graph.expressions import Expression, Named
+from stillframe.runtime.expressions import evaluate, project
 from stillframe.runtime.row_functions import Batches
 
 _ROWS_MAX = 1 << 16
@@ -19,7 +19,8 @@ _ROWS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Exploding:
-    """For `MapInArrow`: each row's own columns beside each element of an array of its."""
+    """For `MapInArrow`: each row's own columns beside each element of an array of its, or beside
+    the key and the value of each entry of a map."""
 
     expression: Expression
     with_position: bool
@@ -30,7 +31,7 @@ class Exploding:
 
     def __call__(self, batches: Batches) -> Batches:
         for batch in batches:
-            arrays = evaluate(self.expression, batch)
+            arrays = _as_lists(evaluate(self.expression, batch))
             lengths = np.asarray(pc.fill_null(pc.list_value_length(arrays), 0), np.int64)
             rows = np.maximum(lengths, 1) if self.is_outer else lengths
             for start, stop in _pieces(rows):
@@ -53,7 +54,9 @@ class Exploding:
         is_void = np.repeat(lengths == 0, rows)
         # Where a void row stands, no element is taken: the others move up.
         taken = pa.array(np.cumsum(~is_void) - 1, mask=is_void)
-        made = [arrays.flatten().take(taken)]
+        elements = arrays.flatten().take(taken)
+        is_map = pa.types.is_map(self.expression.type)
+        made = [pc.struct_field(elements, [i]) for i in range(2)] if is_map else [elements]
         if self.with_position:
             made.insert(0, pa.array(places.astype(np.int32), mask=is_void))
         own = [column.take(pa.array(parents)) for column in batch.columns]
@@ -62,6 +65,31 @@ class Exploding:
             for column, field in zip([*own, *made], self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _as_lists(arrays: pa.Array) -> pa.Array:
+    """A map is a list of its entries."""
+    if not pa.types.is_map(arrays.type):
+        return arrays
+    entries = pa.StructArray.from_arrays([arrays.keys, arrays.items], ["key", "value"])
+    offsets = np.asarray(arrays.offsets)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), entries)
+    if not arrays.null_count:
+        return lists
+    return pc.if_else(arrays.is_valid(), lists, pa.scalar(None, lists.type))
+
+
+@dataclass(frozen=True, slots=True)
+class Expanding:
+    """For `MapInArrow`: each row several times over, with columns that are computed of it."""
+
+    rows: tuple[tuple[Named, ...], ...]
+    schema: pa.Schema
+
+    def __call__(self, batches: Batches) -> Batches:
+        for batch in batches:
+            for columns in self.rows:
+                yield project(columns, batch, self.schema)
 
 
 def _pieces(

@@ -335,6 +335,10 @@ def _struct_field(type_: pa.DataType, argument: pa.Array, ordinal: pa.Scalar) ->
     return pc.struct_field(argument, [ordinal.as_py()])
 
 
+def _struct(type_: pa.DataType, *fields: Datum) -> Datum:
+    return pa.StructArray.from_arrays(_columns(*fields), fields=list(type_))
+
+
 def _sunday_first(dates: pa.Array) -> pa.Array:
     return pc.day_of_week(dates, count_from_zero=False, week_start=7)
 
@@ -416,6 +420,7 @@ FUNCTIONS: dict[str, Function] = {
     "seconds_to_timestamp": _from_unix(times.SECOND_MICROS),
     "millis_to_timestamp": _from_unix(1_000),
     "micros_to_timestamp": _from_unix(1),
+    "struct": _struct,
     "struct_field": _struct_field,
     "without_zone": lambda type_, argument: argument.cast(type_),
 }

@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from stillframe.graph.logical import Aggregate, SessionWindow
 from stillframe.ids import Attempt, OperatorUid, SubtaskIndex
+from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.protocol.restore import SubtaskState
 from stillframe.runtime.operators import TimedOperator, TimedState
 from stillframe.runtime.outputs import Combiner
 from stillframe.state import window_rows
 from stillframe.state.panes import WindowedPartials
+from stillframe.state.reached import BEGINNING_US
 from stillframe.state.sessions import SessionPartials, SessionTable
 from stillframe.state.windows import Added, WindowTables
 from stillframe.storage.store import Store
@@ -67,6 +69,12 @@ class Windowing(TimedOperator):
             return ()
         self.watermark_us = time_us
         return () if self._emits_all else self._tables.close(time_us)
+
+    def time_after(self, time_us: int) -> int:
+        """The last moment of a window that is still open: its row comes with that event time."""
+        if time_us == END_OF_TIME_US:
+            return time_us
+        return max(time_us - 1, BEGINNING_US + 1)
 
     def on_barrier(self) -> Iterable[pa.RecordBatch]:
         return self._tables.everything() if self._emits_all else ()

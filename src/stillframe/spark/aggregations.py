@@ -26,12 +26,11 @@ from stillframe.api.aggregates import AggregateCall, AggregateFunction
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named
 from stillframe.graph.logical import WINDOW, SessionWindow, Window
-from stillframe.spark.expressions import GROUP_BY_WINDOW, Translator, columns_of, refused_plan
+from stillframe.spark.expressions import Translator, columns_of, refused_plan
 from stillframe.spark.gaps import gap_of, positive_gap
 from stillframe.spark.nodes import (
     mode_of,
     name_or_sql,
-    refused,
     refused_mode,
     text_literal,
     type_of,
@@ -39,12 +38,22 @@ from stillframe.spark.nodes import (
 )
 from stillframe.spark.plans import ExprId, analyzed, below_aliases, children, class_name, sequence
 from stillframe.spark.types import TIMESTAMP
+from stillframe.spark.window_rules import (
+    bound_of,
+    is_window_type,
+    last_moment_of,
+    length_of,
+    window_of,
+)
 from stillframe.spark.windows import (
     WALL_CLOCK_WINDOW_TYPE,
     WINDOW_TYPE,
     FoundSession,
     FoundWindow,
-    window_below,
+    is_event_time,
+    is_session,
+    is_window,
+    window_grouped_by,
 )
 
 _AGGREGATES: dict[str, AggregateFunction] = {
@@ -82,13 +91,13 @@ def aggregation_of(frame: DataFrame) -> Aggregation:
     plan = below_aliases(analyzed(frame))
     if class_name(plan) != "Aggregate":
         raise refused_plan(plan)
-    found = window_below(frame.sparkSession, plan.child())
+    found = window_grouped_by(frame.sparkSession, plan)
     grouping = _Grouping(columns_of(plan.child() if found is None else found.below))
     outputs = sequence(plan.aggregateExpressions())
     keys = [without_alias(key) for key in sequence(plan.groupingExpressions())]
     if found is not None:
-        grouping.add_window(found, keys)
-    for key in keys:
+        grouping.add_window(found)
+    for key in sorted(keys, key=_is_made_window, reverse=True):
         grouping.add_key(key, outputs)
     after = tuple(Named(output.name(), grouping.translate(output)) for output in outputs)
     before = tuple(Named(name, expression) for name, expression in grouping.before.items())
@@ -98,8 +107,14 @@ def aggregation_of(frame: DataFrame) -> Aggregation:
         tuple(grouping.calls),
         after,
         grouping.window,
-        found is not None and found.is_watermarked,
+        grouping.is_watermarked,
     )
+
+
+def _is_made_window(key: JavaObject) -> bool:
+    """Whether it is a column of windows that were made before the grouping."""
+    is_column = class_name(key) == "AttributeReference"
+    return is_column and (is_window(key) or is_session(key)) and is_window_type(type_of(key))
 
 
 class _Grouping(Translator):
@@ -108,22 +123,20 @@ class _Grouping(Translator):
     def __init__(self, source: dict[ExprId, Expression]) -> None:
         super().__init__({})
         self._source = Translator(source)
-        self._key_nodes: list[tuple[JavaObject, Column]] = []
+        self._key_nodes: list[tuple[JavaObject, Expression]] = []
         self._call_nodes: list[tuple[JavaObject, Column]] = []
         self._input_nodes: list[tuple[JavaObject, str]] = []
         self.before: dict[str, Expression] = {}
         self.keys: list[str] = []
         self.calls: list[AggregateCall] = []
         self.window: Window | SessionWindow | None = None
+        self.is_watermarked = False
         self._shows_wall_clock = False
         self._taken: tuple[str, ...] = ()
         """Names that what comes out of the aggregation has besides its keys and aggregates."""
 
-    def add_window(self, found: FoundWindow | FoundSession, keys: list[JavaObject]) -> None:
-        if not any(found.is_at(key) for key in keys):
-            raise refused(
-                found.column, f"is a window, and not grouped by as such ({GROUP_BY_WINDOW})"
-            )
+    def add_window(self, found: FoundWindow | FoundSession) -> None:
+        self.is_watermarked = found.is_watermarked
         name = name_or_sql(found.time)
         self.before[name] = self._source.translate(found.time)
         self._input_nodes.append((found.time, name))
@@ -152,12 +165,46 @@ class _Grouping(Translator):
         if any(known.semanticEquals(node) for known, _ in self._key_nodes):
             return
         expression = self._source.translate(node)
+        if _is_made_window(node):
+            self._add_made_window(node, expression)
+            return
         if types.is_floating(expression.type):
             expression = Call("normalize_float", (expression,), expression.type)
-        name = self._new_name(self._key_name(node, outputs), [*self.before, *self._taken])
+        key = self._named_key(self._key_name(node, outputs), expression)
+        self._key_nodes.append((node, key))
+
+    def _named_key(self, wanted: str, expression: Expression) -> Column:
+        name = self._new_name(wanted, [*self.before, *self._taken])
         self.before[name] = expression
         self.keys.append(name)
-        self._key_nodes.append((node, Column(name, expression.type)))
+        return Column(name, expression.type)
+
+    def _add_made_window(self, node: JavaObject, window: Expression) -> None:
+        """Group by windows that were made before: each closes at its end, and sessions are joined.
+
+        A window that begins at another moment is another group, whatever its end. So the start is
+        a key, and what event time passes is a window of one microsecond, the last of the made one.
+        """
+        name = name_or_sql(node)
+        if self.window is not None or not (is_session(node) or is_event_time(node)):
+            bounds = (self._named_key(f"{name}.{b}", bound_of(window, b)) for b in ("start", "end"))
+            self._key_nodes.append((node, window_of(*bounds)))
+            return
+        self.is_watermarked = is_event_time(node)
+        self._taken = (WINDOW,)
+        if is_session(node):
+            names = (f"{name}.start", f"length of {name}")
+            made = (bound_of(window, "start"), length_of(window))
+            self.before |= dict(zip(names, made, strict=True))
+            self.window = SessionWindow(*names)
+            self._key_nodes.append((node, Column(WINDOW, WINDOW_TYPE)))
+            return
+        moment = f"window_time({name})"
+        self.before[moment] = last_moment_of(window)
+        self.window = Window(moment, 1, 1)
+        start = self._named_key(f"{name}.start", bound_of(window, "start"))
+        end = bound_of(Column(WINDOW, WINDOW_TYPE), "end")
+        self._key_nodes.append((node, window_of(start, end)))
 
     @staticmethod
     def _key_name(node: JavaObject, outputs: list[JavaObject]) -> str:
@@ -245,7 +292,8 @@ class _Grouping(Translator):
         return name
 
     def _read(self, argument: JavaObject) -> str:
-        for known, name in (*self._input_nodes, *((n, c.name) for n, c in self._key_nodes)):
+        keys = ((node, key.name) for node, key in self._key_nodes if isinstance(key, Column))
+        for known, name in (*self._input_nodes, *keys):
             if known.semanticEquals(argument):
                 return name
         name = self._new_name(name_or_sql(argument), self.before)

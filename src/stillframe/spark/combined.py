@@ -17,7 +17,13 @@ from stillframe.key_groups import unsupported_key_type
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark.expressions import projection_of
 from stillframe.spark.processed import refuse_no_function
-from stillframe.spark.stream import Stream, frame_of_columns, leaf_of, refuse_repeated
+from stillframe.spark.stream import (
+    Stream,
+    frame_of_columns,
+    leaf_of,
+    refuse_repeated,
+    unchanged,
+)
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 
 
@@ -48,7 +54,7 @@ class BroadcastStream:
 
 def united(streams: Sequence[Stream], frame: DataFrame) -> Stream:
     """The rows of all, as Spark understands `frame`, which is a union of their frames."""
-    if any(stream.is_updates for stream in streams):
+    if not all(stream.can_be_final for stream in streams):
         raise BuildError(
             "an aggregated stream cannot be united with another, as nobody could tell which rows"
             " are new values of which: unite the streams before groupBy, or write each on its own"
@@ -105,7 +111,6 @@ def connected(
         first.still,
         Node(operator, made, (first.node, second.node)),
         empty_frame(first.still.spark, declared),
-        is_updates=first.is_updates or second.is_updates,
     )
 
 
@@ -156,7 +161,7 @@ def _refuse_unfit_keys(keys: tuple[str, ...], first: Stream, second: Stream) -> 
 
 
 def iterated(stream: Stream, body: Callable[[Stream], tuple[Stream, Stream]]) -> Stream:
-    if stream.is_updates:
+    if not stream.can_be_final:
         raise BuildError(
             "an aggregated stream cannot go round in a cycle, as nobody could tell which rows are"
             " new values of which: call iterate before groupBy"
@@ -164,14 +169,14 @@ def iterated(stream: Stream, body: Callable[[Stream], tuple[Stream, Stream]]) ->
     entry, frame = _nullable(stream)
     given = Stream(stream.still, Node(LoopHead(), entry.schema, (entry,)), frame)
     out, back = _two_streams(body(given), stream)
-    if back.is_updates:
+    if not back.can_be_final:
         raise BuildError(
             "what iterate sends back is aggregated, and its rows are new values of older ones:"
             " send rows back before groupBy, or make new ones of them in connect"
         )
     head = _head_of(entry, out, back)
     closed = Node(CloseLoop(head), out.node.schema, (out.node, _fitted_back(back, given)))
-    return Stream(stream.still, closed, out.frame, principal=head, is_updates=out.is_updates)
+    return Stream(stream.still, closed, out.frame, principal=head)
 
 
 def _nullable(stream: Stream) -> tuple[Node, DataFrame]:
@@ -180,7 +185,7 @@ def _nullable(stream: Stream) -> tuple[Node, DataFrame]:
     if all(field.nullable for field in node.schema):
         return node, stream.frame
     schema = pa.schema([field.with_nullable(True) for field in node.schema])
-    return Node(Project(_unchanged(node.schema)), schema, (node,)), _nullable_frame(stream.frame)
+    return Node(Project(unchanged(node.schema)), schema, (node,)), _nullable_frame(stream.frame)
 
 
 def _nullable_frame(frame: DataFrame) -> DataFrame:
@@ -247,7 +252,7 @@ def _fitted_back(back: Stream, given: Stream) -> Node:
     node, schema = back.node, given.node.schema
     if node.schema == schema:
         return node
-    return Node(Project(_unchanged(node.schema)), schema, (node,))
+    return Node(Project(unchanged(node.schema)), schema, (node,))
 
 
 # --- All of them ------------------------------------------------------------------------------
@@ -265,10 +270,6 @@ def refuse_strangers(method: str, first: Stream, second: object) -> None:
             f"{method} is given streams of two Spark sessions, and a job runs in one: read both"
             " with the same stillframe.on(spark)"
         )
-
-
-def _unchanged(schema: pa.Schema) -> tuple[graph.Named, ...]:
-    return tuple(graph.Named(field.name, graph.Column(field.name, field.type)) for field in schema)
 
 
 def _in_words(stream: Stream) -> str:

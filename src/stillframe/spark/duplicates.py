@@ -13,10 +13,19 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
 from stillframe.errors import BuildError
+from stillframe.graph.expressions import Column, Named
 from stillframe.graph.logical import DropDuplicates, Node
 from stillframe.key_groups import unsupported_key_type
+from stillframe.spark.joins import told_apart
 from stillframe.spark.plans import below_aliases, sequence
-from stillframe.spark.stream import Stream, refuse_repeated
+from stillframe.spark.stream import (
+    Stream,
+    projection_node,
+    refuse_repeated,
+    schema_of,
+    unchanged,
+)
+from stillframe.spark.window_rules import bound_of, is_window_type, last_moment_of
 from stillframe.spark.windows import DELAY, refuse_untimely
 
 
@@ -32,17 +41,44 @@ def deduplicated(stream: Stream, keys: tuple[str, ...], within: bool) -> Stream:
     _refuse_updates(stream, method)
     refuse_repeated(list(keys))
     _refuse_unfit_keys(stream, keys, method)
-    operator = _operator(stream, keys, within)
-    node = Node(operator, stream.node.schema, (stream.node,))
-    return Stream(stream.still, node, stream.frame)
+    time = _noted_time_of(stream)
+    before, named = _with_parts_of_windows(stream, keys, time)
+    parts = tuple(part for key in keys for part in named.get(key, (key,)))
+    if time is not None and time.name in named:
+        time = EventTime(named[time.name][-1], time.delay_us)
+    operator = _operator(parts, time, within)
+    node = Node(operator, before.schema, (before,))
+    last = projection_node(node, unchanged(stream.node.schema), stream.node.schema)
+    return Stream(stream.still, last, stream.frame, principal=node)
+
+
+def _with_parts_of_windows(
+    stream: Stream, keys: tuple[str, ...], time: EventTime | None
+) -> tuple[Node, dict[str, tuple[str, str]]]:
+    """The stream, and beside its windows that are asked about where they start and end.
+
+    What the two parts of such a column are called; the second is its event time.
+    """
+    schema = stream.node.schema
+    wanted = {*keys, *(() if time is None else (time.name,))}
+    windows = [each for each in schema if each.name in wanted and is_window_type(each.type)]
+    columns = list(unchanged(schema))
+    for each in windows:
+        window = Column(each.name, each.type)
+        columns.append(Named(f"{each.name}.start", bound_of(window, "start")))
+        columns.append(Named(f"window_time({each.name})", last_moment_of(window)))
+    made = told_apart(tuple(columns))
+    names = [each.name for each in made[len(schema) :]]
+    parts = zip(names[::2], names[1::2], strict=True)
+    named = {each.name: part for each, part in zip(windows, parts, strict=True)}
+    return projection_node(stream.node, made, schema_of(made)), named
 
 
 def _method(within: bool) -> str:
     return "dropDuplicatesWithinWatermark" if within else "dropDuplicates"
 
 
-def _operator(stream: Stream, keys: tuple[str, ...], within: bool) -> DropDuplicates:
-    time = event_time_of(stream)
+def _operator(keys: tuple[str, ...], time: EventTime | None, within: bool) -> DropDuplicates:
     if time is None and within:
         raise BuildError(
             "dropDuplicatesWithinWatermark is not supported on streaming DataFrames/DataSets"
@@ -64,6 +100,17 @@ class EventTime:
 
 
 def event_time_of(stream: Stream) -> EventTime | None:
+    """That of its rows one by one; where windows say it, that has to be asked of them."""
+    time = _noted_time_of(stream)
+    if time is not None and is_window_type(stream.node.schema.field(time.name).type):
+        raise BuildError(
+            f"the event time of this stream is in its windows, {time.name}: select"
+            f" window_time({time.name}) in their place"
+        )
+    return time
+
+
+def _noted_time_of(stream: Stream) -> EventTime | None:
     """By the note of Spark's columns: one that was computed anew is not the event time."""
     noted = [field for field in stream.schema if DELAY in field.metadata]
     if not noted:
@@ -89,17 +136,19 @@ def _analyzed(frame: DataFrame) -> JavaObject:
 
 
 def _refuse_updates(stream: Stream, method: str) -> None:
-    if stream.is_updates:
+    if not stream.can_be_final:
         raise BuildError(
             f"{method} is called on an aggregated stream, whose rows are new values of older ones"
-            " and of which it would keep the first: drop duplicates before groupBy"
+            " and of which it would keep the first: drop duplicates before groupBy, or group by"
+            " windows of a stream withWatermark(...), which event time closes"
         )
 
 
 def _refuse_unfit_keys(stream: Stream, keys: tuple[str, ...], method: str) -> None:
     kinds = dict(stream.dtypes)
     for key in keys:
-        if unsupported_key_type(stream.node.schema.field(key).type) is not None:
+        kind = stream.node.schema.field(key).type
+        if unsupported_key_type(kind) is not None and not is_window_type(kind):
             raise BuildError(
                 f"{method} by {key!r} is not possible, as rows are not told apart by a"
                 f" {kinds[key]}: name other columns, {method}(['...']), or cast it to a string"

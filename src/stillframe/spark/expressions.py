@@ -48,6 +48,7 @@ from stillframe.spark.plans import (
 from stillframe.spark.text_rules import TEXT_RULES
 from stillframe.spark.time_rules import TIME_RULES
 from stillframe.spark.udf_values import argument_of, results_as
+from stillframe.spark.window_rules import WINDOW_RULES
 from stillframe.spark.windows import is_for_window
 
 COLUMN_NOTE = "stillframe.column"
@@ -241,6 +242,7 @@ _RULES: dict[str, Callable[[Translator, JavaObject], Expression]] = {
     **NUMBER_RULES,
     **TEXT_RULES,
     **TIME_RULES,
+    **WINDOW_RULES,
     "With": Translator.share,
     "CommonExpressionRef": Translator.shared,
     "GetStructField": _struct_field,

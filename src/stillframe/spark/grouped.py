@@ -159,17 +159,16 @@ def aggregated(stream: Stream, node: Node, frame: DataFrame) -> Stream:
     operator = Aggregate(made.keys, made.calls, made.window)
     aggregate = Node(operator, _aggregate_schema(made, before), (before,))
     last = projection_node(aggregate, made.after, to_arrow_schema(frame.schema))
-    return Stream(
-        stream.still, last, leaf_of(frame), principal=aggregate, is_updates=True, grouped=stream
-    )
+    return Stream(stream.still, last, leaf_of(frame), principal=aggregate, grouped=stream)
 
 
 def refuse_grouped(stream: Stream) -> None:
-    """Raise for a stream whose rows replace each other."""
-    if stream.is_updates:
+    """Raise for a stream whose rows replace each other, in whichever output mode."""
+    if not stream.can_be_final:
         raise BuildError(
             "this stream is already aggregated, and grouping its updates again would count"
-            " every new value beside the old one: group once, by the keys that are wanted"
+            " every new value beside the old one: group once, by the keys that are wanted, or first"
+            " by windows of a stream withWatermark(...), which event time closes"
         )
 
 

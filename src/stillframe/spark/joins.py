@@ -36,6 +36,7 @@ from stillframe.spark.nodes import name_or_sql
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 from stillframe.spark.stream import Stream, frame_of_columns, projection_node, schema_of
 from stillframe.spark.types import to_arrow_schema
+from stillframe.spark.window_rules import bound_of, is_window_type, last_moment_of
 from stillframe.spark.windows import is_event_time, is_watermarked_throughout, without_note
 
 if TYPE_CHECKING:
@@ -123,10 +124,11 @@ def _refuse_strangers(first: Stream, second: Stream) -> None:
 
 
 def _refuse_updates(first: Stream, second: Stream) -> None:
-    if first.is_updates or second.is_updates:
+    if not (first.can_be_final and second.can_be_final):
         raise BuildError(
             "an aggregated stream cannot be joined, as its rows are new values of older ones, which"
-            " were joined already: join the streams before groupBy"
+            " were joined already: join the streams before groupBy, or group by windows of a stream"
+            " withWatermark(...), which event time closes"
         )
 
 
@@ -151,8 +153,8 @@ def _times_of(
 
     Behind a join there are two event times in one stream: those are taken about which most is said.
     """
-    lefts = found.left.event_times if is_watermarked_throughout(first) else ()
-    rights = found.right.event_times if is_watermarked_throughout(second) else ()
+    lefts = tuple(found.left.event_times) if is_watermarked_throughout(first) else ()
+    rights = tuple(found.right.event_times) if is_watermarked_throughout(second) else ()
     if not lefts or not rights:
         return (next(iter(lefts), None), next(iter(rights), None)), TimeBounds()
     pairs = zip(found.left.keys, found.right.keys, strict=True)
@@ -218,8 +220,8 @@ def _frame_of(
     An event time is one behind the join only if its rows cannot come out arbitrarily late.
     """
     in_time = {
-        *(found.left.event_times if bounds.latest_us is not None else ()),
-        *(found.right.event_times if bounds.earliest_us is not None else ()),
+        *(found.left.event_times.values() if bounds.latest_us is not None else ()),
+        *(found.right.event_times.values() if bounds.earliest_us is not None else ()),
     }
     return noted_frame(frame, result, in_time)
 
@@ -270,8 +272,9 @@ class FoundInput:
     """All of the stream's, by names that no column of the other input has; then computed keys."""
     keys: tuple[str, ...]
     """Among these columns, pair by pair with those of the other input."""
-    event_times: tuple[str, ...]
-    """Those of the columns that a watermark is about."""
+    event_times: dict[str, str]
+    """The columns with the event times that a watermark is about, and who says them: themselves,
+    or the column with the windows whose last moments they are."""
 
 
 @dataclass(frozen=True)
@@ -326,14 +329,22 @@ class _Side:
         self._own = columns_of(plan)
         self._taken = taken
         self._columns: list[Named] = []
-        self._event_times: list[str] = []
+        self._event_times: dict[str, str] = {}
         self._keys: list[str] = []
         self.inner: dict[ExprId, Expression] = {}
+        own: dict[str, Expression] = {}
+        noted: list[str] = []
         for output in sequence(below_aliases(plan).output()):
             named = self._add(str(output.name()), self._own[id_of(output)])
-            self.inner[id_of(output)] = Column(named, self._own[id_of(output)].type)
+            own[named] = self._own[id_of(output)]
+            self.inner[id_of(output)] = Column(named, own[named].type)
             if is_event_time(output):
-                self._event_times.append(named)
+                noted.append(named)
+        for name in noted:
+            time = name
+            if is_window_type(own[name].type):
+                time = self._add(f"window_time({name})", last_moment_of(own[name]))
+            self._event_times[time] = name
 
     def has_all_of(self, node: JavaObject) -> bool:
         """Whether the expression is over columns of this side, and over some."""
@@ -342,6 +353,9 @@ class _Side:
 
     def add_key(self, node: JavaObject) -> None:
         inner = translated(node, self.inner)
+        if is_window_type(inner.type):
+            self._add_window_keys(str(node.sql()), inner, translated(node, self._own))
+            return
         if reason := unsupported_key_type(inner.type):
             raise BuildError(
                 f"rows cannot be joined by {node.sql()}: {reason}; use numbers, booleans, strings,"
@@ -352,8 +366,15 @@ class _Side:
         else:
             self._keys.append(self._add(name_or_sql(node), translated(node, self._own)))
 
+    def _add_window_keys(self, name: str, inner: Expression, window: Expression) -> None:
+        """Windows are the same if they start and end together: by its end event time may go."""
+        self._keys.append(self._add(f"{name}.start", bound_of(window, "start")))
+        said_by = {column: time for time, column in self._event_times.items()}
+        time = said_by.get(inner.name) if isinstance(inner, Column) else None
+        self._keys.append(time or self._add(f"window_time({name})", last_moment_of(window)))
+
     def found(self) -> FoundInput:
-        return FoundInput(tuple(self._columns), tuple(self._keys), tuple(self._event_times))
+        return FoundInput(tuple(self._columns), tuple(self._keys), self._event_times)
 
     def _add(self, wanted: str, expression: Expression) -> str:
         names = (wanted, *(f"{wanted}_{place}" for place in range(2, len(self._taken) + 3)))

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Column, Named
+from stillframe.graph.finality import can_close
 from stillframe.graph.logical import WINDOW, Aggregate, Late, Node, Project, replaced, walk
 from stillframe.spark.stream import Stream, frame_of_columns
-from stillframe.spark.windows import has_watermark, without_notes
+from stillframe.spark.windows import without_notes
 
 
 def with_late(stream: Stream) -> tuple[Stream, Stream]:
@@ -45,8 +46,7 @@ def _grouping_of(stream: Stream) -> tuple[Stream, Node]:
             " combined with another since: call it right after groupBy(window(...)).agg(...)"
         )
     aggregate = aggregates[-1]
-    assert isinstance(aggregate.operator, Aggregate)
-    if aggregate.operator.window is None or not has_watermark(aggregate):
+    if not can_close(aggregate):
         raise BuildError(
             "nothing comes too late for this aggregation, which no event time closes: say"
             " withWatermark(...) before and groupBy(window(...)) over its column, or leave"
@@ -87,7 +87,6 @@ def _over(stream: Stream, old: Node, new: Node) -> Stream:
         node,
         stream.frame,
         principal=new if stream.principal is old else node,
-        is_updates=stream.is_updates,
         grouped=stream.grouped,
         is_settled=True,
     )

@@ -264,7 +264,6 @@ def _with_result(stream: Stream, node: Node, joined: DataFrame, found: FoundJoin
     return Stream(
         stream.still,
         projection_node(node, result, schema),
-        noted_frame(joined, result, set(found.left.event_times)),
+        noted_frame(joined, result, set(found.left.event_times.values())),
         principal=node,
-        is_updates=stream.is_updates,
     )

@@ -7,18 +7,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stillframe.errors import BuildError
+from stillframe.graph.finality import given_updates
 from stillframe.graph.logical import Aggregate, Node, moved, walk
-from stillframe.spark.windows import has_watermark
+from stillframe.graph.plan import describe
 
 if TYPE_CHECKING:
     from stillframe.spark.writer import StreamWriter
 
 
-def can_close(aggregate: Node) -> bool:
-    """Whether event time comes to an end of each of its groups."""
-    operator = aggregate.operator
-    assert isinstance(operator, Aggregate), operator
-    return operator.window is not None and has_watermark(aggregate)
+def refuse_updates_in_chains(last: Node, mode: str) -> None:
+    """Spark's words: what an aggregation gives is final only in append mode."""
+    if mode == "append":
+        return
+    for node in given_updates(last):
+        raise BuildError(
+            "Detected pattern of possible 'correctness' issue due to global watermark. The query"
+            " contains stateful operation which can emit rows older than the current watermark plus"
+            ' allowed late record delay, which are "late rows" in downstream stateful operations'
+            f" and these rows can be discarded: with outputMode {mode!r} the aggregation before"
+            f" {describe(node.operator)} gives new values of older rows; say .outputMode('append')"
+        )
 
 
 def with_output_modes(writers: Sequence[StreamWriter], sinks: Sequence[Node]) -> list[Node]:

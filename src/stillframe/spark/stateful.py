@@ -21,16 +21,18 @@ from pyspark.sql.types import StructField, StructType
 
 from stillframe.clock import SystemClock
 from stillframe.errors import BuildError, StartRefused, StillframeError
+from stillframe.graph.finality import has_watermark
 from stillframe.graph.logical import Node, TimeMode, Transform
 from stillframe.runtime.row_functions import name_of
 from stillframe.runtime.transforming import KeyedStates
 from stillframe.spark.aggregations import aggregation_of
 from stillframe.spark.duplicates import event_time_of
 from stillframe.spark.group_states import TIME_MODES, WithGroupState, refuse_timeout
+from stillframe.spark.grouped import refuse_grouped
 from stillframe.spark.processor_programs import ProcessorProgram
 from stillframe.spark.stream import Stream, refuse_repeated
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
-from stillframe.spark.windows import DELAY, has_watermark
+from stillframe.spark.windows import DELAY
 from stillframe.state.heap import HeapBackend
 
 INITIAL_BYTES_MAX = 64 * 1024 * 1024
@@ -57,6 +59,7 @@ def transformed(
     name: str | None = None,
 ) -> Stream:
     """The stream as the processor makes it."""
+    refuse_grouped(stream)
     method = "transformWithStateInPandas" if in_pandas else "transformWithState"
     mode = _time_mode_of(time_mode)
     _refuse_no_processor(processor, method)

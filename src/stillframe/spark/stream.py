@@ -17,7 +17,9 @@ from pyspark.sql.types import StructType
 from stillframe.connectors.discard import DiscardSink
 from stillframe.errors import BuildError
 from stillframe.graph import expressions as graph
+from stillframe.graph.finality import can_be_final, sends_updates
 from stillframe.graph.logical import (
+    Aggregate,
     Filter,
     MapInArrow,
     Node,
@@ -27,6 +29,7 @@ from stillframe.graph.logical import (
     WithWatermark,
     Write,
     replaced,
+    walk,
 )
 from stillframe.graph.plan import build_plan
 from stillframe.runtime.row_functions import (
@@ -67,7 +70,6 @@ class Stream:
         frame: DataFrame,
         *,
         principal: Node | None = None,
-        is_updates: bool = False,
         grouped: Stream | None = None,
         is_settled: bool = False,
     ) -> None:
@@ -76,8 +78,6 @@ class Stream:
         self._frame = frame
         self._principal = principal or node
         """Whose uid and parallelism are meant: an aggregate, not the projection behind it."""
-        self._is_updates = is_updates
-        """Whether a row replaces the one before it with the same key."""
         self._grouped = grouped
         """The stream that was aggregated to make this one."""
         self._is_settled = is_settled
@@ -129,8 +129,13 @@ class Stream:
 
     @property
     def is_updates(self) -> bool:
-        """Whether rows are new values of keys, as an aggregation makes them."""
-        return self._is_updates
+        """Whether rows are new values of keys, as an aggregation makes them until it is told."""
+        return sends_updates(self._node)
+
+    @property
+    def can_be_final(self) -> bool:
+        """Whether a row never takes another's place, if the output mode is append."""
+        return can_be_final(self._node)
 
     @property
     def principal(self) -> Node:
@@ -456,7 +461,6 @@ class Stream:
             node,
             frame,
             principal=self._principal if is_same else node,
-            is_updates=self._is_updates,
             grouped=self._grouped,
             is_settled=self._is_settled and is_same,
         )
@@ -473,7 +477,6 @@ class Stream:
             node,
             self._frame,
             principal=principal,
-            is_updates=self._is_updates,
             grouped=self._grouped,
         )
 
@@ -504,19 +507,24 @@ def watermarked(stream: Stream, operator: WithWatermark, columns: Any) -> Stream
 
 def refuse_updates(stream: Stream) -> None:
     """Raise if event time would come too late to it."""
-    if stream._is_updates:
+    nodes = walk([stream._node], through_late=False)
+    if any(isinstance(node.operator, Aggregate) for node in nodes):
         raise BuildError(
-            "this stream is already aggregated, and the windows it is about are closed by the"
-            " event time of what comes in: call withWatermark before groupBy"
+            "Redefining watermark is disallowed: this stream is already aggregated, and the windows"
+            " it is about are closed by the event time of what comes in; call withWatermark before"
+            " groupBy, and behind it group by window_time(window)"
         )
 
 
 def projection_node(upstream: Node, columns: tuple[graph.Named, ...], schema: pa.Schema) -> Node:
     """A node that computes these columns; none where they are what comes in."""
-    unchanged = tuple(
-        graph.Named(field.name, graph.Column(field.name, field.type)) for field in upstream.schema
-    )
-    return upstream if columns == unchanged else Node(Project(columns), schema, (upstream,))
+    is_same = columns == unchanged(upstream.schema)
+    return upstream if is_same else Node(Project(columns), schema, (upstream,))
+
+
+def unchanged(schema: pa.Schema) -> tuple[graph.Named, ...]:
+    """Its columns as they are, for a projection."""
+    return tuple(graph.Named(field.name, graph.Column(field.name, field.type)) for field in schema)
 
 
 def leaf_of(frame: DataFrame) -> DataFrame:

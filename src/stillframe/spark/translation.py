@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Column, Named
 from stillframe.graph.logical import MapInArrow, Node, WithWatermark
-from stillframe.runtime.exploding import Exploding
+from stillframe.runtime.exploding import Expanding, Exploding
 from stillframe.spark.combined import united
 from stillframe.spark.duplicates import deduplicated
 from stillframe.spark.expressions import columns_of, function_of, translated
@@ -47,7 +47,7 @@ from stillframe.spark.stream import (
     watermarked,
 )
 from stillframe.spark.types import to_arrow_schema
-from stillframe.spark.windows import is_event_time, window_below
+from stillframe.spark.windows import is_event_time, window_grouped_by
 from stillframe.spark.writer import StreamWriter
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class _Translation:
 
     def aggregate(self, plan: JavaObject) -> Stream:
         # A window's arithmetic stands below the grouping, and is read together with it.
-        found = window_below(self._spark, plan.child())
+        found = window_grouped_by(self._spark, plan)
         below = plan.child() if found is None else found.below
         child = self.of(below)
         frame = self._frame(self._replaced(plan, below, analyzed(child.frame)))
@@ -198,7 +198,8 @@ class _Translation:
     def generate(self, plan: JavaObject) -> Stream:
         generator = plan.generator()
         kind = class_name(generator)
-        if kind not in ("Explode", "PosExplode") or "array" not in _type_name(generator.child()):
+        known = ("Explode", "PosExplode"), ("array", "map")
+        if kind not in known[0] or _type_name(generator.child()) not in known[1]:
             raise self._refused(plan)
         child = self.of(plan.child())
         leaf = analyzed(child.frame)
@@ -219,6 +220,31 @@ class _Translation:
         times = {str(each.name()) for each in sequence(leaf.output()) if is_event_time(each)}
         node = Node(MapInArrow(function, "explode"), schema, (child.node,))
         return child.after(node, noted_frame(frame, result, times))
+
+    def expand(self, plan: JavaObject) -> Stream:
+        """Each row for each window it is in, or for each grouping set."""
+        below = plan.child()
+        if class_name(below) == "Project":  # what is grouped by stands in it twice, by one name
+            child = self.of(below.child())
+            columns = columns_of(analyzed(self._over(below, child)))
+        else:
+            child = self.of(below)
+            columns = columns_of(analyzed(child.frame))
+        rows = [
+            [translated(each, columns) for each in sequence(row)]
+            for row in sequence(plan.projections())
+        ]
+        outputs = sequence(plan.output())
+        named = [Named(str(each.name()), of) for each, of in zip(outputs, rows[0], strict=True)]
+        names = [each.name for each in told_apart(tuple(named))]
+        frame = frame_of_columns(
+            self._spark,
+            self._sequence(each.withName(name) for each, name in zip(outputs, names, strict=True)),
+        )
+        schema = to_arrow_schema(frame.schema)
+        made = (tuple(Named(n, e) for n, e in zip(names, row, strict=True)) for row in rows)
+        node = Node(MapInArrow(Expanding(tuple(made), schema), "expand"), schema, (child.node,))
+        return child.after(node, frame)
 
     def map_in_arrow(self, plan: JavaObject) -> Stream:
         return self._mapped(plan, Stream.mapInArrow)
@@ -374,6 +400,7 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "Deduplicate": _Translation.deduplicate,
     "DeduplicateWithinWatermark": _Translation.deduplicate,
     "Distinct": _Translation.distinct,
+    "Expand": _Translation.expand,
     "Generate": _Translation.generate,
     "MapInArrow": _Translation.map_in_arrow,
     "MapInPandas": _Translation.map_in_pandas,

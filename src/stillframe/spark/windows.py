@@ -35,7 +35,8 @@ from pyspark.sql.functions import lit
 from pyspark.sql.types import TimestampType
 
 from stillframe.errors import BuildError
-from stillframe.graph.logical import Join, Late, Node, WithWatermark, walk
+from stillframe.graph.finality import has_watermark
+from stillframe.graph.logical import Join, Late, Node, WithWatermark
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 
 DELAY = "spark.watermarkDelayMs"
@@ -116,12 +117,6 @@ def without_note(spark: SparkSession, column: JavaObject) -> JavaObject:
     jvm: Any = spark._jvm
     builder = jvm.org.apache.spark.sql.types.MetadataBuilder().withMetadata(column.metadata())
     return column.withMetadata(builder.remove(DELAY).build())
-
-
-def has_watermark(node: Node) -> bool:
-    """Whether event time comes to it from somewhere; what came too late has none."""
-    nodes = walk([node], through_late=False)
-    return any(isinstance(each.operator, WithWatermark) for each in nodes)
 
 
 def refuse_untimely(node: Node, *, is_watermarked: bool) -> None:
@@ -215,24 +210,53 @@ class FoundSession(Found):
     """What adds the gap to the event time, over the columns of `below`."""
 
 
-def window_below(spark: SparkSession, plan: JavaObject) -> FoundWindow | FoundSession | None:
-    """The window that the plan below a grouping computes; None if it computes none."""
-    plan = below_aliases(plan)
+def window_grouped_by(
+    spark: SparkSession, grouping: JavaObject
+) -> FoundWindow | FoundSession | None:
+    """The window that is made for this grouping, right below it; None: there is none."""
+    found = _window_made_in(spark, below_aliases(grouping.child()))
+    keys = sequence(grouping.groupingExpressions())
+    return found if found is not None and any(found.is_at(key) for key in keys) else None
+
+
+def _window_made_in(spark: SparkSession, plan: JavaObject) -> FoundWindow | FoundSession | None:
     making = plan.child() if class_name(plan) == "Filter" else plan
     if class_name(making) not in ("Project", "Expand"):
         return None
     for place, column in enumerate(sequence(making.output())):
-        if column.metadata().contains(_SESSION_MARK):
+        if not _is_made_in(making, place):
+            continue
+        if is_session(column):
             return _found_session(making, place, column)
-        if column.metadata().contains(_WINDOW_MARK):
+        if is_window(column):
             return _found(spark, making, place, column)
     return None
+
+
+def is_window(column: JavaObject) -> bool:
+    """Whether Spark says that it is one, of `window(...)`."""
+    return bool(column.metadata().contains(_WINDOW_MARK))
+
+
+def is_session(column: JavaObject) -> bool:
+    """Whether Spark says that it is a session: grouping by it joins those that overlap."""
+    return bool(column.metadata().contains(_SESSION_MARK))
+
+
+def _is_made_in(making: JavaObject, place: int) -> bool:
+    """Whether the column at this place is a window's arithmetic; else it only passes through."""
+    if class_name(making) == "Expand":
+        made = making.projections().apply(0).apply(place)
+    else:
+        made = making.projectList().apply(place)
+    made = made.child() if class_name(made) == "Alias" else made
+    return class_name(made) == "CreateNamedStruct"
 
 
 def is_for_window(plan: JavaObject) -> bool:
     """Whether it stands below a projection only because that has a `window(...)` in it."""
     if class_name(plan) == "Expand":  # a rollup has one too
-        return any(column.metadata().contains(_WINDOW_MARK) for column in sequence(plan.output()))
+        return any(is_window(column) for column in sequence(plan.output()))
     return class_name(plan) == "Filter"
 
 

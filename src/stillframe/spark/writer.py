@@ -27,6 +27,7 @@ from stillframe.connectors.file_options import file_sink_from_options
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.staged import Handler, StagedSink
 from stillframe.errors import BuildError
+from stillframe.graph.finality import can_close
 from stillframe.graph.logical import (
     Aggregate,
     Filter,
@@ -45,7 +46,7 @@ from stillframe.spark.data_source_sinks import PythonSink
 from stillframe.spark.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
 from stillframe.spark.foreach import ForeachFormat
 from stillframe.spark.joins import refuse_mode_of_joins
-from stillframe.spark.output_modes import can_close
+from stillframe.spark.output_modes import refuse_updates_in_chains
 from stillframe.spark.temporary import temporary_location
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 from stillframe.storage.places import address_of, place_of
@@ -240,6 +241,7 @@ class StreamWriter:
 
     def sink_node(self, job: str, config: JobConfig) -> Node:
         """The end of the graph. Everything that can be refused before the job runs is, here."""
+        refuse_updates_in_chains(self._stream.node, self._output_mode)
         self._refuse_append_of_updates()
         self._refuse_updates_of_sessions()
         self._refuse_incomplete()
