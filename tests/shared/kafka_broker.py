@@ -109,6 +109,9 @@ class Broker(Node):
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         answered(self.admin.delete_records([TopicPartition(topic, partition, offset)]))
 
+    def topics(self) -> set[str]:
+        return set(self.admin.list_topics(timeout=_ANSWER_SECONDS_MAX).topics)
+
     def groups(self) -> set[str]:
         listed = self.admin.list_consumer_groups().result(_ANSWER_SECONDS_MAX)
         return {group.group_id for group in listed.valid}
