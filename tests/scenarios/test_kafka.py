@@ -1,15 +1,12 @@
-"""Page views from Kafka to Kafka on plain processes: slots, the driver and the broker are killed."""
+"""Page views from Kafka to Kafka on plain processes: slots, driver and broker are killed."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from contextlib import closing
-from random import Random
 
 import pytest
-from driven_jobs import IS_LONG, KILLS, SEED, DrivenJob
-from kafka_jobs import WINDOW_SECONDS, ViewsThroughKafka
+from driven_jobs import KILLS, on_plain_processes
+from kafka_jobs import Views, kill_again_and_again
 
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.kafka_source import KafkaSource
@@ -19,54 +16,6 @@ from stillframe.graph.plan import build_plan
 from stillframe.options import Options
 
 pytestmark = pytest.mark.kafka
-
-
-class Views:
-    """Topics with views, and those that get them: one by one, as counts, as counts of windows."""
-
-    def __init__(self, kafka, partitions=2):
-        self.kafka = kafka
-        self.topic, self.out = kafka.topic(partitions), kafka.topic(3)
-        self.counts, self.windows = kafka.topic(), kafka.topic()
-        self.sent = 0
-
-    def send(self, count, partition=0):
-        ids = range(self.sent, self.sent + count)
-        self.sent += count
-        views = [json.dumps({"app": f"app-{i % 17}", "id": i}).encode() for i in ids]
-        self.kafka.send(self.topic, views, partition)
-
-    def plan(self, parallelism=2, job="views", **options):
-        return self.through_kafka(job, **options)(parallelism)
-
-    def through_kafka(self, job="views", **options):
-        topics = (self.topic, self.out, self.counts, self.windows)
-        return ViewsThroughKafka(self.kafka.address, *topics, job, tuple(options.items()))
-
-    def ids_out(self):
-        return sorted(int(value) for value in self.kafka.values(self.out))
-
-    def check_each_is_there_once(self):
-        assert self.ids_out() == list(range(self.sent))
-        told = Counter(
-            (message.key().decode(), int(message.value()))
-            for message in self.kafka.messages(self.counts)
-        )
-        assert max(told.values()) == 1, "a count was told twice"
-        last = Counter()
-        for app, count in told:
-            last[app] = max(last[app], count)
-        assert last == Counter(f"app-{i % 17}" for i in range(self.sent))
-
-    def windows_out(self):
-        told = self.kafka.messages(self.windows)
-        return sorted((message.key().decode(), int(message.value())) for message in told)
-
-    def windows_over(self, seconds):
-        """What they must say when event time is there."""
-        over = range(seconds // WINDOW_SECONDS * WINDOW_SECONDS)
-        views = Counter(f"{i // WINDOW_SECONDS * WINDOW_SECONDS} app-{i % 17}" for i in over)
-        return sorted(views.items())
 
 
 @pytest.fixture
@@ -94,51 +43,10 @@ def see_all(running, views, until):
 @pytest.mark.slow
 @pytest.mark.timeout(180 + 30 * KILLS)
 def test_kills_of_slots_driver_and_broker_rescales_and_new_partitions_lose_and_double_nothing(
-    views, kafka, tmp_path
+    views, tmp_path
 ):
-    random, others, topics = Random(SEED), kafka.groups(), kafka.topics()
-    foreign = kafka.transaction(**{"transaction.timeout.ms": 600_000})
-    for topic in (views.out, views.windows):
-        foreign.produce(topic, b"never", partition=0)
-    foreign.flush(30)  # it holds readers back, and nothing of ours
-    with closing(DrivenJob(tmp_path, "views", views.through_kafka())) as job:
-        job.start(4)
-        victims = random.sample(["slot", "driver"] * (KILLS // 2), KILLS)
-        for step, victim in enumerate(victims):
-            views.send(1_500, random.randrange(2))
-            if random.random() < 0.7:  # else while it restarts
-                job.next_checkpoint()
-            views.send(500, 0)
-            parallelism = (4, 2, 3)[3 * step // KILLS]
-            if step in (KILLS // 4, *([KILLS // 2] if IS_LONG else [])):
-                kafka.kill()
-                job.kill(victim, random, parallelism)
-                kafka.start()
-                kafka.grow(views.topic, 2 + 4 * step // KILLS)
-            else:
-                job.kill(victim, random, parallelism)
-            job.ask(parallelism)
-        foreign.abort_transaction(60)
-        job.ask(3)
-        seconds = views.sent
-        for partition in range(4 if IS_LONG else 3):
-            views.send(WINDOW_SECONDS, partition)  # event time goes on in all of them
-        job.wait_until(lambda: len(views.ids_out()) >= views.sent)
-        windows = views.windows_over(seconds)
-        job.wait_until(lambda: len(views.windows_out()) >= len(windows))
-        job.wait_until(
-            lambda: {name.rpartition("/")[2] for name in kafka.groups() - others} <= set("012")
-        )
-        job.ask("stop")
-        job.finish()
-
-    views.check_each_is_there_once()
-    assert views.windows_out() == windows
-    for topic in (views.out, views.counts, views.windows):
-        assert kafka.open_transactions(topic) == set()
-    assert job.left_behind() == set()
-    assert {name for name in kafka.topics() - topics if not name.startswith("__")} == set()
-    assert (job.slots_killed, job.drivers) >= (KILLS // 2 - 1, KILLS // 2 + 1)
+    with closing(on_plain_processes(tmp_path, "views", views.through_kafka())) as job:
+        kill_again_and_again(job, views)
 
 
 def test_while_the_broker_is_away_the_job_waits_and_goes_on(page_views, views, kafka, until):
