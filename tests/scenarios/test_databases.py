@@ -63,11 +63,12 @@ def start(page_views, clicks, **options):
 def test_kills_of_slots_driver_and_server_and_rescales_lose_and_double_nothing(
     page_views, server, tmp_path
 ):
-    random, clicks = Random(SEED), Clicks(server, page_views, steps=KILLS)
+    random, clicks = Random(SEED), Clicks(server, page_views, steps=KILLS + 1)
     tables = server.tables()
     with closing(on_plain_processes(tmp_path, "page-views", clicks.plan)) as job:
         job.start(2)
-        for gate, victim, held in zip(clicks.gates, *drawn(random, clicks), strict=True):
+        *gates, last = clicks.gates
+        for gate, victim, held in zip(gates, *drawn(random, clicks), strict=True):
             if random.random() < 0.7:  # else while it restarts
                 job.next_checkpoint()
             if held:
@@ -76,6 +77,7 @@ def test_kills_of_slots_driver_and_server_and_rescales_lose_and_double_nothing(
             job.kill(victim, random, random.randint(1, 4))
             if random.random() < 0.5:
                 job.ask(random.randint(1, 4))
+        last.open()
         job.finish()
 
     clicks.check_each_is_there_once()

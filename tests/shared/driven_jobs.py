@@ -23,7 +23,7 @@ from typing import Any
 KILLS, SEED = (int(os.environ.get(f"STILLFRAME_KILL{each}", "4")) for each in ("S", "_SEED"))
 """A multiple of four; `make soak` asks for more."""
 IS_LONG = KILLS > 4
-WAIT_SECONDS_MAX = 90.0
+WAIT_SECONDS_MAX = 300.0 if IS_LONG else 90.0
 OPTIONS = {"checkpointInterval": "150 ms", "restartDelay": "20 ms", "restartAttempts": "1000"}
 
 

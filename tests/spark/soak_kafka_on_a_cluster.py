@@ -1,4 +1,4 @@
-"""The long story of Kafka on a standalone Spark cluster, which `make test` leaves to `make soak`."""
+"""The long story of Kafka on a standalone Spark cluster; only `make soak` has the time for it."""
 
 from __future__ import annotations
 
