@@ -647,3 +647,58 @@ def test_a_server_that_dies_in_a_transaction_has_written_nothing_and_is_tried_ag
     house.commit(part)
 
     assert house.visible() == [(1, "a"), (2, "b")]
+
+
+# --- Who it speaks to ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["mysql", "mariadb"])
+def certified(tmp_path, request):
+    """A table of a server that has a certificate of localhost. Our PostgreSQL has none: it was
+    built without encryption."""
+    return House(tmp_path, request.getfixturevalue(request.param))
+
+
+def sink_for(house, host, settings):
+    url = f"jdbc:{house.server.url}?{settings}".replace("127.0.0.1", host)
+    return sink_of(house.server, house.table, url=url)
+
+
+@pytest.mark.parametrize(
+    ("host", "settings"),
+    [
+        ("localhost", "sslMode=VERIFY_IDENTITY&serverSslCert={}"),
+        ("127.0.0.1", "sslMode=VERIFY_CA&serverSslCert={}"),
+        ("127.0.0.1", "useSSL=true"),
+    ],
+)
+def test_rows_go_encrypted_to_a_server_with_a_certificate(certified, host, settings):
+    house = certified
+    house.sink = sink_for(house, host, settings.format(house.server.certificate))
+    house.sink.check_start()
+    house.put(1, (1, "a"))
+
+    assert house.visible() == [(1, "a")]
+    with closing(house.sink.open_session()) as session:
+        [(_, cipher)] = session.execute("show status like 'Ssl_cipher'")
+    assert cipher != ""
+
+
+def test_a_certificate_of_another_host_or_of_nobody_known_is_refused(certified, monkeypatch):
+    house, certificate = certified, certified.server.certificate
+    other = sink_for(house, "127.0.0.1", f"sslMode=VERIFY_IDENTITY&serverSslCert={certificate}")
+    by_the_system = sink_for(house, "127.0.0.1", "sslMode=VERIFY_IDENTITY")
+    unknown = sink_for(house, "localhost", "sslMode=VERIFY_CA")
+
+    with pytest.raises(StartRefused, match="certificate verify failed: self-signed"):
+        unknown.check_start()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    for each in (other, by_the_system):
+        with pytest.raises(StartRefused, match=r"certificate is not valid for '127\.0\.0\.1'"):
+            each.check_start()
+
+
+def test_where_encryption_is_asked_for_nothing_goes_without(tmp_path, postgres):
+    house = House(tmp_path, postgres)
+    with pytest.raises(StartRefused, match="server does not support SSL, but SSL was required"):
+        sink_for(house, "127.0.0.1", "sslmode=require").check_start()

@@ -74,8 +74,10 @@ def test_kills_of_slots_driver_and_server_and_rescales_lose_and_double_nothing(
             if held:
                 kill_between_stage_and_commit(server, job, gate, held)
             gate.open()
-            job.kill(victim, random, random.randint(1, 4))
-            if random.random() < 0.5:
+            job.kill(victim, random)
+            if victim == "driver":
+                job.start(random.randint(1, 4))
+            elif random.random() < 0.5:
                 job.ask(random.randint(1, 4))
         last.open()
         job.finish()

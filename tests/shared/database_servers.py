@@ -32,6 +32,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from certificates import certified
 from ports import hold_port, port_of
 
 from stillframe.testing.fetched import fetched
@@ -55,6 +56,15 @@ class Server:
             nobody = pwd.getpwnam("nobody")
             os.chown(home, nobody.pw_uid, nobody.pw_gid)
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        self.certificate = home / "certificate.pem"
+        """Of localhost, which the server shows to those who ask for encryption."""
+        self._key = home / "key.pem"
+        key, certificate = certified("localhost")
+        self.certificate.write_bytes(certificate)
+        self._key.write_bytes(key)
+        self._key.chmod(0o600)
+        for file in (self._key, self.certificate) if self._as else ():
+            os.chown(file, self._as["user"], self._as["group"])
 
     @property
     def address(self) -> str:
@@ -295,7 +305,7 @@ class MysqlServer(Server):
                 f"--lc-messages-dir={base}/share", "--innodb-use-native-aio=OFF"]  # fmt: skip
 
     def _settings(self) -> dict[str, object]:
-        return {"mysqlx": "OFF", "auto-generate-certs": "OFF"}
+        return {"mysqlx": "OFF", "ssl-cert": self.certificate, "ssl-key": self._key}
 
     def _binary(self) -> Path:
         return self._base() / "bin" / "mysqld"
@@ -361,7 +371,8 @@ class MariadbServer(MysqlServer):
                 "--auth-root-authentication-method=normal", f"--tmpdir={self.home}"]  # fmt: skip
 
     def _settings(self) -> dict[str, object]:
-        return {"ssl": "OFF"}  # it would draw a key of 4096 bits at each start
+        # Without, it would draw a key of 4096 bits at each start.
+        return {"ssl-cert": self.certificate, "ssl-key": self._key}
 
     def _binary(self) -> Path:
         return self._base() / "bin" / "mariadbd"

@@ -56,14 +56,13 @@ class DrivenJob:
         with self._asked.open("a") as asked:
             asked.write(f"{words}\n")
 
-    def kill(self, victim: str, random: Random, parallelism: int) -> None:
-        """At a drawn moment; a driver that was killed is started again."""
+    def kill(self, victim: str, random: Random) -> None:
+        """A `slot` or the `driver`, at a drawn moment."""
         threading.Event().wait(random.random() * 0.4)
         if victim == "slot":
             self.wait_until(lambda: self._kill_slot(random))
         else:
             self._kill_driver()
-            self.start(parallelism)
 
     def _kill_driver(self) -> None:
         assert self._driver is not None

@@ -160,14 +160,16 @@ def kill_again_and_again(job: DrivenJob, views: Views) -> None:
             job.next_checkpoint()
         views.send(500, 0)
         parallelism = (4, 2, 3)[3 * step // KILLS]
-        if step in (KILLS // 4, *([KILLS // 2] if IS_LONG else [])):
+        if is_away := step in (KILLS // 4, *([KILLS // 2] if IS_LONG else [])):
             kafka.kill()
-            job.kill(victim, random, parallelism)
+        job.kill(victim, random)
+        if is_away:
             kafka.start()
             kafka.grow(views.topic, 2 + 4 * step // KILLS)
+        if victim == "driver":
+            job.start(parallelism)
         else:
-            job.kill(victim, random, parallelism)
-        job.ask(parallelism)
+            job.ask(parallelism)
     foreign.abort_transaction(60)
     job.ask(3)
     seconds = views.sent

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -52,6 +53,7 @@ _FINAL = {1044, 1045, 1049, 1054, 1064, 1103, 1142, 1143, 1227, 1251, 1698, 3118
 """Who we are, which database, what is asked for."""
 _NO_TABLE = 1146
 _LOADS = "allowLoadLocalInfile"
+_AUTHORITIES = "serverSslCert"
 _STATEMENT_BYTES_MAX = 1 << 20
 _SILENT = range(2000, 2100)
 """Of the client: there is no connection, or no longer."""
@@ -336,19 +338,20 @@ def _constraint_in(said: str) -> str:
 
 
 def _settings(given: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """What Java's address says about encryption."""
+    """What Java's address says about encryption; the file of certificates as MariaDB's has it."""
     found: dict[str, Any] = {}
+    authorities = dict(given).get(_AUTHORITIES)
     for name, value in given:
         match name.lower(), value.lower():
             case ("usessl", "false") | ("sslmode", "disabled" | "disable"):
                 found["ssl_disabled"] = True
             case ("usessl", "true") | ("sslmode", "required" | "trust"):
-                found["ssl"] = {"check_hostname": False, "verify_mode": "none"}
+                found["ssl"] = _encryption(ssl.CERT_NONE, checks_host=False)
             case ("sslmode", "verify_ca" | "verify-ca"):
-                found["ssl"] = {"check_hostname": False, "verify_mode": "required"}
+                found["ssl"] = _encryption(ssl.CERT_REQUIRED, False, authorities)
             case ("sslmode", "verify_identity" | "verify-full"):
-                found["ssl"] = {"check_hostname": True, "verify_mode": "required"}
-            case ("sslmode", "preferred") | ("allowloadlocalinfile", _):
+                found["ssl"] = _encryption(ssl.CERT_REQUIRED, True, authorities)
+            case ("sslmode", "preferred") | ("allowloadlocalinfile", _) | ("serversslcert", _):
                 pass
             case _:
                 raise DataError(
@@ -356,3 +359,23 @@ def _settings(given: tuple[tuple[str, str], ...]) -> dict[str, Any]:
                     " leave it out of option url"
                 )
     return found
+
+
+def _encryption(
+    mode: ssl.VerifyMode, checks_host: bool, authorities: str | None = None
+) -> ssl.SSLContext:
+    """Not left to PyMySQL, which does not look at the host where no file of certificates is given.
+
+    None: those who sign for this machine's other programs.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except OSError as error:
+        raise DataError(
+            f"the address of MySQL says {_AUTHORITIES}={authorities}, which cannot be read"
+            f" ({error}): name a file of certificates as PEM"
+        ) from None
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # MySQL's own certificates are not that strict
+    context.check_hostname = checks_host
+    context.verify_mode = mode
+    return context
