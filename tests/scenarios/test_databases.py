@@ -26,7 +26,7 @@ def server(request):
 class Clicks:
     """A table that gets clicks one by one and one that gets their counts."""
 
-    def __init__(self, server, page_views, steps=3):
+    def __init__(self, server, page_views, steps, **login):
         """Some come when the job starts, and more when each of the gates is opened."""
         self.server = server
         self.gates = [page_views.gate(f"gate-{step}") for step in range(steps)]
@@ -40,8 +40,8 @@ class Clicks:
         self.ids = [split * 100_000 + n for split in range(4) for n in range(1_000 * (steps + 1))]
         name = f"t_{uuid.uuid4().hex[:12]}"
         self.clicks, self.counts = f"{name}_clicks", f"{name}_counts"
-        user = {"postgres": "postgres", "mysql": "root"}[server.dialect]
-        self.plan = ClicksToTables(source, server.url, user, self.clicks, self.counts)
+        login = {"user": {"postgres": "postgres", "mysql": "root"}[server.dialect], **login}
+        self.plan = ClicksToTables(source, server.url, self.clicks, self.counts, **login)
         for sink in self.plan.sinks():
             sink.check_start()
 
@@ -119,3 +119,23 @@ def test_while_the_server_is_away_the_job_waits_and_goes_on(page_views, server, 
 
     clicks.check_each_is_there_once()
     assert not [event for event in running.told if isinstance(event, AttemptFailed)]
+
+
+def test_a_password_that_expires_ends_an_attempt_and_the_next_takes_the_one_that_renews_it(
+    page_views, server, until
+):
+    secret = page_views.home / "secret"
+    secret.write_text("the-first-one")
+    user = server.user("the-first-one")
+    clicks = Clicks(server, page_views, steps=1, user=user, password=f"file:{secret}")
+    running = start(page_views, clicks, restartDelay="500 ms")
+    running.next_checkpoint()
+    server.change_password(user, "the-next-one")
+    clicks.gates[0].open()
+    failed = running.wait(AttemptFailed)
+    secret.write_text("the-next-one")
+    running.finish()
+
+    clicks.check_each_is_there_once()
+    assert "refuses what the sink for table" in failed.reason
+    assert not any("-one" in str(event) for event in running.told)

@@ -23,9 +23,9 @@ COUNTS = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
 class ClicksToTables:
     source: Source
     url: str
-    user: str
     clicks: str
     counts: str
+    user: str
     password: str = PASSWORD
 
     def __call__(self, parallelism: int) -> Plan:

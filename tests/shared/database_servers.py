@@ -47,6 +47,8 @@ class Server:
     dialect: str
     _locking: tuple[str, ...]
     _waiting: str
+    _creating: tuple[str, ...]
+    _renewing: str
 
     def __init__(self, home: Path, port: int) -> None:
         self.home, self.port = home, port
@@ -170,6 +172,16 @@ class Server:
         )
         return {".".join(each) for each in listed}
 
+    def user(self, password: str) -> str:
+        """A new one who may do everything; its name."""
+        name = f"u_{uuid.uuid4().hex[:8]}"
+        for words in self._creating:
+            self.execute(words.format(name, password))
+        return name
+
+    def change_password(self, user: str, password: str) -> None:
+        self.execute(self._renewing.format(user, password))
+
     @contextmanager
     def locked(self, table: str) -> Iterator[None]:
         """Nobody else writes to it, or locks its rows."""
@@ -199,6 +211,8 @@ class PostgresServer(Server):
     _stops_by = signal.SIGINT
     _locking = ("begin", "lock table {} in exclusive mode")
     _waiting = "select pid from pg_locks where not granted"
+    _creating = ("create role {} superuser login password '{}'",)
+    _renewing = "alter role {} password '{}'"
 
     @property
     def url(self) -> str:
@@ -258,6 +272,8 @@ class PostgresServer(Server):
 class MysqlServer(Server):
     dialect = "mysql"
     _locking = ("lock tables {} write",)
+    _creating = ("create user {} identified by '{}'", "grant all on *.* to {}")
+    _renewing = "alter user {} identified by '{}'"
     _waiting = "select id from information_schema.processlist where state like 'Waiting for % lock'"
 
     @property

@@ -26,6 +26,7 @@ from stillframe.connectors.database_session import (
     LOCK_SECONDS_MAX,
     Column,
     FoundTable,
+    LoginRefused,
     NoSuchTable,
     Refused,
     Session,
@@ -49,8 +50,10 @@ _REFUSED = {
     1644,  # what a trigger raises
     3140, 3819, 4025,  # JSON and checks
 }  # fmt: skip
-_FINAL = {1044, 1045, 1049, 1054, 1064, 1103, 1142, 1143, 1227, 1251, 1698, 3118}
-"""Who we are, which database, what is asked for."""
+_LOGIN = {1045, 1251, 1698, 1820, 1862, 3118, 4151}
+"""Who we are; passwords that have expired, accounts that are locked."""
+_FINAL = {1044, 1049, 1054, 1064, 1103, 1142, 1143, 1227}
+"""Which database, what is asked for."""
 _NO_TABLE = 1146
 _LOADS = "allowLoadLocalInfile"
 _AUTHORITIES = "serverSslCert"
@@ -153,8 +156,9 @@ class MysqlSession(Session):
             )
         if number in _REFUSED:
             return Refused(f"{number} {_constraint_in(said)}", said)
-        if number in _FINAL or isinstance(error, pymysql.ProgrammingError):
-            return DataError(
+        if number in _LOGIN | _FINAL or isinstance(error, pymysql.ProgrammingError):
+            refused = LoginRefused if number in _LOGIN else DataError
+            return refused(
                 f"{at} refuses what the sink for table {self.table.name} asks ({said}): correct the"
                 " options url, user and password, or what this user may do there"
             )
