@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import subprocess
+import tempfile
 import threading
 from contextlib import closing
 
@@ -647,6 +649,45 @@ def test_a_server_that_dies_in_a_transaction_has_written_nothing_and_is_tried_ag
     house.commit(part)
 
     assert house.visible() == [(1, "a"), (2, "b")]
+
+
+@pytest.fixture
+def small_disk():
+    """A directory of a file system with four megabytes, and how to make it large."""
+    with tempfile.TemporaryDirectory(prefix="stillframe-disk-") as place:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "none", place],
+            check=False,
+            capture_output=True,
+        )
+        if mounted.returncode:
+            pytest.skip("a small disk is made by root only, by mounting one")
+        remount = ["mount", "-o", "remount,size=200m", place]
+        try:
+            yield place, lambda: subprocess.run(remount, check=True)
+        finally:
+            subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_full_disk_of_the_database_is_waited_for(tmp_path, request, kind, small_disk):
+    house = House(tmp_path, request.getfixturevalue(kind))
+    place, enlarge = small_disk
+    house.table = house.server.table_on("id bigint, name varchar(20)", place)
+    house.sink = sink_of(house.server, house.table)
+    part = house.stage(1, *[(n, "x" * 20) for n in range(100_000)])
+
+    try:
+        with pytest.raises(Unavailable, match=r"cannot do what is asked of it now .*(full|space)"):
+            house.commit(part)
+        assert house.visible() == []
+        enlarge()
+        house.commit(part)
+        house.commit(part)
+        assert house.server.execute(f"select count(*) from {house.table}") == [(100_000,)]
+    finally:
+        house.server.execute(f"drop table {house.table}")
+        house.server.forget_place()
 
 
 # --- Who it speaks to ------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class Server:
     _waiting: str
     _creating: tuple[str, ...]
     _renewing: str
+    _placing: tuple[str, ...]
 
     def __init__(self, home: Path, port: int) -> None:
         self.home, self.port = home, port
@@ -146,6 +147,18 @@ class Server:
         self.execute(f"create table {name} ({columns})")
         return name
 
+    def table_on(self, columns: str, place: str) -> str:
+        """The same with its rows in this directory."""
+        if self._as:
+            os.chown(place, self._as["user"], self._as["group"])
+        name = f"t_{uuid.uuid4().hex[:12]}"
+        for words in self._placing:
+            self.execute(words.format(table=name, columns=columns, place=place))
+        return name
+
+    def forget_place(self) -> None:
+        """When no table is there any more."""
+
     def execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         connection = self.connect()
         try:
@@ -213,6 +226,13 @@ class PostgresServer(Server):
     _waiting = "select pid from pg_locks where not granted"
     _creating = ("create role {} superuser login password '{}'",)
     _renewing = "alter role {} password '{}'"
+    _placing = (
+        "create tablespace elsewhere location '{place}'",
+        "create table {table} ({columns}) tablespace elsewhere",
+    )
+
+    def forget_place(self) -> None:
+        self.execute("drop tablespace elsewhere")
 
     @property
     def url(self) -> str:
@@ -274,6 +294,7 @@ class MysqlServer(Server):
     _locking = ("lock tables {} write",)
     _creating = ("create user {} identified by '{}'", "grant all on *.* to {}")
     _renewing = "alter user {} identified by '{}'"
+    _placing = ("create table {table} ({columns}) data directory = '{place}'",)
     _waiting = "select id from information_schema.processlist where state like 'Waiting for % lock'"
 
     @property
