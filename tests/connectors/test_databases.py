@@ -426,6 +426,13 @@ def test_rows_that_are_loaded_from_memory_are_what_was_written(loading):
     assert sorted(map(known, loading.visible()), key=repr) == sorted(map(known, rows), key=repr)
 
 
+def test_a_server_gets_no_file_that_it_was_not_told_of(loading):
+    with closing(loading.sink.open_session()) as session:
+        asking = f"load data local infile '/etc/hostname' into table {loading.table}"
+        with pytest.raises(DataError, match="asks for the file '/etc/hostname' of this machine"):
+            session.execute(asking)
+
+
 def test_rows_that_loading_would_skip_or_change_are_refused_all_the_same(loading):
     loading.use("id tinyint primary key, name varchar(5)", url=loading.url)
     mark = loading.mark(1)

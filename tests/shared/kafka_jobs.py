@@ -156,11 +156,12 @@ def kill_again_and_again(job: DrivenJob, views: Views) -> None:
     victims = random.sample(["slot", "driver"] * (KILLS // 2), KILLS)
     for step, victim in enumerate(victims):
         views.send(1_500, random.randrange(2))
-        if random.random() < 0.7:  # else while it restarts
+        is_away = step in (KILLS // 4, *([KILLS // 2] if IS_LONG else []))
+        if is_away or random.random() < 0.7:  # else while it restarts
             job.next_checkpoint()
         views.send(500, 0)
         parallelism = (4, 2, 3)[3 * step // KILLS]
-        if is_away := step in (KILLS // 4, *([KILLS // 2] if IS_LONG else [])):
+        if is_away:  # not while a driver starts: it would refuse to
             kafka.kill()
         job.kill(victim, random)
         if is_away:
