@@ -71,6 +71,11 @@ class _Connection(pymysql.connections.Connection):  # type: ignore[misc]
     """That one, for as long as the server may ask for it."""
     _begins_an_answer = False
 
+    def _create_ssl_ctx(self, given: Any) -> ssl.SSLContext:
+        """Where nobody is checked, without reading all whom this machine trusts: it takes longer
+        than the rest of a connection."""
+        return given if isinstance(given, ssl.SSLContext) else _encryption(ssl.CERT_NONE, False)
+
     def _read_query_result(self, unbuffered: bool = False) -> Any:
         self._begins_an_answer = True
         return super()._read_query_result(unbuffered)
@@ -378,7 +383,7 @@ def _settings(given: tuple[tuple[str, str], ...]) -> dict[str, Any]:
             case ("usessl", "false") | ("sslmode", "disabled" | "disable"):
                 found["ssl_disabled"] = True
             case ("usessl", "true") | ("sslmode", "required" | "trust"):
-                found["ssl"] = _encryption(ssl.CERT_NONE, checks_host=False)
+                found["ssl"] = _encryption(ssl.CERT_NONE, False)
             case ("sslmode", "verify_ca" | "verify-ca"):
                 found["ssl"] = _encryption(ssl.CERT_REQUIRED, False, authorities)
             case ("sslmode", "verify_identity" | "verify-full"):
@@ -400,14 +405,17 @@ def _encryption(
 
     None: those who sign for this machine's other programs.
     """
-    try:
-        context = ssl.create_default_context(cafile=authorities)
-    except OSError as error:
-        raise DataError(
-            f"the address of MySQL says {_AUTHORITIES}={authorities}, which cannot be read"
-            f" ({error}): name a file of certificates as PEM"
-        ) from None
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # MySQL's own certificates are not that strict
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = checks_host
     context.verify_mode = mode
+    if mode is ssl.CERT_REQUIRED and authorities is None:
+        context.load_default_certs()
+    elif mode is ssl.CERT_REQUIRED:
+        try:
+            context.load_verify_locations(authorities)
+        except OSError as error:
+            raise DataError(
+                f"the address of MySQL says {_AUTHORITIES}={authorities}, which cannot be read"
+                f" ({error}): name a file of certificates as PEM"
+            ) from None
     return context
