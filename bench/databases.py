@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -159,20 +158,12 @@ def main() -> None:
     for kind in asked.kinds:
         with (
             tempfile.TemporaryDirectory() as home,
-            tempfile.TemporaryDirectory() as place,
-            socket.socket() as held,
+            database_servers.running_server(KINDS[kind]) as server,
         ):
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            server = KINDS[kind](Path(place), held.getsockname()[1])
-            try:
-                server.start()
-                if kind != "postgres":
-                    server.execute("set global local_infile = 1")
-                print(f"{kind}, {asked.rows:,} rows, load {os.getloadavg()[0]:.0f}")
-                measure(server, rows, asked.rounds, home)
-            finally:
-                server.stop()
+            if kind != "postgres":
+                server.execute("set global local_infile = 1")
+            print(f"{kind}, {asked.rows:,} rows, load {os.getloadavg()[0]:.0f}")
+            measure(server, rows, asked.rounds, home)
 
 
 if __name__ == "__main__":
