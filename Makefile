@@ -23,16 +23,17 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo e3 e4 e6 test quick soak versitygw check lint format lock clean
+.PHONY: help demo e3 e4 e5 e6 test quick soak versitygw check lint format lock clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
 	@echo 'make e3       page views from Kafka: a crash between two checkpoints (starts a broker; so does e4)'
 	@echo 'make e4       the same from two partitions: with alignment exact, without it 45 too many'
+	@echo 'make e5       a sink that commits between checkpoints leaves duplicates in MySQL (starts one), ours does not'
 	@echo 'make e6       the snapshot of Chandy and Lamport, with three processes'
 	@echo 'make test     every test'
 	@echo 'make quick    the tests that need no JVM and no server, in less than three minutes'
-	@echo 'make soak     the long stories: twenty kills of the driver, two thousand simulated schedules'
+	@echo 'make soak     the long stories: twenty kills each, also of databases and a broker, two thousand simulated schedules'
 	@echo 'make check    lint, formatting, types and imports'
 	@echo 'make format   put the code into its format'
 	@echo 'make lock     write requirements.lock anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)'
@@ -51,6 +52,10 @@ e3: $(VENV)/project
 e4: $(VENV)/project
 	@$(call with_kafka,examples/e4_with_and_without_alignment.py)
 
+e5: $(VENV)/project
+	@$(BIN)/python tests/shared/database_servers.py $(BIN)/stillframe run --quiet \
+	  examples/e5_duplicates_in_mysql.py -- --user root --url
+
 e6: $(VENV)/project
 	@$(BIN)/python examples/e6_chandy_lamport.py
 
@@ -65,12 +70,15 @@ quick: $(VENV)/project
 	  -m 'not spark and not cluster and not s3 and not kafka and not database and not hdfs and not slow' \
 	  $(addprefix --ignore=tests/,scenarios simulation cli rest bench) $(ARGS)
 
-# What `make test` does once or five times, done many times: kills of the driver and of an S3 server
-# that keeps files (`make versitygw` builds one; without it moto stands in), simulated schedules.
+# What `make test` does once or five times, done many times: kills of the driver, of slots, of
+# databases, of a broker and of an S3 server that keeps files (`make versitygw` builds one; without it
+# moto stands in), simulated schedules.
 soak: $(VENV)/project
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
 	  tests/scenarios/test_hdfs.py $(ARGS)
+	@STILLFRAME_KILLS=20 $(BIN)/python -m pytest -n 0 -k kills tests/scenarios/test_databases.py \
+	  tests/scenarios/test_kafka.py tests/spark/soak_kafka_on_a_cluster.py $(ARGS)
 	@$(BIN)/stillframe simulate --seeds 2000
 
 # Takes some minutes the first time and needs a Go toolchain.

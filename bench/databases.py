@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -118,7 +117,7 @@ def measure(server: Any, rows: pa.Table, rounds: int, home: str) -> None:
     at, double = ("timestamp", "double precision") if is_postgres else ("datetime(6)", "double")
     columns = f"id bigint{{}}, app varchar(40), value {double}, at {at}"
     plain, keyed = columns.format(""), columns.format(" primary key")
-    loads = {} if is_postgres else {"by LOAD DATA LOCAL": "?allowLoadLocalInfile=true"}
+    others = {} if is_postgres else {"by INSERT": "?allowLoadLocalInfile=false"}
     took: dict[str, list[float]] = {}
 
     def timed(name: str, act: Callable[[], None], table: str) -> None:
@@ -132,7 +131,7 @@ def measure(server: Any, rows: pa.Table, rounds: int, home: str) -> None:
         timed("by hand", by_hand(server, table, rows), table)
         table = server.table(plain)
         timed("ours", ours(server, table, rows, home), table)
-        for name, settings in loads.items():
+        for name, settings in others.items():
             table = server.table(plain)
             timed(f"ours, {name}", ours(server, table, rows, home, settings), table)
         table = server.table(keyed)
@@ -159,20 +158,12 @@ def main() -> None:
     for kind in asked.kinds:
         with (
             tempfile.TemporaryDirectory() as home,
-            tempfile.TemporaryDirectory() as place,
-            socket.socket() as held,
+            database_servers.running_server(KINDS[kind]) as server,
         ):
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind(("127.0.0.1", 0))
-            server = KINDS[kind](Path(place), held.getsockname()[1])
-            try:
-                server.start()
-                if kind != "postgres":
-                    server.execute("set global local_infile = 1")
-                print(f"{kind}, {asked.rows:,} rows, load {os.getloadavg()[0]:.0f}")
-                measure(server, rows, asked.rounds, home)
-            finally:
-                server.stop()
+            if kind != "postgres":
+                server.execute("set global local_infile = 1")
+            print(f"{kind}, {asked.rows:,} rows, load {os.getloadavg()[0]:.0f}")
+            measure(server, rows, asked.rounds, home)
 
 
 if __name__ == "__main__":

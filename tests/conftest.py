@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -228,18 +228,8 @@ def _served(kind: str) -> Iterator[Server]:
     """For all tests of a worker; a test that kills it starts it again."""
     import database_servers
 
-    # Not below the directories of pytest, which only we may enter: the server is somebody else.
-    with (
-        tempfile.TemporaryDirectory(prefix="stillframe-database-") as home,
-        closing(hold_port()) as held,
-    ):
-        made: Any = getattr(database_servers, kind)
-        server: Server = made(Path(home), port_of(held))
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop()
+    with database_servers.running_server(getattr(database_servers, kind)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

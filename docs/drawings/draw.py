@@ -232,6 +232,93 @@ def e4(is_chinese: bool) -> str:
     return drawing.svg()
 
 
+# --- E5 ------------------------------------------------------------------------------------------
+
+
+def e5(is_chinese: bool) -> str:
+    from e5_duplicates_in_mysql import (
+        CHECKPOINT_EVERY_S,
+        COMMIT_EVERY_S,
+        CRASH_AFTER_S,
+        VIEWS_PER_SECOND,
+    )
+
+    checkpoint_s, crash_s = CHECKPOINT_EVERY_S, CHECKPOINT_EVERY_S + CRASH_AFTER_S
+    batches, twice = CRASH_AFTER_S // COMMIT_EVERY_S, CRASH_AFTER_S * VIEWS_PER_SECOND
+    drawing = Drawing(860, 370, is_chinese)
+
+    def x(seconds: int) -> int:
+        return 150 + seconds * 5
+
+    for seconds in (checkpoint_s, 2 * checkpoint_s):
+        number = 99 + seconds // checkpoint_s
+        drawing.line((x(seconds), 46), (x(seconds), 280), MARK, dashed=True)
+        drawing.text(
+            x(seconds), 22, f"checkpoint {number}", f"检查点 {number}", MARK, "middle", bold=True
+        )
+        drawing.text(x(seconds), 39, f"{seconds} s", f"{seconds} 秒", MARK, "middle")
+    drawing.line((x(crash_s), 46), (x(crash_s), 110), BAD, dashed=True)
+    drawing.line((x(crash_s), 195), (x(crash_s), 240), BAD, dashed=True)
+    drawing.text(x(crash_s), 22, "crash", "崩溃", BAD, "middle", bold=True)
+    drawing.text(x(crash_s), 39, f"{crash_s} s", f"{crash_s} 秒", BAD, "middle")
+
+    by_itself = range(COMMIT_EVERY_S, crash_s + 1, COMMIT_EVERY_S)
+    rows = (
+        (90, "a sink of", "自己写的 sink", "one's own", "", by_itself),
+        (220, 'format("mysql")', None, "", "", (checkpoint_s, 2 * checkpoint_s)),
+    )
+    for y, english, chinese, more, more_chinese, commits in rows:
+        drawing.text(15, y, english, chinese, bold=True)
+        drawing.text(15, y + 18, more, more_chinese, bold=True)
+        drawing.line((x(0), y), (x(2 * checkpoint_s) + 20, y), PALE, 3)
+        for seconds in commits:
+            is_lost = seconds > checkpoint_s and y == 90
+            drawing.box(x(seconds) - 4, y - 9, 8, 18, BAD if is_lost else GOOD,
+                        BAD if is_lost else GOOD)  # fmt: skip
+    # What comes after the restart, below its own line.
+    drawing.line((x(crash_s), 105), (x(checkpoint_s) + 6, 125), BAD, arrow=True)
+    drawing.line((x(checkpoint_s), 140), (x(2 * checkpoint_s) + 20, 140), PALE, 3)
+    for seconds in range(checkpoint_s + COMMIT_EVERY_S, 2 * checkpoint_s + 1, COMMIT_EVERY_S):
+        color = BAD if seconds <= crash_s else GOOD
+        drawing.box(x(seconds) - 4, 131, 8, 18, color, color)
+    drawing.text(
+        x(checkpoint_s) - 8,
+        145,
+        f"read again from {checkpoint_s} s",
+        f"从 {checkpoint_s} 秒重新读",
+        BAD,
+        "end",
+    )
+    drawing.text(
+        x(checkpoint_s) + 8,
+        174,
+        f"{batches} batches, {twice} rows: there twice",
+        f"{batches} 批，{twice} 行：出现两次",
+        BAD,
+        bold=True,
+    )
+    drawing.line((x(crash_s), 235), (x(checkpoint_s) + 6, 255), BAD, arrow=True)
+    drawing.text(
+        x(checkpoint_s) + 8,
+        276,
+        "nothing to see: no row is there twice",
+        "外面什么都看不到：没有一行重复",
+        GOOD,
+        bold=True,
+    )
+    drawing.text(
+        20, 320, "▮ commit in MySQL, of a checkpoint", "▮ MySQL 的提交，属于某个检查点", GOOD
+    )
+    drawing.text(
+        20,
+        345,
+        "▮ commit in MySQL, before its checkpoint is complete: undone by no crash",
+        "▮ MySQL 的提交，早于它的检查点：崩溃不会撤销它",
+        BAD,
+    )
+    return drawing.svg()
+
+
 # --- E6 ------------------------------------------------------------------------------------------
 
 ROWS = {1: 80, 2: 200, 3: 320}
@@ -309,7 +396,7 @@ def e6(is_chinese: bool) -> str:
     return drawing.svg()
 
 
-DRAWINGS: dict[str, Callable[[bool], str]] = {"e3": e3, "e4": e4, "e6": e6}
+DRAWINGS: dict[str, Callable[[bool], str]] = {"e3": e3, "e4": e4, "e5": e5, "e6": e6}
 
 
 def all_drawings() -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import subprocess
+import tempfile
 import threading
 from contextlib import closing
 
@@ -424,6 +426,13 @@ def test_rows_that_are_loaded_from_memory_are_what_was_written(loading):
     assert sorted(map(known, loading.visible()), key=repr) == sorted(map(known, rows), key=repr)
 
 
+def test_a_server_gets_no_file_that_it_was_not_told_of(loading):
+    with closing(loading.sink.open_session()) as session:
+        asking = f"load data local infile '/etc/hostname' into table {loading.table}"
+        with pytest.raises(DataError, match="asks for the file '/etc/hostname' of this machine"):
+            session.execute(asking)
+
+
 def test_rows_that_loading_would_skip_or_change_are_refused_all_the_same(loading):
     loading.use("id tinyint primary key, name varchar(5)", url=loading.url)
     mark = loading.mark(1)
@@ -647,3 +656,97 @@ def test_a_server_that_dies_in_a_transaction_has_written_nothing_and_is_tried_ag
     house.commit(part)
 
     assert house.visible() == [(1, "a"), (2, "b")]
+
+
+@pytest.fixture
+def small_disk():
+    """A directory of a file system with four megabytes, and how to make it large."""
+    with tempfile.TemporaryDirectory(prefix="stillframe-disk-") as place:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "none", place],
+            check=False,
+            capture_output=True,
+        )
+        if mounted.returncode:
+            pytest.skip("a small disk is made by root only, by mounting one")
+        remount = ["mount", "-o", "remount,size=200m", place]
+        try:
+            yield place, lambda: subprocess.run(remount, check=True)
+        finally:
+            subprocess.run(["umount", "-l", place], check=True)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_full_disk_of_the_database_is_waited_for(tmp_path, request, kind, small_disk):
+    house = House(tmp_path, request.getfixturevalue(kind))
+    place, enlarge = small_disk
+    house.table = house.server.table_on("id bigint, name varchar(20)", place)
+    house.sink = sink_of(house.server, house.table)
+    part = house.stage(1, *[(n, "x" * 20) for n in range(100_000)])
+
+    try:
+        with pytest.raises(Unavailable, match=r"cannot do what is asked of it now .*(full|space)"):
+            house.commit(part)
+        assert house.visible() == []
+        enlarge()
+        house.commit(part)
+        house.commit(part)
+        assert house.server.execute(f"select count(*) from {house.table}") == [(100_000,)]
+    finally:
+        house.server.execute(f"drop table {house.table}")
+        house.server.forget_place()
+
+
+# --- Who it speaks to ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["mysql", "mariadb"])
+def certified(tmp_path, request):
+    """A table of a server that has a certificate of localhost. Our PostgreSQL has none: it was
+    built without encryption."""
+    return House(tmp_path, request.getfixturevalue(request.param))
+
+
+def sink_for(house, host, settings):
+    url = f"jdbc:{house.server.url}?{settings}".replace("127.0.0.1", host)
+    return sink_of(house.server, house.table, url=url)
+
+
+@pytest.mark.parametrize(
+    ("host", "settings"),
+    [
+        ("localhost", "sslMode=VERIFY_IDENTITY&serverSslCert={}"),
+        ("127.0.0.1", "sslMode=VERIFY_CA&serverSslCert={}"),
+        ("127.0.0.1", "useSSL=true"),
+    ],
+)
+def test_rows_go_encrypted_to_a_server_with_a_certificate(certified, host, settings):
+    house = certified
+    house.sink = sink_for(house, host, settings.format(house.server.certificate))
+    house.sink.check_start()
+    house.put(1, (1, "a"))
+
+    assert house.visible() == [(1, "a")]
+    with closing(house.sink.open_session()) as session:
+        [(_, cipher)] = session.execute("show status like 'Ssl_cipher'")
+    assert cipher != ""
+
+
+def test_a_certificate_of_another_host_or_of_nobody_known_is_refused(certified, monkeypatch):
+    house, certificate = certified, certified.server.certificate
+    other = sink_for(house, "127.0.0.1", f"sslMode=VERIFY_IDENTITY&serverSslCert={certificate}")
+    by_the_system = sink_for(house, "127.0.0.1", "sslMode=VERIFY_IDENTITY")
+    unknown = sink_for(house, "localhost", "sslMode=VERIFY_CA")
+
+    with pytest.raises(StartRefused, match="certificate verify failed: self-signed"):
+        unknown.check_start()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    for each in (other, by_the_system):
+        with pytest.raises(StartRefused, match=r"certificate is not valid for '127\.0\.0\.1'"):
+            each.check_start()
+
+
+def test_where_encryption_is_asked_for_nothing_goes_without(tmp_path, postgres):
+    house = House(tmp_path, postgres)
+    with pytest.raises(StartRefused, match="server does not support SSL, but SSL was required"):
+        sink_for(house, "127.0.0.1", "sslmode=require").check_start()

@@ -1,32 +1,24 @@
-"""Page views into a database on plain processes: slots and the server itself are killed."""
+"""Page views into a database on plain processes: slots, the driver and the server are killed."""
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections import Counter
-from functools import partial
+from contextlib import closing
 from random import Random
 
-import pyarrow as pa
 import pytest
+from database_jobs import ClicksToTables
 from database_servers import PASSWORD
+from driven_jobs import IS_LONG, KILLS, SEED, on_plain_processes
 
-from stillframe.api.aggregates import AggregateCall
-from stillframe.connectors.database_sink import jdbc_from_options
 from stillframe.coordinator.history import AttemptFailed
-from stillframe.errors import StillframeError
-from stillframe.graph.logical import Aggregate, Node, Read, Write
-from stillframe.graph.plan import build_plan
-from stillframe.options import Options
 from stillframe.testing.sources import ScriptedSource, Wait
 
 pytestmark = pytest.mark.database
 
-COUNTS = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
 
-
-@pytest.fixture(params=["postgres", "mariadb"])
+@pytest.fixture(params=["postgres", "mariadb", *(["mysql"] if IS_LONG else [])])
 def server(request):
     return request.getfixturevalue(request.param)
 
@@ -34,7 +26,7 @@ def server(request):
 class Clicks:
     """A table that gets clicks one by one and one that gets their counts."""
 
-    def __init__(self, server, page_views, steps=3):
+    def __init__(self, server, page_views, steps, **login):
         """Some come when the job starts, and more when each of the gates is opened."""
         self.server = server
         self.gates = [page_views.gate(f"gate-{step}") for step in range(steps)]
@@ -44,72 +36,71 @@ class Clicks:
             for step, gate in enumerate(self.gates, 1):
                 script += [Wait(gate), *page_views.batches(split * 100_000 + step * 1_000, 10)]
             scripts.append(tuple(script))
-        self.source = ScriptedSource(page_views.batch(0).schema, tuple(scripts))
+        source = ScriptedSource(page_views.batch(0).schema, tuple(scripts))
         self.ids = [split * 100_000 + n for split in range(4) for n in range(1_000 * (steps + 1))]
         name = f"t_{uuid.uuid4().hex[:12]}"
         self.clicks, self.counts = f"{name}_clicks", f"{name}_counts"
-        for sink in self.sinks():
+        login = {"user": {"postgres": "postgres", "mysql": "root"}[server.dialect], **login}
+        self.plan = ClicksToTables(source, server.url, self.clicks, self.counts, **login)
+        for sink in self.plan.sinks():
             sink.check_start()
 
-    def plan(self, parallelism=2):
-        source = self.source
-        read = Node(Read(source), source.schema, given_uid="clicks")
-        call = AggregateCall("count", None, "count", pa.int64())
-        counted = Node(Aggregate(("app_id",), (call,)), COUNTS, (read,), given_uid="count")
-        added, replaced = self.sinks()
-        ends = [
-            Node(Write(added), source.schema, (read,), given_uid="write-clicks"),
-            Node(Write(replaced), COUNTS, (counted,), given_uid="write-counts"),
-        ]
-        return build_plan("page-views", ends, parallelism)
-
-    def sinks(self):
-        added = self.sink(self.clicks, self.source.schema)
-        return added, self.sink(self.counts, COUNTS, upsertKeys="app_id")
-
-    def sink(self, table, schema, **options):
-        given = {
-            "url": f"jdbc:{self.server.url}",
-            "user": {"postgres": "postgres", "mysql": "root"}[self.server.dialect],
-            "password": PASSWORD,
-            "dbtable": table,
-            "createTable": "true",
-            **options,
-        }
-        return jdbc_from_options(Options("the sink jdbc", given), schema)
-
     def check_each_is_there_once(self):
-        rows = self.server.execute(f"select id, app_id from {self.clicks}")
-        assert sorted(id for id, _ in rows) == self.ids
-        counts = dict(self.server.execute(f"select app_id, count from {self.counts}"))
-        assert counts == Counter(app for _, app in rows)
+        """By the server's own client."""
+        rows = [line.split("\t") for line in self.server.asked(f"select * from {self.clicks}")]
+        assert sorted(int(id) for id, _ in rows) == self.ids
+        told = [line.split("\t") for line in self.server.asked(f"select * from {self.counts}")]
+        assert {app: int(count) for app, count in told} == Counter(app for _, app in rows)
 
 
 def start(page_views, clicks, **options):
     given = {"checkpointInterval": "150 ms", "restartAttempts": "100", **options}
-    return page_views.start(clicks.plan(), partial(clicks.plan), **given)
+    return page_views.start(clicks.plan(2), clicks.plan, **given)
 
 
 @pytest.mark.slow
-def test_kills_of_slots_and_server_and_rescales_lose_and_double_nothing(page_views, server):
-    random, clicks = Random(7), Clicks(server, page_views)
-    running = start(page_views, clicks)
-    for step, parallelism in enumerate((4, 1, 3)):
-        running.next_checkpoint()
-        running.kill_any(random)
-        if step != 1:
-            server.kill()
-            server.start()
-        with contextlib.suppress(StillframeError):  # a kill may come in its way
-            running.query.rescale(parallelism, timeout=90)
-        clicks.gates[step].open()
-        running.kill_any(random)
-    running.finish()
+@pytest.mark.timeout(120 + 30 * KILLS)
+def test_kills_of_slots_driver_and_server_and_rescales_lose_and_double_nothing(
+    page_views, server, tmp_path
+):
+    random, clicks = Random(SEED), Clicks(server, page_views, steps=KILLS + 1)
+    tables = server.tables()
+    with closing(on_plain_processes(tmp_path, "page-views", clicks.plan)) as job:
+        job.start(2)
+        *gates, last = clicks.gates
+        for gate, victim, held in zip(gates, *drawn(random, clicks), strict=True):
+            if random.random() < 0.7:  # else while it restarts
+                job.next_checkpoint()
+            if held:
+                kill_between_stage_and_commit(server, job, gate, held)
+            gate.open()
+            job.kill(victim, random)
+            if victim == "driver":
+                job.start(random.randint(1, 4))
+            elif random.random() < 0.5:
+                job.ask(random.randint(1, 4))
+        last.open()
+        job.finish()
 
     clicks.check_each_is_there_once()
-    left = {file.name.partition("-")[0] for file in page_views.home.rglob("prepared/*/*")}
-    assert left <= {"marked"}, "nothing is left behind but notes of the marks"
-    assert len(running.attempts()) > 3
+    assert job.left_behind() == set(), "nothing is left behind but notes of the marks"
+    assert server.tables() == tables
+
+
+def drawn(random, clicks):
+    """Who is killed at each step, and of every second one also the server, and what it is asked to
+    lock so that the commit waits: marks before it begins, a table in the middle of it."""
+    victims = random.sample(["slot", "driver"] * (KILLS // 2), KILLS)
+    locks = [None, "stillframe_marks", None, clicks.clicks] * (KILLS // 4)
+    return victims, locks
+
+
+def kill_between_stage_and_commit(server, job, gate, held):
+    with server.locked(held):
+        gate.open()
+        job.wait_until(server.waits_for_a_lock)
+        server.kill()
+    server.start()
 
 
 def test_while_the_server_is_away_the_job_waits_and_goes_on(page_views, server, until):
@@ -128,3 +119,23 @@ def test_while_the_server_is_away_the_job_waits_and_goes_on(page_views, server, 
 
     clicks.check_each_is_there_once()
     assert not [event for event in running.told if isinstance(event, AttemptFailed)]
+
+
+def test_a_password_that_expires_ends_an_attempt_and_the_next_takes_the_one_that_renews_it(
+    page_views, server, until
+):
+    secret = page_views.home / "secret"
+    secret.write_text("the-first-one")
+    user = server.user("the-first-one")
+    clicks = Clicks(server, page_views, steps=1, user=user, password=f"file:{secret}")
+    running = start(page_views, clicks, restartDelay="500 ms")
+    running.next_checkpoint()
+    server.change_password(user, "the-next-one")
+    clicks.gates[0].open()
+    failed = running.wait(AttemptFailed)
+    secret.write_text("the-next-one")
+    running.finish()
+
+    clicks.check_each_is_there_once()
+    assert "refuses what the sink for table" in failed.reason
+    assert not any("-one" in str(event) for event in running.told)

