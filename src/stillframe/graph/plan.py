@@ -42,6 +42,7 @@ from stillframe.graph.logical import (
     Union,
     WithWatermark,
     Write,
+    evaluated_by_spark,
     keys_of,
     late_readers,
     walk,
