@@ -23,7 +23,7 @@ import random
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -246,17 +246,19 @@ class Crossing:
                 writer.writeBatches(results)
             except Py4JJavaError:
                 results.close()
+                give_back(made)
                 raise
-            finally:
-                for each in made:
-                    gateway.detach(each)
+            give_back(made)
+
+        def give_back(made: Iterable[JavaObject]) -> None:
+            for each in made:
+                gateway.detach(each)
 
         def close() -> None:
             reader.close()
             channel.close()
             allocator.close()
-            for each in (reader, root, writer, channel, incoming, outgoing, *projections):
-                gateway.detach(each)
+            give_back((reader, root, writer, channel, incoming, outgoing, *projections))
 
         answers = pa.ipc.open_stream(here.makefile("rb"))
         return _Line(here, answers, work, close)

