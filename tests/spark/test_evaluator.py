@@ -417,7 +417,7 @@ def test_a_record_that_ansi_mode_refuses_is_told_with_sparks_error_class(
     with pytest.raises(JobFailed, match=r"id=2, text='x7'.*\[CAST_INVALID_INPUT\]") as failure:
         query.awaitTermination(120)
     assert "concat(soundex(text), text)" in str(failure.value)
-    assert query.attempt == 1
+    assert query.summary.restarts == 0
 
 
 DIES = """

@@ -177,9 +177,10 @@ class _Preparation:
             if without_alias(whole).equals(node):
                 raise self._refusals[id_of(whole)]
             raise refused(
-                whole,
+                without_alias(whole),
                 f"calls the Python function {node.name()} within what only Spark's own evaluator"
-                " computes (select the function's result into a column of its own first)",
+                " computes",
+                "select what the function gives into a column of its own first",
             )
         if name in _REFUSED:
             raise refused(node, _REFUSED[name])

@@ -53,6 +53,9 @@ from stillframe.spark.windows import is_for_window
 
 COLUMN_NOTE = "stillframe.column"
 """In the metadata of a column: its name in the stream, where Spark has two of one name."""
+_IN_A_PROJECTION = (
+    "compute it in a withColumn(...) or select(...) first, where Spark's own evaluator does"
+)
 GROUP_BY_WINDOW = "say groupBy(window(...)) and take window.start and window.end of what comes out"
 """What to do, for errors about windows."""
 
@@ -196,7 +199,7 @@ class Translator:
         try:
             replacement = node.replacement()
         except Py4JError:
-            raise refused(node) from None
+            raise refused(node, what_to_do=_IN_A_PROJECTION) from None
         return self.translate(replacement)
 
     def children(self, node: JavaObject) -> tuple[Expression, ...]:
