@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -328,16 +329,26 @@ def test_clocks_chance_and_filters(spark: SparkSession) -> None:
     )
     batch = _batch(spark)
     schema = pa.schema([(each.name, each.expression.type) for each in made])
-    with evaluator_of(made, (Named("kept", condition.arguments[0]),)) as evaluator:
+    # As after a restart: the same projection, made again.
+    same = replace(made[0].expression.projection)
+    again = tuple(
+        replace(each, expression=replace(each.expression, projection=same)) for each in made
+    )
+    with evaluator_of(made, again, (Named("kept", condition.arguments[0]),)) as evaluator:
         before = datetime.datetime.now(datetime.UTC)
         one, two = (project(made, batch, schema, evaluator) for _ in range(2))
-        assert filter_batch(condition, batch, evaluator).column("i").to_pylist() == [1, 2**31 - 2, 12]
+        three = project(again, batch, schema, evaluator)
+        assert filter_batch(condition, batch, evaluator).column("i").to_pylist() == [
+            1,
+            2**31 - 2,
+            12,
+        ]
         assert not project(made, batch.slice(0, 0), schema, evaluator).num_rows
     moments = [set(each.column("at").to_pylist()) for each in (one, two)]
     assert [len(each) for each in moments] == [1, 1]
     assert before <= min(moments[0]) < min(moments[1])
     assert set(one.column("same").to_pylist()) == {True}
-    assert len({*one.column("id").to_pylist(), *two.column("id").to_pylist()}) == 12
+    assert len({id for each in (one, two, three) for id in each.column("id").to_pylist()}) == 18
     assert set(one.column("zone").to_pylist()) == {spark.conf.get("spark.sql.session.timeZone")}
 
 
