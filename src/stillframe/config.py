@@ -413,7 +413,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "incrementalCheckpoints": ("incremental_checkpoints", parse_flag),
     "rocksdbMemory": ("rocksdb_memory_bytes", parse_bytes),
     "stateDirectory": ("state_directory", _text),
-    "evaluatorMemory": ("evaluator_memory_bytes", _parse_bytes),
+    "evaluatorMemory": ("evaluator_memory_bytes", parse_bytes),
     "restPort": ("rest_port", _parse_port),
     "restBindAddress": ("rest_bind_address", _text),
 }
