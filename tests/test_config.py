@@ -41,6 +41,7 @@ def test_every_option_is_parsed_into_its_unit():
             "memoryStateMax": "512k",
             "incrementalCheckpoints": "false",
             "rocksdbMemory": "1 GiB",
+            "evaluatorMemory": "1g",
             "stateDirectory": "/fast",
         }
     )
@@ -67,6 +68,7 @@ def test_every_option_is_parsed_into_its_unit():
         memory_state_bytes_max=512 * 1024,
         incremental_checkpoints=False,
         rocksdb_memory_bytes=1024**3,
+        evaluator_memory_bytes=1024**3,
         state_directory="/fast",
     )
     assert config.state == StateSettings("rocksdb", 512 * 1024, False, 1024**3, "/fast")

@@ -327,6 +327,8 @@ class JobConfig:
     incremental_checkpoints: bool = True
     rocksdb_memory_bytes: int = 256 << 20
     state_directory: str | None = None
+    evaluator_memory_bytes: int = 512 << 20
+    """The heap of the JVM beside each slot, of a job with expressions that only Spark evaluates."""
     rest_port: int | Literal["off"] = 0
     """Where the driver serves its HTTP API; 0: on any free port."""
     rest_bind_address: str = LOOPBACK
@@ -411,6 +413,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "incrementalCheckpoints": ("incremental_checkpoints", parse_flag),
     "rocksdbMemory": ("rocksdb_memory_bytes", parse_bytes),
     "stateDirectory": ("state_directory", _text),
+    "evaluatorMemory": ("evaluator_memory_bytes", parse_bytes),
     "restPort": ("rest_port", _parse_port),
     "restBindAddress": ("rest_bind_address", _text),
 }

@@ -112,6 +112,7 @@ def run_attempt(
         heartbeat_timeout_seconds=parts.config.heartbeat_timeout_seconds,
         stuck_timeout_seconds=parts.config.stuck_timeout_seconds,
         state=parts.config.state,
+        evaluator_memory_bytes=parts.config.evaluator_memory_bytes,
     )
     slots: RunningSlots | None = None
     waits = _Waits(parts, running, watch, store)

@@ -37,6 +37,8 @@ class SlotLaunch:
     savepoint_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     incarnation: str = ""
     """By which the job's sinks are known in other systems."""
+    evaluator_memory_bytes: int = 512 << 20
+    """The heap of the JVM with Spark's evaluator beside the slot, if an expression needs it."""
     accepts_missing: frozenset[str] = frozenset()
     """Output that is gone, and that its sinks go on without."""
 

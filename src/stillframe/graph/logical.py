@@ -23,7 +23,7 @@ from stillframe.api.windows import WINDOW as WINDOW
 from stillframe.api.windows import SessionWindow as SessionWindow
 from stillframe.api.windows import Window as Window
 from stillframe.errors import BuildError
-from stillframe.graph.expressions import Expression, Named
+from stillframe.graph.expressions import Expression, Named, SparkResult, spark_results
 from stillframe.ids import OperatorUid
 
 
@@ -258,6 +258,17 @@ Operator = (
     | CloseLoop
     | Write
 )
+
+
+def evaluated_by_spark(operator: Operator) -> list[SparkResult]:
+    """What of the operator's expressions Spark's own evaluator computes."""
+    match operator:
+        case Project(columns):
+            return [made for column in columns for made in spark_results(column.expression)]
+        case Filter(condition):
+            return list(spark_results(condition))
+        case _:
+            return []
 
 
 def keys_of(operator: Operator, place: int = 0) -> tuple[str, ...] | None:

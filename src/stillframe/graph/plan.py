@@ -42,6 +42,7 @@ from stillframe.graph.logical import (
     Union,
     WithWatermark,
     Write,
+    evaluated_by_spark,
     keys_of,
     late_readers,
     walk,
@@ -196,6 +197,10 @@ class Plan:
             for planned in task.operators:
                 fanout = [self.edges[index] for index in planned.edges]
                 lines.append(f"    {describe(planned.operator)}  [{planned.uid}]")
+                lines += [
+                    f"      in Spark's evaluator: {result.sql}"
+                    for result in evaluated_by_spark(planned.operator)
+                ]
                 lines += [
                     f"      --{_in_words(edge.partitioning)}--> task {edge.target_task}"
                     + (" (back)" if edge.is_feedback else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from stillframe.graph.expressions import Call, Column, Expression, RowFunction
+from stillframe.graph.expressions import Call, Column, Expression, RowFunction, SparkResult
 from stillframe.graph.logical import (
     Aggregate,
     DropDuplicates,
@@ -94,3 +94,6 @@ def _names_in(expression: Expression) -> Iterator[str]:
         case Call(arguments=arguments) | RowFunction(arguments=arguments):
             for argument in arguments:
                 yield from _names_in(argument)
+        case SparkResult(projection):
+            for column in projection.inputs:
+                yield column.name

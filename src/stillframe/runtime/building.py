@@ -17,6 +17,7 @@ from stillframe.api.sinks import SinkContext, Staging
 from stillframe.api.sources import BlockingReader, Source, SourceContext, SourceReader, Split
 from stillframe.clock import Clock
 from stillframe.config import CheckpointMode, StateSettings
+from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
@@ -113,6 +114,8 @@ class Surroundings:
     staging: Staging | None = None
     """Where sinks may keep what they have prepared; None: nothing is kept."""
     accepts_missing: frozenset[str] = frozenset()
+    evaluator: Evaluator | None = None
+    """Spark's, beside the slot; None: no expression of the plan needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +201,9 @@ def build_operator(site: Site) -> RunningOperator:
                 goes_back=source.goes_back,
             )
         case Project(columns):
-            return Projecting(columns, planned.schema)
+            return Projecting(columns, planned.schema, around.evaluator)
         case Filter(condition):
-            return Filtering(condition)
+            return Filtering(condition, around.evaluator)
         case MapInArrow():
             return Mapping(planned.operator, planned.schema)
         case Aggregate(window=window) if window is not None:

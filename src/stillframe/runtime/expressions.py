@@ -5,7 +5,8 @@ used. `case`, `coalesce`, `and` and `or` may guard a part that would fail on som
 (`when(x != 0, 10 / x)`). Evaluating every part on every row is fastest and nearly always right, so
 that is tried first; if it fails, each part is evaluated again on just the rows that need it.
 
-The names a `Call` may have are those in `runtime/functions` and the four above.
+The names a `Call` may have are those in `runtime/functions` and the four above. What is a
+`SparkResult` is computed by Spark's own code beside the slot, all of one operator's at once.
 """
 
 from __future__ import annotations
@@ -23,21 +24,39 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from stillframe.errors import DataError, UserCodeError
-from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
+from stillframe.evaluator.beside import Evaluator
+from stillframe.evaluator.crossing import RowRefused
+from stillframe.graph.expressions import (
+    Call,
+    Column,
+    Expression,
+    Literal,
+    Named,
+    RowFunction,
+    SparkProjection,
+    SparkResult,
+)
 from stillframe.runtime.functions import FUNCTIONS, Datum, as_array
 from stillframe.runtime.row_functions import SLICE_ROWS, at_row, python_values
 from stillframe.runtime.times import INSTANT
 from stillframe.user_code import fail
 
 
-def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+def evaluate(
+    expression: Expression, batch: pa.RecordBatch, evaluator: Evaluator | None = None
+) -> pa.Array:
     """The expression's value for each record of the batch."""
-    return _Evaluation(batch).array(expression)
+    return _Evaluation(batch, evaluator).array(expression)
 
 
-def project(columns: tuple[Named, ...], batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def project(
+    columns: tuple[Named, ...],
+    batch: pa.RecordBatch,
+    schema: pa.Schema,
+    evaluator: Evaluator | None = None,
+) -> pa.RecordBatch:
     """A batch of `schema` with the computed columns."""
-    evaluation = _Evaluation(batch)
+    evaluation = _Evaluation(batch, evaluator)
     arrays = [
         _as_type(evaluation.array(column.expression), field.type)
         for column, field in zip(columns, schema, strict=True)
@@ -47,9 +66,11 @@ def project(columns: tuple[Named, ...], batch: pa.RecordBatch, schema: pa.Schema
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def filter_batch(condition: Expression, batch: pa.RecordBatch) -> pa.RecordBatch:
+def filter_batch(
+    condition: Expression, batch: pa.RecordBatch, evaluator: Evaluator | None = None
+) -> pa.RecordBatch:
     """The records for which the condition is true; neither false nor null is."""
-    kept = evaluate(condition, batch)
+    kept = evaluate(condition, batch, evaluator)
     return batch if kept.true_count == batch.num_rows else batch.filter(kept)
 
 
@@ -64,19 +85,26 @@ def describe(expression: Expression) -> str:
             return f"cast({describe(argument)} as {type_})"
         case Call(function, arguments) | RowFunction(name=function, arguments=arguments):
             return f"{function}({', '.join(map(describe, arguments))})"
+        case SparkResult(sql=sql):
+            return sql
     raise AssertionError(f"no kind of expression: {expression!r}")
 
 
 class _Evaluation:
     """The values of expressions over one batch."""
 
-    def __init__(self, batch: pa.RecordBatch, *, is_part: bool = False) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, evaluator: Evaluator | None, *, is_part: bool = False
+    ) -> None:
         self._batch = batch
+        self._evaluator = evaluator
         self._is_part = is_part
         """Whether places in it are none in the batch that came."""
         # By identity: a shared part of the tree is one object, and comparing trees is slow.
         # The expression is kept beside its value so that its id stays its own.
         self._known: dict[int, tuple[Expression, Datum]] = {}
+        self._crossed: dict[int, list[pa.Array]] = {}
+        """What Spark's evaluator has computed, by the identity of the projection."""
 
     def array(self, expression: Expression) -> pa.Array:
         return as_array(self._datum(expression), self._batch.num_rows)
@@ -97,6 +125,8 @@ class _Evaluation:
                 return value
             case RowFunction():
                 return self._call_per_row(expression)
+            case SparkResult():
+                return self._by_spark(expression)
             case Call(function) if function in _GUARDS:
                 return self._guarded(expression)
             case Call(function) if function in _DECIDED_BY:
@@ -114,6 +144,27 @@ class _Evaluation:
             return _as_type(FUNCTIONS[call.function](call.type, *arguments), call.type)
         except (pa.ArrowInvalid, OverflowError) as error:
             raise _cannot_compute(call, error) from error
+
+    def _by_spark(self, result: SparkResult) -> pa.Array:
+        if not self._batch.num_rows:
+            return pa.array([], result.type)
+        projection = result.projection
+        if id(projection) not in self._crossed:
+            self._crossed[id(projection)] = self._columns_by_spark(projection, result)
+        return _as_type(self._crossed[id(projection)][result.place], result.type)
+
+    def _columns_by_spark(self, projection: SparkProjection, one: SparkResult) -> list[pa.Array]:
+        assert self._evaluator is not None, f"there is no evaluator of Spark's for {one.sql}"
+        inputs = [self.array(column) for column in projection.inputs]
+        try:
+            return self._evaluator.columns(projection, inputs, self._batch.num_rows)
+        except RowRefused as refused:
+            place = refused.place
+            at = "" if place is None else f" at {at_row(self._batch, place)[0]}"
+            raise DataError(
+                f"{one.sql}, or what Spark's evaluator computes with it, cannot be computed{at}:"
+                f" {refused}; filter out such records or guard the expression with when(...)"
+            ) from refused
 
     def _unless_decided(self, call: Call) -> Datum:
         """Where one argument is null, Spark does not look at the other, which may fail."""
@@ -181,7 +232,7 @@ class _Evaluation:
 
     def _on_rows(self, expression: Expression, rows: npt.NDArray[np.int64]) -> pa.Array:
         part = self._batch.take(pa.array(rows, pa.int64()))
-        return _Evaluation(part, is_part=True).array(expression)
+        return _Evaluation(part, self._evaluator, is_part=True).array(expression)
 
     def case_by_rows(self, call: Call) -> pa.Array:
         remaining = np.arange(self._batch.num_rows, dtype=np.int64)

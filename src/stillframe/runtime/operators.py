@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from stillframe.errors import UserCodeError
+from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.expressions import Expression, Named
 from stillframe.graph.logical import MapInArrow
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
@@ -121,20 +122,24 @@ class Passing(RunningOperator):
 
 
 class Projecting(RunningOperator):
-    def __init__(self, columns: tuple[Named, ...], schema: pa.Schema) -> None:
+    def __init__(
+        self, columns: tuple[Named, ...], schema: pa.Schema, evaluator: Evaluator | None = None
+    ) -> None:
         self._columns = columns
         self._schema = schema
+        self._evaluator = evaluator
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        return (project(self._columns, batch, self._schema),)
+        return (project(self._columns, batch, self._schema, self._evaluator),)
 
 
 class Filtering(RunningOperator):
-    def __init__(self, condition: Expression) -> None:
+    def __init__(self, condition: Expression, evaluator: Evaluator | None = None) -> None:
         self._condition = condition
+        self._evaluator = evaluator
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        return (filter_batch(self._condition, batch),)
+        return (filter_batch(self._condition, batch, self._evaluator),)
 
 
 class Mapping(RunningOperator):

@@ -28,7 +28,10 @@ import pyarrow as pa
 
 from stillframe.clock import Clock, SystemClock
 from stillframe.errors import StillframeError, UserCodeError
+from stillframe.evaluator.beside import Evaluator
+from stillframe.evaluator.process import SparkHere, no_spark_here
 from stillframe.graph.launch import SlotLaunch
+from stillframe.graph.logical import evaluated_by_spark
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
@@ -108,12 +111,16 @@ def run_slot(
     host: str,
     pid: int,
     feed: Iterator[pa.RecordBatch] | None,
+    find_spark: Callable[[], SparkHere] = no_spark_here,
 ) -> None:
-    """Run one slot until the coordinator ends it; raises if it ends any other way."""
+    """Run one slot until the coordinator ends it; raises if it ends any other way.
+
+    `find_spark` is asked only if an expression of the plan needs Spark's evaluator.
+    """
     keep_freed_memory()
     try:
         with quick_threads():
-            running = _Slot(launch, slot, host, pid, feed, SystemClock())
+            running = _Slot(launch, slot, host, pid, feed, SystemClock(), find_spark)
             try:
                 running.run()
             except Exception as error:
@@ -153,8 +160,11 @@ class _Slot(TaskEvents):
         pid: int,
         feed: Iterator[pa.RecordBatch] | None,
         clock: Clock,
+        find_spark: Callable[[], SparkHere],
     ) -> None:
         self._launch = launch
+        self._find_spark = find_spark
+        self._evaluator: Evaluator | None = None
         self._slot = slot
         self._feed = feed
         self._clock = clock
@@ -224,6 +234,7 @@ class _Slot(TaskEvents):
         )
 
     def run(self) -> None:
+        self._evaluator = self._start_evaluator()  # it comes up while we wait
         self._await_start()
         assert self._start is not None
         self._room = self._disk_room()
@@ -249,6 +260,7 @@ class _Slot(TaskEvents):
                 incarnation=self._launch.incarnation,
                 staging=_staging(self._launch),
                 accepts_missing=self._launch.accepts_missing,
+                evaluator=self._evaluator,
             )
         )
         peers = {
@@ -258,12 +270,25 @@ class _Slot(TaskEvents):
         self._start = replace(self._start, state={}, channels={})
         self._taken.clear()
         self._network.connect(peers, _CONNECT_SECONDS_MAX)
+        if self._evaluator is not None:
+            self._evaluator.await_ready()
         self._control.send(Running())
         # Before all orders, and where the watch looks: it may call the user's functions.
         restored = partial(complete_restored, self._subtasks.values(), self._start, self._turn)
         self._mailbox.appendleft(restored)
         with spared_collections():
             self._loop()
+
+    def _start_evaluator(self) -> Evaluator | None:
+        projections = [
+            result.projection
+            for task, planned in self._launch.plan.operators()
+            if self._slot < task.parallelism
+            for result in evaluated_by_spark(planned.operator)
+        ]
+        if not projections:
+            return None
+        return Evaluator(self._find_spark(), projections, self._launch.evaluator_memory_bytes)
 
     def _disk_room(self) -> DiskRoom | None:
         launch = self._launch
@@ -301,6 +326,8 @@ class _Slot(TaskEvents):
             closing.callback(self._gone.set)
             if self._room is not None:
                 closing.callback(self._room.close)
+            if self._evaluator is not None:
+                closing.callback(self._evaluator.close)
             for subtask in self._subtasks.values():
                 closing.callback(subtask.close)
             closing.callback(self._commit_pool.shutdown, wait=True, cancel_futures=True)

@@ -15,7 +15,7 @@ from stillframe.graph import expressions as graph
 from stillframe.graph.logical import CloseLoop, Connect, LoopHead, Node, Project, Union, walk
 from stillframe.key_groups import unsupported_key_type
 from stillframe.runtime.row_functions import name_of
-from stillframe.spark.expressions import projection_of
+from stillframe.spark.evaluated import columns_in_two
 from stillframe.spark.processed import refuse_no_function
 from stillframe.spark.stream import (
     Stream,
@@ -82,7 +82,7 @@ def _onto(node: Node, side: DataFrame, schema: pa.Schema) -> Node:
     """This stream with the columns of the union: all that meets in one reader must be alike."""
     columns = tuple(
         graph.Named(name, column.expression)
-        for name, column in zip(schema.names, projection_of(side), strict=True)
+        for name, column in zip(schema.names, columns_in_two(side), strict=True)
     )
     return node if node.schema == schema else Node(Project(columns), schema, (node,))
 

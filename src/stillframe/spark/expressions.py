@@ -19,8 +19,8 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +53,9 @@ from stillframe.spark.windows import is_for_window
 
 COLUMN_NOTE = "stillframe.column"
 """In the metadata of a column: its name in the stream, where Spark has two of one name."""
+_IN_A_PROJECTION = (
+    "compute it in a withColumn(...) or select(...) first, where Spark's own evaluator does"
+)
 GROUP_BY_WINDOW = "say groupBy(window(...)) and take window.start and window.end of what comes out"
 """What to do, for errors about windows."""
 
@@ -70,6 +73,13 @@ def projection_of(frame: DataFrame) -> tuple[Named, ...]:
 
 def condition_of(frame: DataFrame) -> Expression:
     """The condition of `filter` or `where`; several are joined by AND."""
+    conditions, leaf = conditions_of(frame)
+    translator = Translator(dict(leaf_columns(leaf)))
+    return all_of([translator.translate(condition) for condition in conditions])
+
+
+def conditions_of(frame: DataFrame) -> tuple[list[JavaObject], JavaObject]:
+    """Those of its filters, the first one written first, and the leaf that they are over."""
     conditions = []
     plan = below_aliases(analyzed(frame))
     while class_name(plan) == "Filter":
@@ -77,12 +87,12 @@ def condition_of(frame: DataFrame) -> Expression:
         plan = below_aliases(plan.child())
     if not conditions or not is_leaf(plan):
         raise refused_plan(plan)
-    translator = Translator(_leaf_columns(plan))
-    # The last filter is the outermost: the first one written comes first.
-    first, *rest = [translator.translate(condition) for condition in reversed(conditions)]
-    for condition in rest:
-        first = Call("and", (first, condition), pa.bool_())
-    return first
+    # The last filter is the outermost.
+    return conditions[::-1], plan
+
+
+def all_of(conditions: Iterable[Expression]) -> Expression:
+    return reduce(lambda one, two: Call("and", (one, two), pa.bool_()), conditions)
 
 
 def translated(node: JavaObject, columns: dict[ExprId, Expression]) -> Expression:
@@ -97,18 +107,24 @@ def columns_of(plan: JavaObject) -> dict[ExprId, Expression]:
     """What each column that comes out of the plan is, over the columns of the stream below it."""
     plan = below_aliases(plan)
     if is_leaf(plan):
-        return _leaf_columns(plan)
+        return dict(leaf_columns(plan))
+    translator = Translator(columns_of(below_projection(plan)))
+    return {id_of(output): translator.translate(output) for output in sequence(plan.projectList())}
+
+
+def below_projection(plan: JavaObject) -> JavaObject:
+    """What the plan is a projection of; it must be one."""
     if is_for_window(plan):
         raise BuildError(
             f"a stream computes window(...) only where it groups by it: {GROUP_BY_WINDOW}"
         )
     if class_name(plan) != "Project":
         raise refused_plan(plan)
-    translator = Translator(columns_of(plan.child()))
-    return {id_of(output): translator.translate(output) for output in sequence(plan.projectList())}
+    return below_aliases(plan.child())
 
 
-def _leaf_columns(plan: JavaObject) -> dict[ExprId, Expression]:
+def leaf_columns(plan: JavaObject) -> dict[ExprId, Column]:
+    """The columns of a stream, by Spark's ids."""
     outputs = sequence(plan.output())
     names = [output.name() for output in outputs]
     if len(set(names)) < len(names):
@@ -183,7 +199,7 @@ class Translator:
         try:
             replacement = node.replacement()
         except Py4JError:
-            raise refused(node) from None
+            raise refused(node, what_to_do=_IN_A_PROJECTION) from None
         return self.translate(replacement)
 
     def children(self, node: JavaObject) -> tuple[Expression, ...]:

