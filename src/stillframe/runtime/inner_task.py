@@ -64,8 +64,16 @@ from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
 
 _PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
-"""What is taken while timers fire. Records wait, and so does all that keeps a place behind them."""
+"""What is taken while timers fire. Records wait, and so does all that keeps a place behind them;
+and a barrier with which the job rests: who reads what is there now, as every night, wants all that
+is due by then."""
 _PASSING_WHEN_HELD = (Barrier, CancelBarrier)
+
+
+def _rests(element: object) -> bool:
+    """Whether the job stands still behind this, and nothing but a checkpoint is made of it."""
+    return isinstance(element, Barrier) and element.holds and element.savepoint is None
+
 
 _STEPS_PER_TURN_MIN = 16
 """And as many as there are channels: each may bring a batch in a turn, and what is not worked off
@@ -237,10 +245,15 @@ class InnerSubtask(Subtask):
         for index, channel in enumerate(self._inputs.channels):
             if index in self._inputs.held or channel.is_empty():
                 continue
-            if isinstance(channel.peek(), passing):
+            first = channel.peek()
+            if isinstance(first, passing) and not (_rests(first) and self._is_firing_now):
                 self._on_marker(ChannelIndex(index), channel.take())
                 return True
         return False
+
+    @property
+    def _is_firing_now(self) -> bool:
+        return self._held_by is None and self._chain.is_firing
 
     def _fire(self) -> bool:
         self._chain.fire()
