@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import importlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,23 +176,24 @@ class OpenIceberg(OpenTable):
         self._table = table
         self.schema = _library("io.pyarrow").schema_to_pyarrow(table.schema())
         self.partitions = tuple(map(self._in_words, table.spec().fields))
+        self._parting = list(map(self._parted_by, table.spec().fields))
 
     def _in_words(self, field: Any) -> str:
         name = self._table.schema().find_column_name(field.source_id)
         return str(name) if str(field.transform) == "identity" else f"{field.transform}({name})"
 
+    def _parted_by(self, field: Any) -> tuple[str, Callable[[pa.ChunkedArray], pa.ChunkedArray]]:
+        """A column, and what is made of it."""
+        source = self._table.schema().find_field(field.source_id)
+        if source.name not in self.schema.names:
+            raise DataError(
+                f"{self._sink.describe()} is partitioned by a part of a column, which Stillframe"
+                " does not do: write to it with Spark, in foreachBatch"
+            )
+        return source.name, field.transform.pyarrow_transform(source.field_type)
+
     def split(self, rows: pa.Table) -> Sequence[tuple[Partition, pa.Table]]:
-        schema = self._table.schema()
-        by = []
-        for field in self._table.spec().fields:
-            source = schema.find_field(field.source_id)
-            if source.name not in rows.column_names:
-                raise DataError(
-                    f"{self._sink.describe()} is partitioned by a part of a column, which"
-                    " Stillframe does not do: write to it with Spark, in foreachBatch"
-                )
-            by.append(field.transform.pyarrow_transform(source.field_type)(rows[source.name]))
-        return parted(rows, by)
+        return parted(rows, [made_of(rows[name]) for name, made_of in self._parting])
 
     def describe_file(
         self, name: str, partition: Partition, rows: pa.Table, written: pq.FileMetaData

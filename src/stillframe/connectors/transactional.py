@@ -213,6 +213,7 @@ class TransactionalCommitter(Committer):
         self._given_staging = context.staging
         self._accepts_missing = context.accepts_missing
         self._attempt = context.attempt
+        """Where the coordinator commits: the one that the last sweep made room for."""
         self._tried: Mark | None = None
         """The newest part that was tried here."""
         self._target: Target | None = None
@@ -371,6 +372,8 @@ class TransactionalCommitter(Committer):
     ) -> None:
         if self._given_staging is None:
             return
+        if self._sink.commits_at_coordinator:
+            self._attempt = older_than
         kept = {str(each["receipt"]) for each in keep} | set(part_names(keep))
         names = sorted(self._staging.names(self._staging.directory(uid)) - kept)
         attempts = {name: _attempt_of(name) for name in names}
