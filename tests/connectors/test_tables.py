@@ -456,6 +456,50 @@ def test_a_delta_table_that_asks_its_writers_for_more_is_refused(tmp_path):
         sink.check_start()
 
 
+# --- In a bucket -----------------------------------------------------------------------------
+
+
+@pytest.mark.s3
+def test_a_table_may_be_in_a_bucket(house, s3_bucket, s3_port):
+    endpoint, key, secret = f"http://127.0.0.1:{s3_port}", "an-access-key", "a-secret-key"
+    place = f"s3://{s3_bucket}/lake"
+    if isinstance(house.kind, Delta):
+        settings = {
+            "path": f"{place}/table",
+            "storage.AWS_ENDPOINT_URL": endpoint,
+            "storage.AWS_ACCESS_KEY_ID": key,
+            "storage.AWS_SECRET_ACCESS_KEY": secret,
+            "storage.AWS_REGION": "us-east-1",
+            "storage.AWS_ALLOW_HTTP": "true",
+        }
+    else:
+        settings = {
+            "catalog.warehouse": place,
+            "catalog.s3.endpoint": endpoint,
+            "catalog.s3.access-key-id": key,
+            "catalog.s3.secret-access-key": secret,
+            "catalog.s3.region": "us-east-1",
+        }
+    house.use(SCHEMA, partitionBy="name", **settings)
+    house.commit(house.stage(1, (1, "a"), (2, "b")))
+    kept, swept = house.stage(2, (3, "c")), house.stage(3, (4, "d"))
+    target = house.sink.open_target()
+    target.begin(swept.mark.writer)
+    files = house.files_of(swept)
+
+    house.sweep(2, kept)
+    with pytest.raises(Unavailable):
+        target.write(swept.mark, iter(files), refuse_nothing)
+    house.commit(kept)
+    house.commit(kept)
+
+    assert house.rows() == [(1, "a"), (2, "b"), (3, "c")]
+    table = house.sink.open_table()
+    names = [file["name"] for file in swept.committables[0]["parts"][0]["files"]]
+    assert [table.has(name) for name in names] == [False]
+    assert secret not in f"{house.sink}"
+
+
 # --- Iceberg's own ---------------------------------------------------------------------------
 
 
