@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_the_sink_keeps_every_promise(kind):
         sink.check_start()
         return sink
 
-    check_sink(made, lambda sink: kind.read(sink).to_pylist(), checks=8, seed=3)
+    check_sink(made, lambda sink: kind.read(sink).to_pylist(), checks=6, seed=3)
 
 
 class House:
@@ -445,6 +446,14 @@ def test_what_makes_no_sense_is_told_when_the_sink_is_made(kind, tmp_path):
         kind.sink(tmp_path, pa.schema([("took", pa.duration("us"))]))
 
 
+def test_a_package_that_is_missing_is_named(kind, tmp_path, monkeypatch):
+    for module in ("deltalake", "deltalake.exceptions", "pyiceberg", "pyiceberg.exceptions"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(BuildError, match=r"needs the package .*: pip install 'stillframe\["):
+        kind.sink(tmp_path).check_start()
+
+
 def test_a_delta_table_that_asks_its_writers_for_more_is_refused(tmp_path):
     sink = Delta().sink(tmp_path)
     sink.check_start()
@@ -510,6 +519,21 @@ def test_the_tables_own_properties_stay_as_they_are(tmp_path):
     properties = house.kind.table(house.sink).properties
     assert [name for name in properties if "retry" in name] == []
     assert properties["stillframe.mark.i-1/rows/all"] == "1"
+
+
+def test_a_writer_that_is_over_leaves_no_mark_and_others_are_told(tmp_path, caplog):
+    house = House(tmp_path, Iceberg())
+    house.commit(house.stage(1, (1, "a")))
+    part = house.stage(1, (2, "b"))
+    house.commit(Prepared(Mark(Writer("another", "rows", None), 1), part.committables))
+    (house.directory / "job/prepared/rows/marked-another-all").unlink()
+
+    with house.committer() as committer:
+        committer.end_writers("rows", set())
+
+    marks = [name for name in house.kind.table(house.sink).properties if "mark" in name]
+    assert marks == ["stillframe.mark.another/rows/all"]
+    assert "has marks of other incarnations of sink rows (another)" in caplog.text
 
 
 def test_a_mark_stays_when_snapshots_expire(tmp_path):

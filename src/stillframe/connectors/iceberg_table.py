@@ -32,7 +32,7 @@ from stillframe.connectors.table_options import (
 )
 from stillframe.connectors.table_sink import OpenTable, TableSink
 from stillframe.errors import BuildError, DataError, Unavailable
-from stillframe.ids import CheckpointId, Mark, Writer
+from stillframe.ids import CheckpointId, Mark, OperatorUid, Writer, incarnation_in
 from stillframe.json_values import JsonObject
 from stillframe.options import Options
 from stillframe.secrets import Secret, masked
@@ -327,6 +327,11 @@ class OpenIceberg(OpenTable):
     def forget(self, writer: Writer) -> None:
         with self._transaction() as transaction:
             transaction.remove_properties(_property(writer))
+
+    def incarnations(self, uid: OperatorUid) -> Set[str]:
+        marks = [name for name in self._table.properties if name.startswith(_MARKS)]
+        found = (incarnation_in(mark.removeprefix(_MARKS), uid) for mark in marks)
+        return {each for each in found if each is not None}
 
 
 def _text(value: bytes) -> str:

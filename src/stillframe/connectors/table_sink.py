@@ -110,6 +110,10 @@ class OpenTable(ABC):
     def forget(self, writer: Writer) -> None:  # noqa: B027 - a mark takes little room
         """Remove its mark."""
 
+    def incarnations(self, uid: OperatorUid) -> Set[str]:
+        """Of jobs that have marks of a sink with this uid, as far as the table tells."""
+        return frozenset()
+
 
 class TableSink(TransactionalSink):
     """Rows show in the table with each checkpoint, each once, whatever is killed."""
@@ -293,6 +297,9 @@ class _TableTarget(Target):
 
     def forget(self, writer: Writer) -> None:
         self.sink.required_table().forget(writer)
+
+    def incarnations(self, uid: OperatorUid) -> Set[str]:
+        return self.sink.required_table().incarnations(uid)
 
 
 class _TableCommitter(TransactionalCommitter):
