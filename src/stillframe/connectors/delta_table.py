@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stillframe.config import parse_flag
-from stillframe.connectors.files import local_path
 from stillframe.connectors.table_columns import Partition, parted
 from stillframe.connectors.table_options import (
     local_or_none,
@@ -54,8 +53,7 @@ _COLUMNS_WITH_STATISTICS_MAX = 32
 def delta_from_options(options: Options, schema: pa.Schema) -> DeltaSink:
     """What `writeStream.format("delta").option(…)` asks for."""
     path = options["path"]
-    if "://" not in path or path.startswith("file:"):
-        path = local_path(path)
+    path = local_or_none(path) or path
     partition_by = partition_option(options, schema)
     for field in schema:
         refuse_type(field)

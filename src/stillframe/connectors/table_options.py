@@ -6,9 +6,9 @@ import os
 
 import pyarrow as pa
 
-from stillframe.connectors.files import local_path
 from stillframe.errors import BuildError
 from stillframe.options import Options
+from stillframe.storage.places import address_of
 
 
 def partition_option(options: Options, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -39,7 +39,7 @@ def refuse_type(field: pa.Field) -> None:
 
 def local_or_none(address: str) -> str | None:
     """The path of what is on this machine's disks."""
-    return None if "://" in address and not address.startswith("file:") else local_path(address)
+    return None if "://" in address and not address.startswith("file:") else address_of(address)
 
 
 def made_durable(path: str, content: pa.Buffer) -> None:
