@@ -7,10 +7,12 @@ import pyarrow as pa
 import pytest
 
 from stillframe.connectors.database_sink import jdbc_from_options as database_from_options
+from stillframe.connectors.delta_table import DeltaSink
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.function_sink import to_function
 from stillframe.connectors.generate import ClickSource
+from stillframe.connectors.iceberg_table import IcebergSink
 from stillframe.connectors.kafka_options import Settings
 from stillframe.connectors.kafka_sink import Destination, KafkaSink
 from stillframe.connectors.socket import SocketSource
@@ -39,6 +41,7 @@ DATABASE = database_from_options(
     Options("the sink jdbc", {"url": "jdbc:mysql://db/shop", "dbtable": "t"}), SCHEMA
 )
 SINKS |= dict.fromkeys(("postgres", "mysql", "jdbc"), DATABASE)
+SINKS |= {"delta": DeltaSink("/lake", SCHEMA), "iceberg": IcebergSink("shop.views", SCHEMA)}
 MODES = ("exactly-once", "stop-the-world", "at-least-once", "at-most-once")
 
 

@@ -59,11 +59,13 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "Writer",
         "__version__",
         "everywhere",
+        "exactly_once",
         "from_generator",
         "nowhere",
         "on",
         "register",
         "to_function",
+        "write_jdbc",
     ]
 
 

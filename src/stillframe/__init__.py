@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from stillframe.options import Options
     from stillframe.secrets import Secret
     from stillframe.spark.everywhere import everywhere, nowhere
+    from stillframe.spark.exact import exactly_once, write_jdbc
     from stillframe.spark.generated import from_generator
     from stillframe.spark.savepoints import Savepoint
     from stillframe.spark.session import Still
@@ -112,11 +113,13 @@ __all__ = [
     "Writer",
     "__version__",
     "everywhere",
+    "exactly_once",
     "from_generator",
     "nowhere",
     "on",
     "register",
     "to_function",
+    "write_jdbc",
 ]
 
 _BY_ROOM = {
@@ -152,6 +155,7 @@ _BY_ROOM = {
     "options": ("Options",),
     "secrets": ("Secret",),
     "spark.everywhere": ("everywhere", "nowhere"),
+    "spark.exact": ("exactly_once", "write_jdbc"),
     "spark.generated": ("from_generator",),
     "spark.savepoints": ("Savepoint",),
 }

@@ -62,3 +62,8 @@ class Mark:
 
     def __str__(self) -> str:
         return f"{self.writer}/{self.checkpoint_id}"
+
+    @property
+    def delta_options(self) -> dict[str, str]:
+        """For Spark's writer of Delta tables: it leaves a write out whose mark is in the table."""
+        return {"txnAppId": str(self.writer), "txnVersion": str(self.checkpoint_id)}

@@ -192,7 +192,7 @@ def test_an_epoch_without_rows_leaves_nothing(house):
 
 
 def test_a_large_epoch_is_staged_in_parts_while_records_flow(house, monkeypatch):
-    monkeypatch.setattr(transactional, "_PART_BYTES", 100)
+    monkeypatch.setattr(transactional.StagingWriter, "part_bytes", 100)
     part = house.stage(1, *range(100))
     writer = house.writer(subtask=1)
     for first in range(0, 100, 10):

@@ -130,6 +130,8 @@ class _Epoch:
 class StagingWriter(SinkWriter):
     """Stages an epoch as Arrow files; large ones in parts, while records flow."""
 
+    part_bytes: ClassVar[int] = _PART_BYTES
+
     def __init__(
         self,
         staging: Staging,
@@ -154,7 +156,7 @@ class StagingWriter(SinkWriter):
         epoch.gathered.append(batch)
         epoch.gathered_bytes += batch.nbytes
         epoch.rows += batch.num_rows
-        if epoch.gathered_bytes >= _PART_BYTES:
+        if epoch.gathered_bytes >= self.part_bytes:
             if len(epoch.parts) >= _PARTS_UNDER_WAY_MAX:
                 epoch.parts[-_PARTS_UNDER_WAY_MAX].result()  # storage is behind: records wait
             self._write_part(epoch)
@@ -211,6 +213,7 @@ class TransactionalCommitter(Committer):
         self._given_staging = context.staging
         self._accepts_missing = context.accepts_missing
         self._attempt = context.attempt
+        """Where the coordinator commits: the one that the last sweep made room for."""
         self._tried: Mark | None = None
         """The newest part that was tried here."""
         self._target: Target | None = None
@@ -233,7 +236,7 @@ class TransactionalCommitter(Committer):
         refused |= {name for name in names if name.startswith(_refused_prefix(part))}
         if receipts[0] not in names:
             self._staging.note(receipts[0])
-        for name in _part_names(part.committables):
+        for name in part_names(part.committables):
             self._staging.delete(name)
         if self._sink.commits_at_coordinator:
             self._delete([each for each in self._settled if each != receipts[0]])
@@ -253,7 +256,7 @@ class TransactionalCommitter(Committer):
                 mark.checkpoint_id,
                 newest,
                 has_receipt=has_receipt,
-                is_staged=names >= set(_part_names(part.committables)),
+                is_staged=names >= set(part_names(part.committables)),
                 had_mark=_noted(part) in names,
                 may_be_tried=self._may_be_tried(part),
             )
@@ -369,11 +372,16 @@ class TransactionalCommitter(Committer):
     ) -> None:
         if self._given_staging is None:
             return
-        kept = {str(each["receipt"]) for each in keep} | set(_part_names(keep))
-        for name in sorted(self._staging.names(self._staging.directory(uid)) - kept):
-            of_attempt = _attempt_of(name)
-            if of_attempt is not None and of_attempt < older_than:
-                self._staging.delete(name)
+        if self._sink.commits_at_coordinator:
+            self._attempt = older_than
+        kept = {str(each["receipt"]) for each in keep} | set(part_names(keep))
+        names = sorted(self._staging.names(self._staging.directory(uid)) - kept)
+        attempts = {name: _attempt_of(name) for name in names}
+        self._discard(uid, [name for name, of in attempts.items() if of and of < older_than])
+
+    def _discard(self, uid: OperatorUid, names: Sequence[str]) -> None:
+        """These are of older attempts, and nobody needs them."""
+        self._delete(names)
 
     def end_writers(self, uid: OperatorUid, needed: Set[Writer]) -> None:
         if self._given_staging is None or not self._sink.marks_expire:
@@ -414,7 +422,7 @@ class TransactionalCommitter(Committer):
             self._target.close()
 
 
-def _part_names(committables: Sequence[Committable]) -> list[str]:
+def part_names(committables: Sequence[Committable]) -> list[str]:
     return [
         str(written["name"])
         for each in committables

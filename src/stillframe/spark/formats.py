@@ -22,6 +22,7 @@ from stillframe.connectors.database_sink import (
     mysql_from_options,
     postgres_from_options,
 )
+from stillframe.connectors.delta_table import DELTA_OPTIONS, DeltaSink, delta_from_options
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_encoders import FORMATS
 from stillframe.connectors.file_options import FILE_SINK_OPTIONS
@@ -32,6 +33,11 @@ from stillframe.connectors.generate import (
     RateSource,
     clicks_from_options,
     rate_from_options,
+)
+from stillframe.connectors.iceberg_table import (
+    ICEBERG_OPTIONS,
+    IcebergSink,
+    iceberg_from_options,
 )
 from stillframe.connectors.json_lines import JSON_OPTIONS, JsonLinesSource, json_from_options
 from stillframe.connectors.kafka_options import SECRET_OPTIONS
@@ -215,6 +221,7 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
     ),
 }
 
+_TABLE_TESTS = ("tests/connectors/test_tables.py", "tests/scenarios/test_tables.py")
 _SHARED = "a checkpoint location that driver and executors share"
 _DATABASE_TESTS = ("tests/connectors/test_databases.py", "tests/scenarios/test_databases.py")
 OWN_SINKS: Mapping[str, OwnFormat] = {
@@ -281,6 +288,25 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
         how="one of the two above, as its `url` says",
         needs="the same",
         tested_by=("tests/connectors/test_databases.py", "tests/spark/test_databases.py"),
+    ),
+    "delta": MadeOfOptions(
+        kind=DeltaSink,
+        guarantee="exactly-once",
+        option_names=DELTA_OPTIONS,
+        make=delta_from_options,
+        how="data files are written at the barrier; one entry of the table's log, on the driver,"
+        " names them with a mark",
+        needs="a table that all machines reach, and " + _SHARED,
+        tested_by=_TABLE_TESTS,
+    ),
+    "iceberg": MadeOfOptions(
+        kind=IcebergSink,
+        guarantee="exactly-once",
+        option_names=ICEBERG_OPTIONS,
+        make=iceberg_from_options,
+        how="the same, with one snapshot",
+        needs="the same, and a catalog that all machines reach",
+        tested_by=_TABLE_TESTS,
     ),
     "memory": _OwnSink(
         kind=StagedSink,

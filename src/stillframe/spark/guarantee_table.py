@@ -33,12 +33,14 @@ _BESIDE: dict[Word, dict[str, OwnFormat]] = {
         "foreachBatch": OwnFormat(
             kind=StagedSink,
             guarantee=StagedSink.guarantee,
-            how="after a failure the last epoch may come again, with the same number: a function"
-            " that ignores a number it has seen makes it exactly-once",
+            how="after a failure the last epoch may come again, with the same mark: with"
+            " `stillframe.exactly_once(function)`, for one that ignores what it has seen, it is"
+            " exactly-once",
             needs="a checkpoint location that driver and executors share",
             tested_by=(
                 "tests/connectors/test_staged.py",
                 "tests/scenarios/test_epochs_on_the_driver.py",
+                "tests/spark/test_exactly_once.py",
             ),
         ),
         "to_function(deliver)": OwnFormat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ from stillframe.runtime.row_functions import name_of
 from stillframe.spark import choosing, formats
 from stillframe.spark.data_source_sinks import PythonSink
 from stillframe.spark.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
+from stillframe.spark.exact import exactly_once
 from stillframe.spark.foreach import ForeachFormat
 from stillframe.spark.joins import refuse_mode_of_joins
 from stillframe.spark.output_modes import refuse_updates_in_chains
@@ -61,6 +63,7 @@ _INVALID = "Invalid streaming output mode: complete. This output mode is not sup
 _OUTPUT_MODES = ("append", "update", "complete")
 _ROW_BY_ROW = (Project, Filter, MapInArrow)
 """What stays in the task of an aggregate, and says of its rows what it would say of all."""
+_DELTA_PATH = re.compile(r"delta\.`([^`]+)`", re.IGNORECASE)
 
 
 class StreamWriter:
@@ -71,6 +74,7 @@ class StreamWriter:
         self._last_steps = finish
         self._name: str | None = None
         self._format = choosing.chosen_sink("parquet")
+        self._says_no_format = True
         self._output_mode = "append"
         self._options: dict[str, str] = {}
         self._function: Callable[[DataFrame, int], None] | None = None
@@ -92,6 +96,7 @@ class StreamWriter:
         """A name of ours or one that a package has registered, or a class or instance; of a data
         source of Spark's the class, or the name that `spark.dataSource` knows it by."""
         self._format = choosing.chosen_sink(source, self._stream.still.spark)
+        self._says_no_format = False
         return self
 
     def outputMode(self, outputMode: str) -> StreamWriter:
@@ -126,7 +131,8 @@ class StreamWriter:
         Epochs come in order and without gaps. After a crash the last one may come a second time,
         with the same number: to be exact, ignore what was seen before. A function that has a
         parameter `mark` is given one: a name for these rows that no other epoch ever has, while
-        numbers come again with other rows when an older checkpoint is restored.
+        numbers come again with other rows when an older checkpoint is restored. One that does
+        ignore what it has seen is given as `stillframe.exactly_once(func)`.
         """
         if not callable(func):
             raise BuildError(f"foreachBatch takes a function of (df, epoch), not {func!r}")
@@ -173,22 +179,48 @@ class StreamWriter:
         After a failure the same rows may come again, with the same two numbers.
         """
         self._format = choosing.Chosen("sink", "foreach", ForeachFormat(f))
+        self._says_no_format = False
         self._function = None
         return self
 
     def partitionBy(self, *cols: str | list[str]) -> StreamWriter:
-        """Write a directory for each value of these columns, which are not in the files then."""
+        """Write a directory for each value of these columns, which are not in the files then; of a
+        table (delta, iceberg), by which columns it is partitioned."""
         names = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
         if not all(isinstance(name, str) for name in names):
             raise BuildError(f"partitionBy takes names of columns, not {names!r}")
         self._partition_by = tuple(str(name) for name in names)
         return self
 
-    def toTable(self, tableName: str, **options: Any) -> Query:
-        raise BuildError(
-            f"toTable({tableName!r}) is not there yet: use foreachBatch with"
-            " df.write.mode('append').saveAsTable(...)"
-        )
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> Query:
+        """Start the job with a table as its sink, which is created if there is none.
+
+        Of format iceberg: `shop.views`, in the catalog that the options say. Of format delta: a
+        path, as Spark spells it, "delta.`/lake/views`".
+        """
+        self._finish(None, format, outputMode, partitionBy, queryName, options)
+        path = _DELTA_PATH.fullmatch(tableName)
+        if path is not None and (self._is_own("delta") or self._says_no_format):
+            self.format("delta").option("path", path[1])
+        elif self._is_own("iceberg"):
+            self.option("table", tableName)
+        else:
+            raise BuildError(
+                f"toTable({tableName!r}) needs .format('iceberg') and a name, or a path of a Delta"
+                " table, as delta.`/lake/views`: for tables that only Spark knows, use foreachBatch"
+                " with df.write.mode('append').saveAsTable(...)"
+            )
+        if formats.option_value(self._options, "createTable") is None:
+            self.option("createTable", True)
+        return self.start()
 
     def start(
         self,
@@ -334,7 +366,7 @@ class StreamWriter:
         return Node(Write(sink), upstream.schema, (upstream,), self._given_uid)
 
     def _sink(self, job: str, config: JobConfig) -> Sink:
-        if self._partition_by and not self._is_file:
+        if self._partition_by and not self._is_file and not self._is_own("delta", "iceberg"):
             raise BuildError(
                 f"the sink {self._sink_name()} has no files that partitionBy could spread over"
                 " directories: leave it out, or write files"
@@ -359,7 +391,8 @@ class StreamWriter:
 
     def _sink_of_options(self) -> Sink:
         conf = self._stream.still.spark_setting
-        sink: Sink = self._format.made(self._sink_options(), self._schema, conf)
+        parted = {"partitionBy": ",".join(self._partition_by)} if self._partition_by else {}
+        sink: Sink = self._format.made(self._sink_options() | parted, self._schema, conf)
         if isinstance(sink, PythonSink):
             return sink.of_mode(is_whole=self._is_whole)
         if sink.is_whole and not self._is_whole:
@@ -401,9 +434,13 @@ class StreamWriter:
         self, function: Callable[[DataFrame, int], None], job: str, config: JobConfig
     ) -> StagedSink:
         spark = self._stream.still.spark
+        called = function.function if isinstance(function, exactly_once) else function
         reached = self._reached(config)
-        handler = FrameOfEpoch(spark, self._stream.schema, function, self._last_steps, reached)
-        return self._staged(handler, f"foreachBatch {name_of(function)}", job, config)
+        handler = FrameOfEpoch(spark, self._stream.schema, called, self._last_steps, reached)
+        sink = self._staged(handler, f"foreachBatch {name_of(called)}", job, config)
+        if called is function:
+            return sink
+        return replace(sink, guarantee="exactly-once", weakness=None)
 
     def _memory_sink(self, job: str, config: JobConfig) -> StagedSink:
         if self._name is None:

@@ -107,7 +107,7 @@ def _mark_apart(original: Any) -> Any:
 def _delete_what_is_read(original: Any) -> Any:
     def rows(self: Any, part: Any) -> Iterator[Any]:
         batches = list(original(self, part))
-        self._delete(transactional._part_names(part.committables))
+        self._delete(transactional.part_names(part.committables))
         yield from batches
 
     return rows
