@@ -406,7 +406,7 @@ def test_a_snapshot_in_the_middle_of_the_last_burst_is_not_of_a_subtask_that_has
 def hold(alarm):
     """The savepoint with which the job stops."""
     for channel in alarm.inputs:
-        channel.send(Barrier(1, 0, holds=True))
+        channel.send(Barrier(1, 0, savepoint="there", holds=True))
     alarm.run()
 
 
@@ -426,6 +426,19 @@ def test_a_burst_stops_at_a_barrier_that_holds_and_the_next_snapshot_has_the_sam
     alarm.inner.subtask.on_abort(1)
     alarm.run()
     assert alarm.fired == list(range(BURST)), "the savepoint failed: the job goes on"
+
+
+def test_a_job_that_rests_fires_first_what_is_due(stepping):
+    alarm = stepping()
+    alarm.burst()
+    assert alarm.fired != list(range(BURST))
+    for channel in alarm.inputs:
+        channel.send(Barrier(1, 0, holds=True))
+    alarm.run()
+
+    assert alarm.fired == list(range(BURST))
+    assert alarm.snapshot(1).keyed == ()
+    assert alarm.sent()[-1] == Barrier(1, 0, holds=True)
 
 
 def test_what_the_end_fires_stops_at_a_barrier_that_holds_and_nothing_finishes(stepping):
