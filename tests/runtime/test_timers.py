@@ -82,6 +82,7 @@ class Stepping:
 
     def __init__(self, new_inner, tmp_path, function=Alarm, clock=None, **more):
         self.store = LocalStore(tmp_path)
+        self.elsewhere = str(tmp_path / "savepoint")
         self.made = []
         self.clock = clock or ManualClock(wall_ms=0)
         self.watermark_us = more.pop("watermark_us", None)
@@ -406,7 +407,7 @@ def test_a_snapshot_in_the_middle_of_the_last_burst_is_not_of_a_subtask_that_has
 def hold(alarm):
     """The savepoint with which the job stops."""
     for channel in alarm.inputs:
-        channel.send(Barrier(1, 0, savepoint="there", holds=True))
+        channel.send(Barrier(1, 0, savepoint=alarm.elsewhere, holds=True))
     alarm.run()
 
 

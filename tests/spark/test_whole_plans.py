@@ -372,8 +372,8 @@ def test_a_source_that_is_not_there_is_refused_with_those_that_are(
 def test_an_option_that_nobody_honours_is_named(
     spark: SparkSession, still: Still, rows: str
 ) -> None:
-    frame = spark.readStream.schema(SCHEMA).option("latestFirst", "true").json(rows)
-    with pytest.raises(BuildError, match="latestFirst"):
+    frame = spark.readStream.schema(SCHEMA).option("prefersDecimal", "true").json(rows)
+    with pytest.raises(BuildError, match="prefersDecimal"):
         still.stream(frame)
 
 

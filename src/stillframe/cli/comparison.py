@@ -32,8 +32,8 @@ from stillframe.storage.store import open_store
 
 _CHUNK_ROWS = 100_000
 _CLICKS = "id bigint, app_id string, user_id bigint, at timestamp"
-_COUNTS_FILE = "-([0-9]+)-[0-9]+-[0-9]+-[0-9a-f]+[.]parquet$"
-"""Checkpoint, subtask, attempt and a token at the end of a file's name."""
+_COUNTS_FILE = "-([0-9]+)-[0-9]+-[0-9]+-[0-9a-f]+-[0-9]+[.]parquet$"
+"""Checkpoint, subtask, attempt, a token and a number at the end of a file's name."""
 _SHOWN_MAX = 5
 """How many examples of one kind of difference are told."""
 
