@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from _pytest.nodeid import NodeId
 from gateway import Gateway
 from ports import hold_port, port_of
 
@@ -53,7 +55,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take one file after the other: short ones come last, so that none waits long for
-    another's last file. A run in one process keeps its order."""
+    another's last file. A run in one process keeps its order.
+
+    Workers know a test by its id, and of several with the same one they run the first alone. Those
+    that schemathesis makes, one for each route, differ in their names only.
+    """
+    for item in items:
+        if not item.nodeid.endswith(item.name):
+            item._id = NodeId.parse(f"{item.nodeid.rpartition('::')[0]}::{item.name}")
+    repeated = [name for name, times in Counter(item.nodeid for item in items).items() if times > 1]
+    assert not repeated, f"only the first of these would run: {repeated}"
     if hasattr(config, "workerinput"):
         slow, spark = (
             {item.path for item in items if item.get_closest_marker(name)}
