@@ -44,6 +44,8 @@ from stillframe.ids import Attempt, CheckpointId, Epoch, Mark, OperatorUid, Writ
 from stillframe.json_values import JsonObject
 from stillframe.testing.conformance import PromiseBroken, check_sink, check_source
 
+pytestmark = pytest.mark.slow
+
 SCHEMA = pa.schema([("number", pa.int64()), ("name", pa.string())])
 
 
