@@ -482,3 +482,15 @@ def test_a_job_without_such_expressions_has_none(still: Still) -> None:
         assert isinstance(node.operator, Filter | Project)
         assert not evaluated_by_spark(node.operator)
         node = node.inputs[0]
+
+
+def test_a_jvm_that_never_says_that_it_has_started_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "java"
+    silent.write_text("#!/bin/sh\nexec cat\n")  # which waits for its standard input
+    silent.chmod(0o755)
+    monkeypatch.setattr("stillframe.evaluator.process._START_SECONDS_MAX", 0.2)
+    process = EvaluatorProcess(SparkHere(str(silent), ["nothing"]), [], 1 << 28)
+    with closing(process), pytest.raises(EvaluatorLost, match=r"could not be started .killed by"):
+        process.connect()

