@@ -40,6 +40,7 @@ from stillframe.spark.nodes import refused, type_of, without_alias
 from stillframe.spark.plans import (
     ExprId,
     analyzed,
+    as_scala,
     below_aliases,
     children,
     class_name,
@@ -282,10 +283,7 @@ class _Preparation:
                 yield name, value
 
     def _sequence(self, items: Iterable[JavaObject]) -> JavaObject:
-        listed = self._jvm.java.util.ArrayList()
-        for item in items:
-            listed.add(item)
-        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(listed)
+        return as_scala(self._jvm, items)
 
 
 def _chain(plan: JavaObject) -> Iterator[JavaObject]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
@@ -24,6 +27,14 @@ def class_name(node: JavaObject) -> str:
 
 def sequence(scala_seq: JavaObject) -> list[JavaObject]:
     return [scala_seq.apply(index) for index in range(scala_seq.size())]
+
+
+def as_scala(jvm: Any, items: Iterable[JavaObject]) -> JavaObject:
+    """The reverse of `sequence`."""
+    listed = jvm.java.util.ArrayList()
+    for item in items:
+        listed.add(item)
+    return jvm.org.apache.spark.api.python.PythonUtils.toSeq(listed)
 
 
 def children(node: JavaObject) -> list[JavaObject]:

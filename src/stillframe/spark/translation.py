@@ -36,7 +36,7 @@ from stillframe.spark.joins import joined_streams, noted_frame, told_apart
 from stillframe.spark.leaves import stream_of_leaf
 from stillframe.spark.lookups import joined_with_table
 from stillframe.spark.nodes import schema_of_plan
-from stillframe.spark.plans import analyzed, children, class_name, sequence
+from stillframe.spark.plans import analyzed, as_scala, children, class_name, sequence
 from stillframe.spark.stateful import Initial, processor_of, transformed, with_group_state
 from stillframe.spark.stream import (
     Stream,
@@ -361,10 +361,7 @@ class _Translation:
         return plan.withNewChildren(self._sequence([leaf]))
 
     def _sequence(self, items: Any) -> JavaObject:
-        listed = self._jvm.java.util.ArrayList()
-        for item in items:
-            listed.add(item)
-        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(listed)
+        return as_scala(self._jvm, items)
 
     def _frame(self, plan: JavaObject) -> DataFrame:
         of_rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows
