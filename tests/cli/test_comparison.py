@@ -62,7 +62,7 @@ def write_clicks(output: Path, table: pa.Table) -> None:
 def write_counts(output: Path, checkpoint: int, counts: list[tuple[str, int]]) -> None:
     (output / "counts").mkdir(exist_ok=True, parents=True)
     apps, values = zip(*counts, strict=True)
-    name = f"part-page-views-write-0a1b-{checkpoint}-0-1-0f0f0f0f.parquet"
+    name = f"part-page-views-write-0a1b-{checkpoint}-0-1-0f0f0f0f-0.parquet"
     table = pa.table({"app_id": list(apps), "count": pa.array(values, pa.int64())})
     pq.write_table(table, output / "counts" / name)
 

@@ -216,7 +216,8 @@ def test_an_alignment_that_takes_too_long_turns_unaligned_and_survives_a_kill(
         story.numbered_slowly(),
         has_rows_under_way,
         unalignedCheckpoints=True,
-        alignedCheckpointTimeout="20 ms",
+        alignedCheckpointTimeout="5 ms",
+        checkpointInterval="100 ms",
     )
 
     assert_numbered_exactly_once(rows)
