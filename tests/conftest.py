@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ import pytest
 from _pytest.nodeid import NodeId
 from gateway import Gateway
 from ports import hold_port, port_of
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from database_servers import Server
@@ -279,3 +280,8 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
 def hdfs_root(hdfs: HdfsCluster) -> str:
     """The address of a new directory."""
     return f"{hdfs.url}/{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    return wait_until

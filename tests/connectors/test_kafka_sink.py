@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
+from stillframe.connectors import kafka_target
 from stillframe.connectors.kafka_client import Client
 from stillframe.connectors.kafka_sink import sink_from_options
 from stillframe.connectors.kafka_target import KafkaTarget
@@ -456,6 +458,22 @@ def test_at_least_once_a_row_that_the_broker_refuses_ends_the_attempt_at_the_bar
             writer.rotate(1)()
 
 
+def test_at_least_once_rows_wait_for_a_broker_that_is_away(house, until, caplog, monkeypatch):
+    monkeypatch.setattr(kafka_target, "_PATIENT_SECONDS", 0.2)
+    sink = sink_of(house.kafka.address, house.topic, deliveryGuarantee="at-least-once")
+    with closing(house.writer(sink)) as writer, ThreadPoolExecutor(1) as background:
+        writer.write(next(rows("a")))
+        house.kafka.kill()
+        try:
+            writer.write(next(rows("b")))
+            prepared = background.submit(writer.rotate(1))
+            until(lambda: "records within 0.2 s: the sink waits for it" in caplog.text)
+        finally:
+            house.kafka.start()
+        assert prepared.result(60) == []
+    assert house.visible() == ["a", "b"]
+
+
 # --- What goes wrong -------------------------------------------------------------------------
 
 
@@ -547,7 +565,7 @@ def test_a_topic_that_does_not_exist_is_refused_before_the_start(kafka):
 
 def test_a_broker_that_is_away_can_be_waited_for(free_port):
     sink = sink_of(f"127.0.0.1:{free_port}", "out")
-    target = KafkaTarget(sink.destination, "out", answer_seconds_max=0.5)
+    target = KafkaTarget(sink.destination, "out", answer_seconds_max=2)
 
     with closing(target), pytest.raises(Unavailable, match=f"127.0.0.1:{free_port} cannot be"):
         target.begin(Writer("i", "u", 0))

@@ -6,13 +6,14 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served_jobs import TOKEN, WAIT_SECONDS_MAX, ServingDriver
+from waiting import wait_until
 
 from stillframe.coordinator.query import Query
 from stillframe.rest.server import RestServer
@@ -102,7 +103,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Driver, Qu
     home = tmp_path_factory.mktemp("quiet")
     made = Driver(home)
     query = made.start(fault=made.die_once())
-    _until(lambda: query.summary.attempts == 2 and bool(query.slot_pids))
+    wait_until(lambda: query.summary.attempts == 2 and bool(query.slot_pids))
     query.checkpoint()
     query.savepoint(str(home / "savepoint"))
     yield made, query
@@ -124,15 +125,3 @@ def hurried(tmp_path: Path) -> Iterator[Driver]:
     made = Driver(tmp_path, request_seconds_max=1.0)
     yield made
     made.close()
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    return _until
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.01)

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from waiting import wait_until
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.sinks import Sink
@@ -109,14 +109,6 @@ class RunningQuery:
 
     def attempts(self) -> list[AttemptStarted]:
         return [event for event in self.told if isinstance(event, AttemptStarted)]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """For what no event tells, such as a gate that a slot has reached."""
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.01)
 
 
 class PageViews:
@@ -257,11 +249,6 @@ def page_views(tmp_path: Path) -> Iterator[PageViews]:
     views = PageViews(tmp_path)
     yield views
     views.stop_all()
-
-
-@pytest.fixture
-def until() -> Callable[[Callable[[], bool]], None]:
-    return wait_until
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ class Story:
         """Run to the end; slot 1 dies after the first checkpoint that is meant. What came out."""
         settings = {
             "checkpointLocation": str(self._directory / "checkpoints"),
-            "checkpointInterval": "300 ms",
+            "checkpointInterval": "100 ms",
             "restartDelay": "100 ms",
             "restartAttempts": "10",
             "parallelism": "2",
@@ -217,7 +217,6 @@ def test_an_alignment_that_takes_too_long_turns_unaligned_and_survives_a_kill(
         has_rows_under_way,
         unalignedCheckpoints=True,
         alignedCheckpointTimeout="5 ms",
-        checkpointInterval="100 ms",
     )
 
     assert_numbered_exactly_once(rows)
@@ -230,7 +229,6 @@ def test_a_timeout_that_is_never_reached_leaves_checkpoints_aligned(story: Story
         second_checkpoint,
         unalignedCheckpoints=True,
         alignedCheckpointTimeout="1 min",
-        checkpointInterval="100 ms",
     )
 
     assert_numbered_exactly_once(rows)

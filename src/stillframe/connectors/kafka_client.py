@@ -327,8 +327,8 @@ class Client:
         if heard is not None:
             return refused(heard, self._settings)
         return Unavailable(
-            f"Kafka at {self._settings.servers} does not answer within {self._seconds:g} s: look"
-            " whether it runs, and whether it wants another kafka.security.protocol"
+            f"Kafka at {self._settings.servers} does not answer: look whether it runs, and whether"
+            " it wants another kafka.security.protocol"
         )
 
 

@@ -316,7 +316,7 @@ class _PlainWriter(SinkWriter):
 
     def rotate(self, checkpoint_id: CheckpointId) -> Callable[[], Sequence[Committable]]:
         def flushed() -> Sequence[Committable]:
-            self._producing.flush()
+            self._producing.flush_patiently()
             return []
 
         return flushed

@@ -10,6 +10,7 @@ now: who commits the part again leaves these out. Rows have one order, that of t
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import suppress
@@ -33,11 +34,15 @@ from stillframe.ids import (
     incarnation_in,
 )
 
+log = logging.getLogger("stillframe")
+
 _ANSWER_SECONDS_MAX = 15.0
 _COMMIT_SECONDS_MAX = 30.0
 """It flushes first. Not by flush(), whose callbacks raise where the client was fenced. One that
 takes longer is given up; the next try, with another client, finds out what became of it."""
 _ABORT_SECONDS_MAX = 5.0
+_PATIENT_SECONDS = 10.0
+"""How often a sink says that it waits for the broker."""
 _ROOM_SECONDS = 0.1
 _POLL_ROWS = 10_000
 _CUT_ROWS = 20_000
@@ -142,15 +147,31 @@ class Producing:
 
     def flush(self) -> None:
         """For as long as it takes, if the broker takes some."""
-        left = len(self.producer)
+        for left in self._without_progress(_ANSWER_SECONDS_MAX):
+            raise Unavailable(
+                f"Kafka at {self.settings.servers} has taken none of {left} records within"
+                f" {_ANSWER_SECONDS_MAX:g} s"
+            )
+
+    def flush_patiently(self) -> None:
+        """Also while no broker answers, until the client gives a record up (message.timeout.ms)."""
+        for left in self._without_progress(_PATIENT_SECONDS):
+            log.warning(
+                "%s has taken none of %s records within %g s: the sink waits for it",
+                self._destination.describe(),
+                left,
+                _PATIENT_SECONDS,
+            )
+
+    def _without_progress(self, seconds: float) -> Iterator[int]:
+        """Flush; what is left each time that not one record was taken for so long."""
+        producer = self.producer  # another thread may close this meanwhile, which ends the wait
+        left = len(producer)
         while left:
-            before, left = left, self.producer.flush(_ANSWER_SECONDS_MAX)
+            before, left = left, producer.flush(seconds)
             self.raise_failure()
             if left >= before:
-                raise Unavailable(
-                    f"Kafka at {self.settings.servers} has taken none of {left} records within"
-                    f" {_ANSWER_SECONDS_MAX:g} s"
-                )
+                yield left
 
     def close(self) -> None:
         """What was not flushed is dropped.
