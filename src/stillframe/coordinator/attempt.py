@@ -48,6 +48,7 @@ from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
 from stillframe.protocol.inline import in_pieces
 from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import (
     Acknowledged,
     CaughtUp,
@@ -362,6 +363,8 @@ class RunningAttempt:
                 self._on_running(slot)
             case Progress():
                 self._note_progress(slot, report)
+            case Measured():
+                self._history.note_measures(slot, report)
             case Failed():
                 self._complained.add(slot)
                 self._break(_failure(slot, report))

@@ -14,6 +14,7 @@ from stillframe.json_values import JsonObject
 from stillframe.protocol import messages
 from stillframe.protocol.failures import in_words
 from stillframe.protocol.manifests import SubtaskTimings
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import Progress, SourceLag, lag_of_each
 
 _KEPT_MAX = 100
@@ -332,6 +333,7 @@ class History:
         self._outcome = "running"
         self._past_attempts = Progress(0, 0)
         self._this_attempt: dict[SlotIndex, Progress] = {}
+        self._measured: dict[SlotIndex, Measured] = {}
         self._present: dict[str, Event] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
         """When how many records had been read in this attempt, a second apart and more."""
@@ -363,6 +365,15 @@ class History:
             if not self._samples or now_seconds - self._samples[-1][0] >= _SAMPLE_SECONDS:
                 read = sum(each.records_in for each in self._this_attempt.values())
                 self._samples.append((now_seconds, read))
+
+    def note_measures(self, slot: SlotIndex, measured: Measured) -> None:
+        with self._lock:
+            self._measured[slot] = measured
+
+    def measured(self) -> dict[SlotIndex, Measured]:
+        """What each slot of this attempt has told last."""
+        with self._lock:
+            return dict(self._measured)
 
     def begin(self, what: str, event: Event) -> None:
         """Something lasts: told when it begins, and shown as it is now until it is over."""
@@ -438,6 +449,7 @@ class History:
                 self._has_rested = False
                 self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
+                self._measured = {}
                 self._samples.clear()
                 self._present.clear()
             case SlotsRunning():

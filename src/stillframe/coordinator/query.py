@@ -29,9 +29,10 @@ from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome,
 from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.guarantees import Guarantee
 from stillframe.graph.plan import Plan
-from stillframe.ids import NO_CHECKPOINT, CheckpointId
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
 from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.failures import Failure
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.statistics import CheckpointingStatistics
 from stillframe.storage.paths import job_id
 
@@ -253,6 +254,11 @@ class Query:
     def events(self) -> list[Event]:
         """What happened lately, oldest first."""
         return self._job.history.events()
+
+    @property
+    def measured(self) -> dict[SlotIndex, Measured]:
+        """What each slot of the running attempt has told of itself last."""
+        return self._job.history.measured()
 
     @property
     def summary(self) -> Summary:

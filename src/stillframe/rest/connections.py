@@ -226,6 +226,8 @@ async def _send(send: Send, answer: Answer, is_last: bool = False) -> None:
 
 
 def _body(answer: Answer) -> bytes:
+    if isinstance(answer.body, str):
+        return answer.body.encode()
     return b"" if answer.body is None else json.dumps(answer.body, allow_nan=False).encode()
 
 

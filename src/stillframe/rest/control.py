@@ -54,6 +54,10 @@ def job_details(call: Call) -> JsonObject:
     return answers.details(call.job, call.now_ms)
 
 
+def job_figures(call: Call) -> JsonObject:
+    return answers.figures(call.job)
+
+
 def job_config(call: Call) -> JsonObject:
     return answers.configuration(call.job)
 

@@ -153,6 +153,65 @@ JOB = record(
         "stillframe": _OWN_WORDS,
     }
 )
+_SPENT = described(NUMBER, "Milliseconds of its time since the attempt began.")
+FIGURES = record(
+    {
+        "attempt": COUNT,
+        "tasks": listing(
+            record(
+                {
+                    "id": ID,
+                    "name": TEXT,
+                    "subtasks": listing(
+                        record(
+                            {
+                                "subtask": COUNT,
+                                "slot": COUNT,
+                                "records-in": COUNT,
+                                "records-out": described(
+                                    COUNT, "To channels, as often as sent, and to sinks."
+                                ),
+                                "bytes-in": BYTES,
+                                "bytes-out": BYTES,
+                                "time-ms": record(
+                                    {
+                                        "working": _SPENT,
+                                        "turn": described(
+                                            NUMBER, "Others of its slot had their turn."
+                                        ),
+                                        "backpressured": described(
+                                            NUMBER, "What it sends to had no room."
+                                        ),
+                                        "held": described(NUMBER, "It waited for barriers."),
+                                        "idle": described(NUMBER, "There was nothing to do."),
+                                    }
+                                ),
+                                "watermark": described(
+                                    nullable({"type": "integer"}),
+                                    "Event time, in milliseconds since 1970.",
+                                ),
+                                "records-late": COUNT,
+                                "queued-bytes": BYTES,
+                            }
+                        )
+                    ),
+                }
+            )
+        ),
+        "slots": listing(
+            record(
+                {
+                    "slot": COUNT,
+                    "at": MOMENT,
+                    "memory-bytes": BYTES,
+                    "cpu-seconds": NUMBER,
+                    "longest-step-ms": described(NUMBER, "Since the report before."),
+                }
+            )
+        ),
+    },
+    description="What slots have measured last; counts are since the attempt began.",
+)
 CONFIG = record(
     {
         "jid": ID,
