@@ -275,6 +275,23 @@ class SubtaskDoing:
         )
 
 
+_DOING_IN_WORDS = {
+    "an open snapshot": "it writes its snapshot",
+    "an alignment": "it waits for the barrier on its other inputs",
+    "a recording": "it waits for the end of what its barrier overtook",
+}
+
+
+def doing_in_words(
+    told: Iterable[SubtaskDoing], task: int, subtask: SubtaskIndex, checkpoint_id: CheckpointId
+) -> str:
+    """How far a subtask is with a checkpoint, by what slots have told."""
+    for each in told:
+        if (each.task, each.subtask, each.checkpoint_id) == (task, subtask, checkpoint_id):
+            return _DOING_IN_WORDS.get(each.what, each.what)
+    return "its barrier has not come"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLag:
     """How far a source is behind what is there to be read, in one slot or in all."""

@@ -87,6 +87,7 @@ def _own_words(job: ServedJob) -> JsonObject:
         "run-id": query.runId,
         "outcome": summary.outcome,
         "message": str(query.status["message"]),
+        "diagnosis": query.diagnosis(job.state).sentence,
         "trouble": query.trouble,
         "failure": None if failure is None else str(failure),
         "last-failure": failures[-1].reason if failures else None,
@@ -107,6 +108,11 @@ def _own_words(job: ServedJob) -> JsonObject:
         "checkpoint-location": query.config.checkpoint_location,
         "slot-pids": list(query.slot_pids),
     }
+
+
+def diagnosis(job: ServedJob) -> JsonObject:
+    found = job.query.diagnosis(job.state)
+    return {"code": found.code, "sentence": found.sentence, "args": dict(found.arguments)}
 
 
 def figures(job: ServedJob) -> JsonObject:

@@ -119,6 +119,10 @@ ROUTES = (
         shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),
     ),
     Route(
+        "GET", "/jobs/{jobid}/diagnosis", "What it waits for, in one sentence",
+        control.job_diagnosis, shapes.DIAGNOSIS,
+    ),
+    Route(
         "GET", "/jobs/{jobid}/figures", "What its tasks do now", control.job_figures,
         shapes.FIGURES,
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from stillframe.protocol.diagnosis import Code
 from stillframe.rest.answers import TASK_STATES
 from stillframe.rest.jobs import STATES
 from stillframe.rest.schemas import (
@@ -93,6 +96,7 @@ _OWN_WORDS = record(
         "run-id": described(TEXT, "Another one for every start."),
         "outcome": described(TEXT, "running, finished, stopped, cancelled or failed."),
         "message": described(TEXT, "What happened last."),
+        "diagnosis": described(TEXT, "What the job waits for, or that it keeps up."),
         "trouble": described(
             listing(TEXT), "What is in its way now: a function that hangs, cores that are busy."
         ),
@@ -151,6 +155,13 @@ JOB = record(
         "status-counts": _STATUS_COUNTS,
         "plan": _PLAN,
         "stillframe": _OWN_WORDS,
+    }
+)
+DIAGNOSIS = record(
+    {
+        "code": described(one_of(*get_args(Code)), "For machines, and for translations."),
+        "sentence": TEXT,
+        "args": described(mapping({"type": ["string", "number"]}), "What the sentence names."),
     }
 )
 _SPENT = described(NUMBER, "Milliseconds of its time since the attempt began.")
