@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.coordinator.located import locate
-from stillframe.rest.routes import DOCUMENT_PATH, ROUTES
+from stillframe.rest.routes import DOCUMENT_PATH, METRICS_PATH, ROUTES
 
 PAGE = Path(__file__).parents[2] / "docs" / "rest-api.md"
 
@@ -45,4 +45,8 @@ def test_every_command_of_the_page_runs(driver, tmp_path, monkeypatch, until):
 def test_the_table_of_requests_is_the_codes():
     told = re.findall(r"^\| `([A-Z]+) (/[^`]*)` \|", PAGE.read_text(), re.MULTILINE)
 
-    assert told == [("GET", DOCUMENT_PATH), *((route.method, route.path) for route in ROUTES)]
+    assert told == [
+        ("GET", DOCUMENT_PATH),
+        ("GET", METRICS_PATH),
+        *((route.method, route.path) for route in ROUTES),
+    ]

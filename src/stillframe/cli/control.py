@@ -84,6 +84,8 @@ def _status_fields(status: Answer, found: FoundJob) -> Iterator[tuple[str, str]]
     yield "Name", _text(status["name"])
     yield "ID", _text(status["jid"])
     yield "State", _state_in_words(status)
+    if status.get("diagnosis"):
+        yield "Diagnosis", one_line(status["diagnosis"])
     yield "Start Time", moment(status["start-time"])
     yield "Attempts", _text(status["attempts"])
     yield "Restarts", _restarts_in_words(status)

@@ -48,6 +48,7 @@ from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
 from stillframe.protocol.inline import in_pieces
 from stillframe.protocol.manifests import Manifest
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import (
     Acknowledged,
     CaughtUp,
@@ -61,6 +62,7 @@ from stillframe.protocol.messages import (
     StartSlot,
     StillThere,
     SubtaskDoing,
+    doing_in_words,
 )
 from stillframe.protocol.restore import StartingState, starting_channels
 from stillframe.stacks import bounded, called, dumped_frames, innermost_own
@@ -70,13 +72,6 @@ _STILL_THERE_SECONDS_MAX = 5.0
 _BETTER_REASON_SECONDS = 0.5
 _SILENT_SECONDS = 5.0
 """A slot that reports twice a second is told to be silent after this long."""
-
-
-_IN_WORDS = {
-    "an open snapshot": "it writes its snapshot",
-    "an alignment": "it waits for the barrier on its other inputs",
-    "a recording": "it waits for the end of what its barrier overtook",
-}
 
 
 class RunningAttempt:
@@ -350,10 +345,7 @@ class RunningAttempt:
             return str(hanging)
         if slot in self._silent():
             return "its slot has sent nothing for a while"
-        for doing in self._doing.get(slot, ()):
-            if (doing.task, doing.subtask, doing.checkpoint_id) == (*ref, checkpoint_id):
-                return _IN_WORDS.get(doing.what, doing.what)
-        return "its barrier has not come"
+        return doing_in_words(self._doing.get(slot, ()), *ref, checkpoint_id)
 
     def _on_report(self, slot: SlotIndex, report: object) -> None:
         self._heard_at[slot] = self._now()
@@ -362,6 +354,8 @@ class RunningAttempt:
                 self._on_running(slot)
             case Progress():
                 self._note_progress(slot, report)
+            case Measured():
+                self._history.note_measures(slot, report)
             case Failed():
                 self._complained.add(slot)
                 self._break(_failure(slot, report))

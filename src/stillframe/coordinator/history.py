@@ -14,11 +14,14 @@ from stillframe.json_values import JsonObject
 from stillframe.protocol import messages
 from stillframe.protocol.failures import in_words
 from stillframe.protocol.manifests import SubtaskTimings
-from stillframe.protocol.messages import Progress, SourceLag, lag_of_each
+from stillframe.protocol.measures import Measured
+from stillframe.protocol.messages import Progress, SourceLag, SubtaskDoing, lag_of_each
 
 _KEPT_MAX = 100
 _SAMPLE_SECONDS = 1.0
 _SAMPLES_MAX = 10
+_MEASURED_MAX = 11
+"""Five seconds of what a slot tells twice a second."""
 log = logging.getLogger("stillframe")
 event_log = log.getChild("events")
 """Where events go; a command that shows them by itself turns it off."""
@@ -332,9 +335,12 @@ class History:
         self._outcome = "running"
         self._past_attempts = Progress(0, 0)
         self._this_attempt: dict[SlotIndex, Progress] = {}
+        self._measured: dict[SlotIndex, deque[Measured]] = {}
+        """Of each slot, those of the last seconds."""
         self._present: dict[str, Event] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
         """When how many records had been read in this attempt, a second apart and more."""
+        self._lags: deque[int] = deque(maxlen=_SAMPLES_MAX)
 
     def add_listener(self, listener: Listener) -> None:
         """Called with every event from now on, on the job's thread; it must not block."""
@@ -363,6 +369,33 @@ class History:
             if not self._samples or now_seconds - self._samples[-1][0] >= _SAMPLE_SECONDS:
                 read = sum(each.records_in for each in self._this_attempt.values())
                 self._samples.append((now_seconds, read))
+                lags = [lag.records for each in self._this_attempt.values() for lag in each.lags]
+                if lags:
+                    self._lags.append(sum(lags))
+
+    def note_measures(self, slot: SlotIndex, measured: Measured) -> None:
+        with self._lock:
+            self._measured.setdefault(slot, deque(maxlen=_MEASURED_MAX)).append(measured)
+
+    def measured(self) -> dict[SlotIndex, Measured]:
+        """What each slot of this attempt has told last."""
+        with self._lock:
+            return {slot: told[-1] for slot, told in self._measured.items()}
+
+    def measured_lately(self) -> dict[SlotIndex, tuple[Measured, Measured]]:
+        """The first and the last that each slot has told in the last seconds."""
+        with self._lock:
+            return {slot: (told[0], told[-1]) for slot, told in self._measured.items()}
+
+    def doing(self) -> list[SubtaskDoing]:
+        """What subtasks do with checkpoints that are under way."""
+        with self._lock:
+            return [each for told in self._this_attempt.values() for each in told.doing]
+
+    def lags_lately(self) -> list[int]:
+        """How many records sources were behind, oldest first, a second apart and more."""
+        with self._lock:
+            return list(self._lags)
 
     def begin(self, what: str, event: Event) -> None:
         """Something lasts: told when it begins, and shown as it is now until it is over."""
@@ -438,6 +471,8 @@ class History:
                 self._has_rested = False
                 self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
+                self._measured = {}
+                self._lags.clear()
                 self._samples.clear()
                 self._present.clear()
             case SlotsRunning():

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from stillframe.config import JobConfig
+from stillframe.coordinator.diagnosing import job_now
 from stillframe.coordinator.history import (
     AttemptFailed,
     AttemptStarted,
@@ -29,9 +30,11 @@ from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome,
 from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.guarantees import Guarantee
 from stillframe.graph.plan import Plan
-from stillframe.ids import NO_CHECKPOINT, CheckpointId
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
 from stillframe.protocol.checkpoints import Then
+from stillframe.protocol.diagnosis import Diagnosis, diagnose
 from stillframe.protocol.failures import Failure
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.statistics import CheckpointingStatistics
 from stillframe.storage.paths import job_id
 
@@ -253,6 +256,18 @@ class Query:
     def events(self) -> list[Event]:
         """What happened lately, oldest first."""
         return self._job.history.events()
+
+    @property
+    def measured(self) -> dict[SlotIndex, Measured]:
+        """What each slot of the running attempt has told of itself last."""
+        return self._job.history.measured()
+
+    def diagnosis(self, state: str) -> Diagnosis:
+        """One sentence: what the job waits for, or that it keeps up. `state`: Flink's word."""
+        error = self.exception()
+        reason = str(self.status["message"]) if error is None else str(error)
+        told = self.checkpoint_statistics
+        return diagnose(job_now(state, reason, self.plan, self._job.history, told))
 
     @property
     def summary(self) -> Summary:

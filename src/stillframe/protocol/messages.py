@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, cast, get_args
 
+import msgspec
+
 from stillframe.errors import (
     Blame,
     BuildError,
@@ -23,6 +25,7 @@ from stillframe.json_values import JsonObject
 from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.failures import blame_from_json, blame_to_json
 from stillframe.protocol.manifests import ChannelState, FileHandle, OperatorSnapshot, SubtaskTimings
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.restore import StartingChannels, StartingState, SubtaskState
 
 # --- orders ----------------------------------------------------------------------------------
@@ -272,6 +275,23 @@ class SubtaskDoing:
         )
 
 
+_DOING_IN_WORDS = {
+    "an open snapshot": "it writes its snapshot",
+    "an alignment": "it waits for the barrier on its other inputs",
+    "a recording": "it waits for the end of what its barrier overtook",
+}
+
+
+def doing_in_words(
+    told: Iterable[SubtaskDoing], task: int, subtask: SubtaskIndex, checkpoint_id: CheckpointId
+) -> str:
+    """How far a subtask is with a checkpoint, by what slots have told."""
+    for each in told:
+        if (each.task, each.subtask, each.checkpoint_id) == (task, subtask, checkpoint_id):
+            return _DOING_IN_WORDS.get(each.what, each.what)
+    return "its barrier has not come"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceLag:
     """How far a source is behind what is there to be read, in one slot or in all."""
@@ -372,7 +392,17 @@ class Failed:
     """Of an error in code that is not ours."""
 
 
-Report = Running | Acknowledged | Declined | Committed | Drained | CaughtUp | Progress | Failed
+Report = (
+    Running
+    | Acknowledged
+    | Declined
+    | Committed
+    | Drained
+    | CaughtUp
+    | Progress
+    | Measured
+    | Failed
+)
 
 
 # --- as JSON ---------------------------------------------------------------------------------
@@ -452,6 +482,8 @@ def _fields_of(message: Order | Report) -> JsonObject:
                 **hangs,
                 "records_malformed": records_malformed,
             }
+        case Measured():
+            return {"measured": msgspec.to_builtins(message)}
         case Failed(reason, cause, task_name, failed_subtask, blame):
             at: JsonObject = {"task": task_name, "subtask": failed_subtask}
             told = {} if blame is None else {"blame": blame_to_json(blame)}
@@ -475,7 +507,7 @@ def _from_json(value: JsonObject, known: Mapping[str, Callable[[JsonFields], Mes
     fields = JsonFields(value)
     try:
         return known[fields.text("type")](fields)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, msgspec.ValidationError) as error:
         raise StillframeError(
             f"a control message cannot be understood ({error}): do driver and executors have the"
             " same version of stillframe?"
@@ -581,6 +613,7 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
         f.text_or_none("awaits"),
         f.parts("lags", SourceLag.from_json),
     ),
+    "Measured": lambda f: msgspec.convert(f.object("measured"), Measured),
     "Failed": lambda f: Failed(
         f.text("reason"),
         _cause(f),

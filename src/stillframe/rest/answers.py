@@ -10,6 +10,7 @@ from stillframe.config import settings_in_force
 from stillframe.graph.plan import Edge, Partitioning, Plan, Task
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject, JsonValue
+from stillframe.protocol.measures import SubtaskMeasures
 from stillframe.protocol.statistics import CheckpointStatistics, vertex_id
 from stillframe.rest.jobs import STATES, ServedJob
 from stillframe.rest.operations import Done, Failed
@@ -86,6 +87,7 @@ def _own_words(job: ServedJob) -> JsonObject:
         "run-id": query.runId,
         "outcome": summary.outcome,
         "message": str(query.status["message"]),
+        "diagnosis": query.diagnosis(job.state).sentence,
         "trouble": query.trouble,
         "failure": None if failure is None else str(failure),
         "last-failure": failures[-1].reason if failures else None,
@@ -105,6 +107,63 @@ def _own_words(job: ServedJob) -> JsonObject:
         "last-checkpoint": summary.last_checkpoint,
         "checkpoint-location": query.config.checkpoint_location,
         "slot-pids": list(query.slot_pids),
+    }
+
+
+def diagnosis(job: ServedJob) -> JsonObject:
+    found = job.query.diagnosis(job.state)
+    return {"code": found.code, "sentence": found.sentence, "args": dict(found.arguments)}
+
+
+def figures(job: ServedJob) -> JsonObject:
+    """What slots have measured last. Counts are since the attempt began."""
+    measured = job.query.measured
+    of_task: dict[int, list[JsonValue]] = {}
+    for slot, told in sorted(measured.items()):
+        for subtask in told.subtasks:
+            of_task.setdefault(subtask.task, []).append(_subtask_figures(slot, subtask))
+    return {
+        "attempt": job.query.summary.attempts,
+        "tasks": [
+            {
+                "id": task_vertex(task),
+                "name": task.name,
+                "subtasks": of_task.get(number, []),
+            }
+            for number, task in enumerate(job.query.plan.tasks)
+        ],
+        "slots": [
+            {
+                "slot": slot,
+                "at": told.at_ms,
+                "memory-bytes": told.rss_bytes,
+                "cpu-seconds": told.cpu_seconds,
+                "longest-step-ms": told.longest_step_seconds * 1000,
+            }
+            for slot, told in sorted(measured.items())
+        ],
+    }
+
+
+def _subtask_figures(slot: int, told: SubtaskMeasures) -> JsonObject:
+    shares = told.shares
+    return {
+        "subtask": told.subtask,
+        "slot": slot,
+        "records-in": told.records_in,
+        "records-out": told.records_out,
+        "bytes-in": told.bytes_in,
+        "bytes-out": told.bytes_out,
+        "time-ms": {
+            "working": shares.working / 1e6,
+            "turn": shares.turn / 1e6,
+            "backpressured": shares.backpressured / 1e6,
+            "held": shares.held / 1e6,
+            "idle": shares.idle / 1e6,
+        },
+        "watermark": None if told.watermark_us is None else told.watermark_us // 1000,
+        "records-late": told.records_late,
+        "queued-bytes": told.queued_bytes,
     }
 
 

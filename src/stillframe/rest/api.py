@@ -17,7 +17,14 @@ from stillframe.rest.jobs import ServedJobs
 from stillframe.rest.openapi import document
 from stillframe.rest.operations import Operations
 from stillframe.rest.refusals import Refused
-from stillframe.rest.routes import DOCUMENT_PATH, Route, allowed_methods, routes_at, split_path
+from stillframe.rest.routes import (
+    DOCUMENT_PATH,
+    METRICS_PATH,
+    Route,
+    allowed_methods,
+    routes_at,
+    split_path,
+)
 from stillframe.rest.schemas import checked, parsed
 
 BODY_BYTES_MAX = 64 * 1024
@@ -41,7 +48,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
-    body: JsonObject | None
+    body: JsonObject | str | None
+    """A text says in its headers what it is."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,6 +86,8 @@ class Api:
         parts = split_path(path)
         if path == DOCUMENT_PATH:
             return self._document(request)
+        if path == METRICS_PATH:
+            return self._metrics(request)
         routes = routes_at(parts)
         if not routes:
             known = "GET /openapi.json tells what there is"
@@ -103,6 +113,14 @@ class Api:
         if _as_read(request.method) != "GET":
             return _other_method(request, ["GET", "HEAD", "OPTIONS"])
         return Answer(200, document(reading_needs_token=not self.is_loopback))
+
+    def _metrics(self, request: Request) -> Answer:
+        # Here, where somebody asks for them: most drivers are never scraped.
+        from stillframe.rest.metrics import CONTENT_TYPE, metrics_text
+
+        if _as_read(request.method) != "GET":
+            return _other_method(request, ["GET", "HEAD", "OPTIONS"])
+        return Answer(200, metrics_text(self.jobs.all()), {"Content-Type": CONTENT_TYPE})
 
     # --- who may ask ---
 

@@ -54,6 +54,14 @@ def job_details(call: Call) -> JsonObject:
     return answers.details(call.job, call.now_ms)
 
 
+def job_diagnosis(call: Call) -> JsonObject:
+    return answers.diagnosis(call.job)
+
+
+def job_figures(call: Call) -> JsonObject:
+    return answers.figures(call.job)
+
+
 def job_config(call: Call) -> JsonObject:
     return answers.configuration(call.job)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stillframe.rest.routes import DOCUMENT_PATH, PATH_SCHEMAS, ROUTES, Route
+from stillframe.rest.routes import DOCUMENT_PATH, METRICS_PATH, PATH_SCHEMAS, ROUTES, Route
 from stillframe.rest.schemas import Schema
 from stillframe.rest.shapes import ERRORS
 
@@ -34,7 +34,11 @@ def document(reading_needs_token: bool) -> dict[str, Any]:
             "description": "The jobs of one driver, with Flink's paths and field names where Flink"
             " has them. Whatever changes something needs the token of the driver.",
         },
-        "paths": paths | {DOCUMENT_PATH: {"get": _of_this_document(reading_needs_token)}},
+        "paths": paths
+        | {
+            DOCUMENT_PATH: {"get": _of_this_document(reading_needs_token)},
+            METRICS_PATH: {"get": _of_metrics(reading_needs_token)},
+        },
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
@@ -45,6 +49,19 @@ def _of_this_document(needs_token: bool) -> dict[str, Any]:
         "summary": "This document",
         "security": _security(needs_token),
         "responses": {"200": _response("It", {"type": "object"}), **_refusals({400}, needs_token)},
+    }
+
+
+def _of_metrics(needs_token: bool) -> dict[str, Any]:
+    text = {"application/openmetrics-text": {"schema": {"type": "string"}}}
+    return {
+        "operationId": "metrics",
+        "summary": "All jobs, for Prometheus",
+        "security": _security(needs_token),
+        "responses": {
+            "200": {"description": "Them", "content": text},
+            **_refusals({400}, needs_token),
+        },
     }
 
 

@@ -118,6 +118,14 @@ ROUTES = (
         "PATCH", "/jobs/{jobid}", "Cancel the job: end it now", control.cancel_job,
         shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),
     ),
+    Route(
+        "GET", "/jobs/{jobid}/diagnosis", "What it waits for, in one sentence",
+        control.job_diagnosis, shapes.DIAGNOSIS,
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/figures", "What its tasks do now", control.job_figures,
+        shapes.FIGURES,
+    ),
     Route("GET", "/jobs/{jobid}/config", "The job's settings", control.job_config, shapes.CONFIG),
     Route(
         "GET", "/jobs/{jobid}/exceptions", "Its failures, newest first",
@@ -219,6 +227,7 @@ ROUTES = (
     ),
 )  # fmt: skip
 DOCUMENT_PATH = "/openapi.json"
+METRICS_PATH = "/metrics"
 
 
 def split_path(path: str) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from stillframe.protocol.diagnosis import Code
 from stillframe.rest.answers import TASK_STATES
 from stillframe.rest.jobs import STATES
 from stillframe.rest.schemas import (
@@ -93,6 +96,7 @@ _OWN_WORDS = record(
         "run-id": described(TEXT, "Another one for every start."),
         "outcome": described(TEXT, "running, finished, stopped, cancelled or failed."),
         "message": described(TEXT, "What happened last."),
+        "diagnosis": described(TEXT, "What the job waits for, or that it keeps up."),
         "trouble": described(
             listing(TEXT), "What is in its way now: a function that hangs, cores that are busy."
         ),
@@ -152,6 +156,72 @@ JOB = record(
         "plan": _PLAN,
         "stillframe": _OWN_WORDS,
     }
+)
+DIAGNOSIS = record(
+    {
+        "code": described(one_of(*get_args(Code)), "For machines, and for translations."),
+        "sentence": TEXT,
+        "args": described(mapping({"type": ["string", "number"]}), "What the sentence names."),
+    }
+)
+_SPENT = described(NUMBER, "Milliseconds of its time since the attempt began.")
+FIGURES = record(
+    {
+        "attempt": COUNT,
+        "tasks": listing(
+            record(
+                {
+                    "id": ID,
+                    "name": TEXT,
+                    "subtasks": listing(
+                        record(
+                            {
+                                "subtask": COUNT,
+                                "slot": COUNT,
+                                "records-in": COUNT,
+                                "records-out": described(
+                                    COUNT, "To channels, as often as sent, and to sinks."
+                                ),
+                                "bytes-in": BYTES,
+                                "bytes-out": BYTES,
+                                "time-ms": record(
+                                    {
+                                        "working": _SPENT,
+                                        "turn": described(
+                                            NUMBER, "Others of its slot had their turn."
+                                        ),
+                                        "backpressured": described(
+                                            NUMBER, "What it sends to had no room."
+                                        ),
+                                        "held": described(NUMBER, "It waited for barriers."),
+                                        "idle": described(NUMBER, "There was nothing to do."),
+                                    }
+                                ),
+                                "watermark": described(
+                                    nullable({"type": "integer"}),
+                                    "Event time, in milliseconds since 1970.",
+                                ),
+                                "records-late": COUNT,
+                                "queued-bytes": BYTES,
+                            }
+                        )
+                    ),
+                }
+            )
+        ),
+        "slots": listing(
+            record(
+                {
+                    "slot": COUNT,
+                    "at": MOMENT,
+                    "memory-bytes": BYTES,
+                    "cpu-seconds": NUMBER,
+                    "longest-step-ms": described(NUMBER, "Since the report before."),
+                }
+            )
+        ),
+    },
+    description="What slots have measured last; counts are since the attempt began.",
 )
 CONFIG = record(
     {

@@ -92,6 +92,11 @@ class Chain:
     def late_rows(self) -> int:
         return sum(operator.late_rows for operator in self._operators)
 
+    def sent(self) -> tuple[int, int]:
+        """How many rows, and bytes, have gone to channels."""
+        counts = [output.sent() for output in self._outputs]
+        return sum(rows for rows, _ in counts), sum(size for _, size in counts)
+
     def has_room(self) -> bool:
         return all(output.has_room() for output in self._outputs)
 

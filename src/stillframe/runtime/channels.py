@@ -24,7 +24,10 @@ _BATCH_BYTES_MIN = 1024
 
 
 class OutputChannel(ABC):
-    """The sending end. Used by the slot's loop thread only."""
+    """The sending end. Used by the slot's loop thread only; what it has sent is read by any."""
+
+    rows_sent = 0
+    bytes_sent = 0
 
     @abstractmethod
     def has_room(self) -> bool:
@@ -56,7 +59,10 @@ class OutputChannel(ABC):
 
 
 class InputChannel(ABC):
-    """The receiving end. Used by the slot's loop thread only."""
+    """The receiving end. Used by the slot's loop thread only; its counts are read by any."""
+
+    bytes_taken = 0
+    queued_bytes = 0
 
     @abstractmethod
     def is_empty(self) -> bool:
@@ -97,6 +103,11 @@ class QueuedInput(InputChannel):
         self._elements: deque[tuple[Element, int]] = deque()
         self._barriers: deque[Barrier] = deque()
         self._buffered_bytes = 0
+        self._overhead_bytes = 0
+
+    @property
+    def queued_bytes(self) -> int:  # type: ignore[override]
+        return self._buffered_bytes
 
     def is_empty(self) -> bool:
         return not self._elements
@@ -107,6 +118,8 @@ class QueuedInput(InputChannel):
     def take(self) -> Element:
         element, size_bytes = self._elements.popleft()
         self._buffered_bytes -= size_bytes
+        if size_bytes:
+            self.bytes_taken += size_bytes - self._overhead_bytes
         if self._barriers and element is self._barriers[0]:
             self._barriers.popleft()
         return element
@@ -130,12 +143,19 @@ class LocalChannel(OutputChannel, QueuedInput):
     def __init__(self, buffer_bytes_max: int) -> None:
         super().__init__()
         self._buffer_bytes_max = buffer_bytes_max
+        self._overhead_bytes = _BATCH_BYTES_MIN
 
     def has_room(self) -> bool:
         return self._buffered_bytes < self._buffer_bytes_max
 
     def send(self, element: Element) -> None:
-        self._put(element, _size_bytes(element))
+        size_bytes = 0
+        if isinstance(element, pa.RecordBatch):
+            self.rows_sent += element.num_rows
+            size_bytes = element.nbytes
+            self.bytes_sent += size_bytes
+            size_bytes += _BATCH_BYTES_MIN
+        self._put(element, size_bytes)
 
     def is_flushed(self) -> bool:
         return not self._elements
@@ -159,6 +179,14 @@ class ReplayingInput(InputChannel):
     def __init__(self, channel: InputChannel, restored: Iterable[pa.RecordBatch]) -> None:
         self._channel = channel
         self._restored = deque(restored)
+
+    @property
+    def bytes_taken(self) -> int:  # type: ignore[override]
+        return self._channel.bytes_taken
+
+    @property
+    def queued_bytes(self) -> int:  # type: ignore[override]
+        return self._channel.queued_bytes
 
     def is_empty(self) -> bool:
         return not self._restored and self._channel.is_empty()
@@ -187,7 +215,3 @@ def pull_barrier(
     del elements[place]
     barriers.remove(barrier)
     return overtaken
-
-
-def _size_bytes(element: Element) -> int:
-    return element.nbytes + _BATCH_BYTES_MIN if isinstance(element, pa.RecordBatch) else 0

@@ -83,7 +83,11 @@ class NetworkOutput(OutputChannel):
 
     def send(self, element: Element) -> None:
         for frame in self._encoder.encode(element):
+            if frame.is_batch:
+                self.bytes_sent += frame.payload_bytes
             self._connection.enqueue(self, frame)
+        if isinstance(element, pa.RecordBatch):
+            self.rows_sent += element.num_rows
 
     def is_flushed(self) -> bool:
         with self._connection.lock:
@@ -203,6 +207,8 @@ class NetworkInput(InputChannel):
             element, size_bytes = (self._priority or self._normal).popleft()
             if self._barriers and element is self._barriers[0]:
                 self._barriers.popleft()
+            self.queued_bytes -= size_bytes
+        self.bytes_taken += size_bytes
         self._taken_bytes += size_bytes
         # In quarters of the window: fewer frames, and the sender never sees less than three.
         if self._taken_bytes * 4 >= self.window_bytes:
@@ -230,6 +236,7 @@ class NetworkInput(InputChannel):
             self._barriers.append(element)
             return True
         was_empty = self.is_empty()
+        self.queued_bytes += size_bytes
         (self._priority if is_priority else self._normal).append((element, size_bytes))
         return was_empty
 

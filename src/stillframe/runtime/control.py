@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from stillframe.clock import Clock
 from stillframe.errors import StillframeError
@@ -33,13 +33,13 @@ class Control:
         hello: JsonObject,
         silent_seconds_max: float,
         clock: Clock,
-        progress: Callable[[], Report],
+        beat: Callable[[], Iterable[Report]],
         on_order: Callable[[Order], None],
         on_lost: Callable[[str], None],
     ) -> None:
         self._silent_seconds_max = silent_seconds_max
         self._clock = clock
-        self._progress = progress
+        self._beat = beat
         self._on_order = on_order
         self._on_lost = on_lost
         self._closing = threading.Event()
@@ -88,4 +88,5 @@ class Control:
                 raise ConnectionLost(f"nothing was heard for {now - heard_at:.0f} s")
             if now - reported_at >= _REPORT_SECONDS:
                 reported_at = now
-                self.send(self._progress())
+                for report in self._beat():
+                    self.send(report)

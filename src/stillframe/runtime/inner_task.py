@@ -62,6 +62,7 @@ from stillframe.runtime.elements import (
 )
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
+from stillframe.runtime.time_shares import HELD, IDLE
 
 _PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
 """What is taken while timers fire. Records wait, and so does all that keeps a place behind them;
@@ -259,6 +260,18 @@ class InnerSubtask(Subtask):
         self._chain.fire()
         self._finish_if_ended()
         return True
+
+    def waits_for(self) -> int:
+        waits = super().waits_for()
+        return HELD if waits == IDLE and self._inputs.held else waits
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(channel.bytes_taken for channel in self._inputs.channels)
+
+    @property
+    def queued_bytes(self) -> int:
+        return sum(channel.queued_bytes for channel in self._inputs.channels)
 
     def idle_seconds_max(self) -> float:
         wait = super().idle_seconds_max()

@@ -52,6 +52,10 @@ class EdgeOutput:
         ).astype(narrow)
         self._known = KnownKeys(self._targets_of)
 
+    def sent(self) -> tuple[int, int]:
+        rows = sum(channel.rows_sent for channel in self._channels)
+        return rows, sum(channel.bytes_sent for channel in self._channels)
+
     def has_room(self) -> bool:
         return all(channel.has_room() for channel in self._channels)
 

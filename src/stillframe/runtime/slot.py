@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ from stillframe.graph.logical import evaluated_by_spark
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
-from stillframe.processes import oom_kills
+from stillframe.processes import oom_kills, resident_bytes
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.inline import put_together
 from stillframe.protocol.manifests import (
@@ -44,6 +45,7 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     SubtaskTimings,
 )
+from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
@@ -475,7 +477,7 @@ class _Slot(TaskEvents):
     def drained(self, subtask: SubtaskRef) -> None:
         self._control.send(Drained(*subtask))
 
-    def _beat(self) -> Report:
+    def _beat(self) -> Iterator[Report]:
         """What the control thread reports twice a second."""
         self._stacks.put_off()
         hanging = (
@@ -485,7 +487,19 @@ class _Slot(TaskEvents):
         )
         lags = [subtask.lag for subtask in self._subtasks.values()]
         self._lags = tuple(lag for lag in lags if lag is not None)
-        return replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
+        yield replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
+        yield self._measured()
+
+    def _measured(self) -> Measured:
+        now_ns = time.perf_counter_ns()
+        longest_ns, self._turn.longest_ns = self._turn.longest_ns, 0
+        return Measured(
+            self._clock.wall_ms(),
+            tuple(subtask.measures(now_ns) for subtask in list(self._subtasks.values())),
+            resident_bytes(),
+            time.process_time(),
+            longest_ns / 1e9,
+        )
 
     def _progress(self) -> Progress:
         subtasks = list(self._subtasks.values())

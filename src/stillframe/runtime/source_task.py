@@ -33,6 +33,7 @@ from stillframe.runtime.elements import Barrier, EndOfRecords
 from stillframe.runtime.reading import ReaderAtWork, splits_of
 from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
+from stillframe.runtime.time_shares import HELD, IDLE
 from stillframe.texts import refuse_bad_text
 
 _CLEAN_IT = (
@@ -224,6 +225,7 @@ class SourceSubtask(Subtask):
             case _:
                 refuse_bad_text(polled, self._read_from(), _CLEAN_IT)
                 self.counters.records_read += polled.num_rows
+                self.counters.bytes_read += polled.nbytes
                 self._nothing_since_seconds = None
                 self._is_idle = False
                 splits = self._source.open_splits(True, self._listened_seconds)
@@ -277,6 +279,10 @@ class SourceSubtask(Subtask):
         self._chain.finish()
         self._chain.broadcast(EndOfRecords())
         self._events.drained(self.ref)
+
+    def waits_for(self) -> int:
+        waits = super().waits_for()
+        return HELD if waits == IDLE and self._paused_for is not None else waits
 
     def idle_seconds_max(self) -> float:
         return min(self._retry_seconds, super().idle_seconds_max())

@@ -21,6 +21,7 @@ Rules of this file
 
 from __future__ import annotations
 
+import time
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
@@ -43,6 +44,7 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     SubtaskTimings,
 )
+from stillframe.protocol.measures import SubtaskMeasures
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     AssignSplits,
@@ -56,6 +58,7 @@ from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
 from stillframe.runtime.operators import Background, files_written
 from stillframe.runtime.reading import ReaderAtWork
+from stillframe.runtime.time_shares import BACKPRESSURED, HELD, IDLE, TURN, ShareClock
 from stillframe.runtime.writing import Writing
 from stillframe.state.channel_log import Overtaken, WrittenLog, WrittenRun
 from stillframe.storage.store import Store
@@ -142,6 +145,7 @@ class Counters:
     """Those that came over channels."""
     records_read: int = 0
     """Those that entered the job here, from a source."""
+    bytes_read: int = 0
 
 
 ChannelName = tuple[str, SubtaskIndex]
@@ -190,6 +194,7 @@ class Subtask(ABC):
         self.ref = ref
         self.name = name
         self.counters = Counters()
+        self.share_clock = ShareClock(time.perf_counter_ns())
         self._chain = chain
         self._clock = clock
         self._events = events
@@ -217,6 +222,39 @@ class Subtask(ABC):
     @abstractmethod
     def step(self) -> bool:
         """Do one piece of work; False if there is nothing to do or no room for its result."""
+
+    def waits_for(self) -> int:
+        """Why its last step did nothing."""
+        if not self._chain.has_room():
+            return BACKPRESSURED
+        return HELD if self._held_by is not None else IDLE
+
+    @property
+    def bytes_in(self) -> int:
+        """Of what came here."""
+        return self.counters.bytes_read
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits in front of it."""
+        return 0
+
+    def measures(self, now_ns: int) -> SubtaskMeasures:
+        """What it has done so far. May be called by any thread."""
+        rows_out, bytes_out = self._chain.sent()
+        times = (time_us for time_us in self.times_us().values() if time_us is not None)
+        return SubtaskMeasures(
+            self.ref.task,
+            self.ref.subtask,
+            self.counters.records_in + self.counters.records_read,
+            rows_out + self.records_written,
+            self.bytes_in,
+            bytes_out + sum(sink.bytes_written for sink in self._sinks),
+            self.share_clock.shares(now_ns),
+            min(times, default=None),
+            self.records_late,
+            self.queued_bytes,
+        )
 
     def idle_seconds_max(self) -> float:
         """How long the loop may wait before it must step this subtask again unasked."""
@@ -578,7 +616,7 @@ def _place_of(run: WrittenRun, log: WrittenLog) -> tuple[FileHandle, int]:
 class Turn:
     """What the loop is at, for others to look at. Written by the loop, which never waits for it."""
 
-    __slots__ = ("is_working", "steps", "subtask")
+    __slots__ = ("is_working", "longest_ns", "steps", "subtask")
 
     def __init__(self) -> None:
         self.subtask: Subtask | None = None
@@ -587,21 +625,33 @@ class Turn:
         """Another number means that the loop has come on."""
         self.is_working = False
         """Whether it does something, and does not wait for something to do."""
+        self.longest_ns = 0
+        """The longest turn of a subtask since somebody set this to 0."""
 
 
 def take_turn(subtasks: Sequence[Subtask], turn: Turn | None = None) -> bool:
     """Step each subtask, downstream ones first, as often as it may; whether any did something."""
     turn = turn or Turn()
     progressed = False
+    now_ns = time.perf_counter_ns()
     for subtask in subtasks:
         turn.subtask = subtask
+        clock, began_ns = subtask.share_clock, now_ns
+        clock.begin_turn(now_ns)
+        has_worked, waits = False, TURN
         for _ in range(subtask.steps_per_turn):
             turn.steps += 1
             if not subtask.step():
+                waits = subtask.waits_for()
                 break
-            progressed = True
+            has_worked = True
             if subtask.is_firing:  # a barrier, also of a source here, waits for one batch only
                 break
+        now_ns = time.perf_counter_ns()
+        clock.end_turn(now_ns, has_worked, waits)
+        if has_worked:
+            progressed = True
+            turn.longest_ns = max(turn.longest_ns, now_ns - began_ns)
     turn.subtask = None
     return progressed
 

@@ -54,6 +54,7 @@ class Writing(StatefulOperator):
         self.name = f"sink {sink.describe()}"
         self.commits_here = not sink.commits_at_coordinator
         self.records_written = 0
+        self.bytes_written = 0
         self.awaits: str | None = None
         """What the sink waits for before it commits again, in a sentence."""
         self._subtask = context.subtask
@@ -87,6 +88,7 @@ class Writing(StatefulOperator):
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         self.records_written += batch.num_rows
+        self.bytes_written += batch.nbytes
         try:
             self._writer.write(batch)
         except (Exception, SystemExit) as error:

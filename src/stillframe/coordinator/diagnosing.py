@@ -1,0 +1,105 @@
+"""Gathers what the one sentence about a job is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stillframe.coordinator.history import Event, Hanging, History, Waiting
+from stillframe.graph.plan import Plan
+from stillframe.ids import SlotIndex, SubtaskIndex
+from stillframe.protocol.diagnosis import (
+    CheckpointWaits,
+    JobNow,
+    LastCheckpoint,
+    SubtaskNow,
+    TaskNow,
+    subtask_now,
+)
+from stillframe.protocol.measures import Measured
+from stillframe.protocol.messages import SubtaskDoing, doing_in_words
+from stillframe.protocol.statistics import CheckpointingStatistics, CheckpointStatistics
+
+Spans = Mapping[SlotIndex, tuple[Measured, Measured]]
+"""Of each slot two reports, some seconds apart."""
+
+
+def job_now(
+    state: str, reason: str, plan: Plan, history: History, told: CheckpointingStatistics
+) -> JobNow:
+    present = history.present()
+    failed = _failed_in_a_row(told.history)
+    return JobNow(
+        state=state,
+        reason=reason,
+        stuck=_sentences(present, Hanging),
+        waiting=_sentences(present, Waiting),
+        failed_in_a_row=len(failed),
+        last_failure=failed[0].failure or "" if failed else "",
+        checkpoint=_waits(told.history, history.doing()),
+        last=_last(told.latest_completed),
+        tasks=_tasks(plan, history.measured_lately()),
+        lags=history.lags_lately(),
+    )
+
+
+def _sentences(present: Sequence[Event], kind: type[Event]) -> list[str]:
+    return [str(event) for event in present if isinstance(event, kind)]
+
+
+def _failed_in_a_row(newest_first: Sequence[CheckpointStatistics]) -> list[CheckpointStatistics]:
+    failed = []
+    for each in newest_first:
+        if each.status == "COMPLETED":
+            break
+        if each.status == "FAILED":
+            failed.append(each)
+    return failed
+
+
+def _waits(
+    newest_first: Sequence[CheckpointStatistics], doing: Sequence[SubtaskDoing]
+) -> CheckpointWaits | None:
+    """Of the oldest that is under way: the last task in which somebody is missing."""
+    under_way = [each for each in newest_first if each.status == "IN_PROGRESS"]
+    if not under_way:
+        return None
+    oldest = under_way[-1]
+    answered = {(part.vertex, part.index) for part in oldest.subtasks}
+    for number, task in reversed(list(enumerate(oldest.tasks))):
+        for index in range(task.parallelism):
+            if (task.vertex, index) not in answered:
+                subtask = SubtaskIndex(index)
+                return CheckpointWaits(
+                    oldest.checkpoint_id,
+                    oldest.end_to_end_ms / 1000,
+                    task.name,
+                    subtask,
+                    doing_in_words(doing, number, subtask, oldest.checkpoint_id),
+                )
+    return None
+
+
+def _last(last: CheckpointStatistics | None) -> LastCheckpoint | None:
+    if last is None:
+        return None
+    slowest_ms = max((part.async_ms for part in last.subtasks), default=0.0)
+    return LastCheckpoint(last.end_to_end_ms / 1000, slowest_ms / 1000)
+
+
+def _tasks(plan: Plan, spans: Spans) -> list[TaskNow]:
+    subtasks: dict[int, list[SubtaskNow]] = {}
+    for earlier, later in spans.values():
+        before = {(each.task, each.subtask): each for each in earlier.subtasks}
+        for each in later.subtasks:
+            first = before.get((each.task, each.subtask))
+            now = None if first is None else subtask_now(first, each)
+            if now is not None:
+                subtasks.setdefault(each.task, []).append(now)
+    return [
+        TaskNow(
+            task.name,
+            tuple(sorted(subtasks.get(number, ()), key=lambda each: each.subtask)),
+            tuple(plan.edges[edge].source_task for edge in task.input_edges),
+        )
+        for number, task in enumerate(plan.tasks)
+    ]

@@ -1,0 +1,142 @@
+"""What Prometheus is told of a driver's jobs: one look at them for each time it asks.
+
+Counts of tasks begin again with every attempt, which Prometheus understands as a restart of what it
+watches. The label is `job_name`: `job` is what every scrape sets itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from stillframe.rest.jobs import STATES, ServedJob
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SHARES = ("working", "turn", "backpressured", "held", "idle")
+
+
+def metrics_text(jobs: Iterable[ServedJob]) -> str:
+    """In the format OpenMetrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Jobs(jobs))
+    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
+    return text.decode()
+
+
+class _Jobs(Collector):
+    def __init__(self, jobs: Iterable[ServedJob]) -> None:
+        self._jobs = list(jobs)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_jobs()
+        yield from self._of_checkpoints()
+        yield from self._of_tasks()
+        yield from self._of_sources()
+        yield from self._of_slots()
+
+    def _of_jobs(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("stillframe_job", "What the job promises.", labels=["job_name"])
+        state = StateSetMetricFamily(
+            "stillframe_job_state", "What the job is doing.", labels=["job_name"]
+        )
+        restarts = _counter("job_restarts", "How often the job was restarted.")
+        for job in self._jobs:
+            summary = job.query.summary
+            info.add_metric([job.name], {"guarantee": job.query.guarantee().word})
+            state.add_metric([job.name], {each: each == job.state for each in STATES})
+            restarts.add_metric([job.name], summary.restarts)
+        yield from (info, state, restarts)
+
+    def _of_checkpoints(self) -> Iterator[Metric]:
+        total = _counter("checkpoints", "Checkpoints that are over.", "outcome")
+        pending = _gauge("checkpoints_in_progress", "Checkpoints that have begun.")
+        last_id = _gauge("checkpoint_last_completed_id", "The number of the newest checkpoint.")
+        last_at = _gauge(
+            "checkpoint_last_completed_timestamp_seconds", "When the newest one was triggered."
+        )
+        took = _gauge("checkpoint_last_duration_seconds", "How long the newest one took.")
+        new = _gauge("checkpoint_last_size_bytes", "What was written for the newest one.")
+        full = _gauge("checkpoint_last_full_size_bytes", "All files that the newest one needs.")
+        flying = _gauge("checkpoint_last_in_flight_bytes", "Records under way in the newest one.")
+        for job in self._jobs:
+            told = job.query.checkpoint_statistics
+            name, counts = [job.name], told.counts
+            total.add_metric([job.name, "completed"], counts.completed)
+            total.add_metric([job.name, "failed"], counts.failed)
+            pending.add_metric(name, counts.in_progress)
+            last = told.latest_completed
+            if last is not None:
+                last_id.add_metric(name, last.checkpoint_id)
+                last_at.add_metric(name, last.triggered_at_ms / 1000)
+                took.add_metric(name, last.end_to_end_ms / 1000)
+                new.add_metric(name, last.bytes_written)
+                full.add_metric(name, last.state_bytes)
+                flying.add_metric(name, last.in_flight_bytes)
+        yield from (total, pending, last_id, last_at, took, new, full, flying)
+
+    def _of_tasks(self) -> Iterator[Metric]:
+        where = ("task_name", "subtask_index")
+        records_in = _counter("task_records_in", "Records that came.", *where)
+        records_out = _counter("task_records_out", "Records that were sent or written.", *where)
+        bytes_in = _counter("task_bytes_in", "Bytes that came.", *where)
+        bytes_out = _counter("task_bytes_out", "Bytes that were sent or written.", *where)
+        late = _counter("task_records_late", "Records that came too late.", *where)
+        spent = _counter("task_time_seconds", "Where its time went.", *where, "state")
+        queued = _gauge("task_queued_bytes", "What waits in front of it.", *where)
+        watermark = _gauge("task_watermark_timestamp_seconds", "How far event time is.", *where)
+        for job in self._jobs:
+            names = [task.name for task in job.query.plan.tasks]
+            for told in job.query.measured.values():
+                for each in told.subtasks:
+                    labels = [job.name, names[each.task], str(each.subtask)]
+                    records_in.add_metric(labels, each.records_in)
+                    records_out.add_metric(labels, each.records_out)
+                    bytes_in.add_metric(labels, each.bytes_in)
+                    bytes_out.add_metric(labels, each.bytes_out)
+                    late.add_metric(labels, each.records_late)
+                    queued.add_metric(labels, each.queued_bytes)
+                    if each.watermark_us is not None:
+                        watermark.add_metric(labels, each.watermark_us / 1e6)
+                    for share in _SHARES:
+                        spent.add_metric([*labels, share], getattr(each.shares, share) / 1e9)
+        yield from (records_in, records_out, bytes_in, bytes_out, late, spent, queued, watermark)
+
+    def _of_sources(self) -> Iterator[Metric]:
+        pending = _gauge("source_pending_records", "Records that are there unread.", "task_name")
+        lag = _gauge("source_lag_seconds", "How old the newest record was.", "task_name")
+        for job in self._jobs:
+            for each in job.query.summary.lags:
+                pending.add_metric([job.name, each.uid], each.records)
+                if each.seconds is not None:
+                    lag.add_metric([job.name, each.uid], each.seconds)
+        yield from (pending, lag)
+
+    def _of_slots(self) -> Iterator[Metric]:
+        memory = _gauge("slot_memory_bytes", "Memory of the slot's process.", "slot")
+        cpu = _counter("slot_cpu_seconds", "Processor time of the slot's process.", "slot")
+        longest = _gauge("slot_longest_step_seconds", "The longest turn of a task lately.", "slot")
+        for job in self._jobs:
+            for slot, told in job.query.measured.items():
+                labels = [job.name, str(slot)]
+                memory.add_metric(labels, told.rss_bytes)
+                cpu.add_metric(labels, told.cpu_seconds)
+                longest.add_metric(labels, told.longest_step_seconds)
+        yield from (memory, cpu, longest)
+
+
+def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"stillframe_{name}", what, labels=["job_name", *labels])
+
+
+def _counter(name: str, what: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"stillframe_{name}", what, labels=["job_name", *labels])
