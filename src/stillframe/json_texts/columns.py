@@ -335,9 +335,11 @@ def _places_of_doubt(data: bytes, octets: npt.NDArray[np.uint8]) -> Iterator[int
                 yield at + error.start
                 line_end = data.find(b"\n", at + error.start)
                 at = line_end if line_end >= 0 else len(data)
-    capitals = np.flatnonzero((octets[:-1] == ord("N")) | (octets[:-1] == ord("I")))
-    following = octets[capitals + 1]
+    is_capital = (octets[:-1] == ord("N")) | (octets[:-1] == ord("I"))
+    if not is_capital.any():
+        return
     # To look for the words themselves was measured to take five times as long.
+    following = octets[np.flatnonzero(is_capital) + 1]
     if ((following == ord("a")) | (following == ord("n"))).any():
         for match in _NON_NUMBER.finditer(data):
             yield match.end() - 1

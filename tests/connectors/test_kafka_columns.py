@@ -1,0 +1,52 @@
+"""Messages of Kafka as columns, without a broker."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Message
+
+from stillframe.connectors.kafka_columns import Columns, Shape
+from stillframe.errors import DataError
+from stillframe.json_texts.rules import JsonRules
+
+VIEWS = pa.schema([("app", pa.string()), ("views", pa.int64())])
+
+
+def messages(*values, key=None):
+    return [
+        Message(topic="t", partition=0, offset=at, key=key, value=value, timestamp=(1, at))
+        for at, value in enumerate(values)
+    ]
+
+
+def read(shape, columns, *values):
+    return Columns(shape, columns).batch("t", 0, messages(*values)).to_pylist()
+
+
+@pytest.mark.parametrize("values", [[b"a", b"", b"\xff" * 300], [b"a", None, b""], [None]])
+def test_values_are_the_bytes_that_were_sent(values):
+    assert read(Shape(), ["value"], *values) == [{"value": value} for value in values]
+
+
+def test_a_value_that_does_not_fit_a_column_that_nobody_reads_harms_no_other():
+    shape = Shape("json", VIEWS)
+    texts = [b'{"app": "a", "views": "many"}', b'{"app": "b"}', b'[{"app": "c"}, {"app": "d"}]']
+
+    assert [row["app"] for row in read(shape, ["app"], *texts)] == ["a", "b", "c", "d"]
+    assert [row["app"] for row in read(shape, ["app", "views"], *texts)] == ["a", "b", "c", "d"]
+    assert read(shape, ["offset"], *texts) == [{"offset": at} for at in (0, 1, 2, 2)]
+
+
+def test_where_what_is_malformed_ends_the_job_every_column_is_looked_at():
+    shape = Shape("json", VIEWS, JsonRules(mode="FAILFAST"))
+
+    with pytest.raises(DataError, match="the value at offset 1 of partition 0 of topic t does not"):
+        read(shape, ["app"], b'{"app": "a"}', b'{"app": "a", "views": "many"}')
+
+
+def test_a_corrupt_record_is_kept_for_what_is_wrong_in_any_column():
+    shape = Shape("json", VIEWS.append(pa.field("_corrupt_record", pa.string())))
+    text = b'{"app": "a", "views": "many"}'
+
+    assert read(shape, ["_corrupt_record"], text) == [{"_corrupt_record": text.decode()}]
