@@ -64,6 +64,7 @@ def test_the_public_names_are_these_and_no_others() -> None:
         "nowhere",
         "on",
         "register",
+        "state_difference",
         "to_function",
         "write_jdbc",
     ]

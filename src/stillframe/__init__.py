@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from stillframe.spark.generated import from_generator
     from stillframe.spark.savepoints import Savepoint
     from stillframe.spark.session import Still
+    from stillframe.spark.state_differences import state_difference
 
 __version__ = "0.1.0"
 
@@ -118,6 +119,7 @@ __all__ = [
     "nowhere",
     "on",
     "register",
+    "state_difference",
     "to_function",
     "write_jdbc",
 ]
@@ -158,6 +160,7 @@ _BY_ROOM = {
     "spark.exact": ("exactly_once", "write_jdbc"),
     "spark.generated": ("from_generator",),
     "spark.savepoints": ("Savepoint",),
+    "spark.state_differences": ("state_difference",),
 }
 """Imported when asked for: executors have no use for a query handle, and few jobs for the rest."""
 _ROOM_OF = {name: room for room, names in _BY_ROOM.items() for name in names}

@@ -29,6 +29,7 @@ first steps:
   stillframe run JOB.py     run a job file; the same file runs under spark-submit
   stillframe list           the jobs that run; status, savepoint, stop, rescale … ask one of them
   stillframe inspect PATH   look into the checkpoints a job has left
+  stillframe diff A B       what two of them differ in
 """
 
 INTERRUPTED = 130
@@ -89,6 +90,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             from stillframe.cli.inspection import inspect
 
             return inspect(arguments)
+        case "diff":
+            from stillframe.cli.differences import diff
+
+            return diff(arguments)
         case _:
             from stillframe.cli.control import control
 
@@ -116,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"stillframe {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    adding = (_add_demo, _add_doctor, _add_run, _add_inspect, _add_simulate, _add_bench)
+    adding = (
+        _add_demo, _add_doctor, _add_run, _add_inspect, _add_diff, _add_simulate, _add_bench
+    )  # fmt: skip
     for command in (
         *(add(commands) for add in adding),
         *add_control(commands, _count, _seconds),
@@ -294,6 +301,27 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
         help="with --against: state of operators that the job no longer has is fine",
     )
     _add_master(command)
+    return command
+
+
+def _add_diff(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "diff",
+        help="what two checkpoints differ in",
+        description="Say which keys were added, changed or are gone from one checkpoint or"
+        " savepoint to another, of the same job or of two. Exit code 1: they differ.",
+    )
+    for name, which in (("before", "A"), ("after", "B")):
+        command.add_argument(
+            name,
+            metavar=which,
+            help="a checkpoint (chk-7-1), a savepoint, or a job's directory for its newest one",
+        )
+    command.add_argument("--operator", metavar="UID", help="only the states of this operator")
+    command.add_argument("--state", metavar="NAME", help="only states of this name")
+    command.add_argument(
+        "--rows", type=_count, default=5, metavar="N", help="show so many keys of each kind (5)"
+    )
     return command
 
 
