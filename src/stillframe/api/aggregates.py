@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 AggregateFunction = Literal[
-    "count", "sum", "min", "max", "avg", "var_pop", "var_samp", "stddev_pop", "stddev_samp"
+    "count",
+    "sum",
+    "min",
+    "max",
+    "avg",
+    "var_pop",
+    "var_samp",
+    "stddev_pop",
+    "stddev_samp",
+    "squares",
+    "skewness",
+    "kurtosis",
+    "covar_pop",
+    "covar_samp",
+    "corr",
+    "regr_r2",
+    "regr_sxy",
+    "regr_slope",
+    "regr_intercept",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
+    "first",
+    "last",
+    "min_by",
+    "max_by",
+    "collect_list",
+    "collect_set",
+    "listagg",
+    "approx_count_distinct",
+    "percentile",
+    "percentile_disc",
+    "percentile_approx",
+    "mode",
 ]
 
 
@@ -18,6 +51,11 @@ class AggregateCall:
 
     function: AggregateFunction
     input: str | None
-    """None counts records; a column counts its non-null values."""
+    """None counts records; a column counts its non-null values. A function of two columns reads one
+    of structs with both."""
     name: str
     type: pa.DataType
+    parameters: tuple[Any, ...] = ()
+    """What the function was given besides, the same for all records."""
+    is_distinct: bool = False
+    """Whether equal values count once."""

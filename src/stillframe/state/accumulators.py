@@ -7,8 +7,8 @@ running aggregates (`aggregates`) or to the groups of one batch (`partials`), an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +26,14 @@ from stillframe.key_groups import (
 from stillframe.state.columns import Array, ColumnSpec
 from stillframe.state.decimal_aggregates import AverageOfDecimals, SumOfDecimals
 from stillframe.state.folding import Accumulator, Touched, ValueOrNull, non_null
+from stillframe.state.frequencies import ApproximatePercentile, Mode, Percentile
 from stillframe.state.key_index import fixed_width_array
-from stillframe.state.moments import MOMENTS, Moments
+from stillframe.state.lists import Collected, CollectedOnce, Distinct, Joined
+from stillframe.state.moments import MOMENTS
+from stillframe.state.ordering import is_fixed_width, is_ordered
+from stillframe.state.picked import Picked
+from stillframe.state.sketches import ApproximateCount
+from stillframe.state.xxhash import is_hashed
 
 _INT64_MAX = 2**63 - 1
 
@@ -37,12 +43,19 @@ def unsupported(call: AggregateCall, input_type: pa.DataType | None) -> str | No
 
     `input_type` is that of the column it reads; None for a count of records.
     """
+    if call.is_distinct and input_type is not None and not is_ordered(input_type):
+        return f"values of type {input_type} are not told apart"
     if call.function == "count":
         return _type_mismatch(call, pa.int64())
     if input_type is None:
         return f"{call.function} needs a column to read"
+    if call.function in _KINDS:
+        reads = _KINDS[call.function].reads(input_type)
+        return None if reads else f"{call.function} of type {input_type} is not supported"
     if call.function in MOMENTS:
-        return _type_mismatch(call, pa.float64()) or _unsummable(call, input_type)
+        numbers = list(input_type) if pt.is_struct(input_type) else [pa.field("", input_type)]
+        mismatch = _type_mismatch(call, pa.float64())
+        return mismatch or next(filter(None, (_unsummable(call, n.type) for n in numbers)), None)
     if call.function in ("sum", "avg") and pt.is_decimal128(input_type):
         return None if pt.is_decimal128(call.type) else f"{call.name} makes decimals"
     if call.function in ("sum", "avg"):
@@ -50,7 +63,7 @@ def unsupported(call: AggregateCall, input_type: pa.DataType | None) -> str | No
             return reason
         whole = call.function == "sum" and pt.is_integer(input_type)
         return _type_mismatch(call, pa.int64() if whole else pa.float64())
-    if not (_is_ordered_fixed_width(input_type) or _is_ordered_object(input_type)):
+    if not is_ordered(input_type):
         return f"{call.function} of type {input_type} is not supported"
     return _type_mismatch(call, input_type)
 
@@ -68,17 +81,6 @@ def _unsummable(call: AggregateCall, type_: pa.DataType) -> str | None:
 def _is_summable(type_: pa.DataType) -> bool:
     whole = pt.is_integer(type_) and not pt.is_uint64(type_)
     return bool(whole or pt.is_float32(type_) or pt.is_float64(type_))
-
-
-def _is_ordered_fixed_width(type_: pa.DataType) -> bool:
-    return bool(
-        pt.is_integer(type_)
-        or pt.is_float32(type_)
-        or pt.is_float64(type_)
-        or pt.is_boolean(type_)
-        or pt.is_date(type_)
-        or pt.is_timestamp(type_)
-    )
 
 
 def _is_ordered_object(type_: pa.DataType) -> bool:
@@ -292,10 +294,86 @@ class _Average(Accumulator):
         return [fixed_width_values(column) for column in columns]
 
 
+class _Bits(ValueOrNull):
+    """bit_and, bit_or and bit_xor."""
+
+    def __init__(self, call: AggregateCall, input_type: pa.DataType) -> None:
+        super().__init__(call)
+        self._fold: np.ufunc = getattr(np, f"bitwise_{call.function.removeprefix('bit_')}")
+        initial = -1 if call.function == "bit_and" else 0
+        self.columns = (ColumnSpec(stored_dtype(input_type), initial), ColumnSpec(np.bool_, False))
+
+    def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
+        rows, values = non_null(touched.rows, column)
+        self._fold.at(arrays[0], rows, values)
+        self.mark_seen(arrays[1], touched, rows)
+
+    def both(self, values: Array, others: Array) -> Array:
+        both: Array = self._fold(values, others)
+        return both
+
+
+# --- all there are
+
+
+class _Kind(NamedTuple):
+    """An aggregate that is one class, whatever it reads."""
+
+    reads: Callable[[pa.DataType], bool]
+    """Which types."""
+    accumulator: Callable[[AggregateCall, pa.DataType], Accumulator]
+
+
+def _anything(_: pa.DataType) -> bool:
+    return True
+
+
+def _has_order(pairs: pa.DataType) -> bool:
+    return is_ordered(pairs.field(1).type)
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return _is_summable(type_) or bool(pt.is_decimal128(type_) or pt.is_duration(type_))
+
+
+def _is_joined(type_: pa.DataType) -> bool:
+    return bool(pt.is_string(type_) or pt.is_binary(type_))
+
+
+_KINDS: dict[str, _Kind] = {
+    "bit_and": _Kind(pt.is_signed_integer, _Bits),
+    "bit_or": _Kind(pt.is_signed_integer, _Bits),
+    "bit_xor": _Kind(pt.is_signed_integer, _Bits),
+    "first": _Kind(_anything, Picked),
+    "last": _Kind(_anything, Picked),
+    "min_by": _Kind(_has_order, Picked),
+    "max_by": _Kind(_has_order, Picked),
+    "collect_list": _Kind(_anything, Collected),
+    "collect_set": _Kind(is_ordered, CollectedOnce),
+    "listagg": _Kind(_is_joined, Joined),
+    "approx_count_distinct": _Kind(is_hashed, ApproximateCount),
+    "percentile": _Kind(_is_number, Percentile),
+    "percentile_disc": _Kind(_is_number, Percentile),
+    "percentile_approx": _Kind(is_ordered, ApproximatePercentile),
+    "mode": _Kind(is_ordered, Mode),
+}
+"""A new aggregate is a class, and a line here."""
+
+
 def _accumulator(call: AggregateCall, input_type: pa.DataType | None) -> Accumulator:
+    if call.is_distinct and input_type is not None:
+        return Distinct(call, input_type, _plain_accumulator(call, input_type))
+    return _plain_accumulator(call, input_type)
+
+
+def _plain_accumulator(call: AggregateCall, input_type: pa.DataType | None) -> Accumulator:
     if call.function == "count":
         return _CountRecords(call) if call.input is None else _CountValues(call)
     assert input_type is not None
+    if call.function in _KINDS:
+        return _KINDS[call.function].accumulator(call, input_type)
+    if call.function in MOMENTS:
+        return MOMENTS[call.function](call)
     is_decimal = pt.is_decimal128(input_type)
     if call.function == "avg":
         return AverageOfDecimals(call, input_type) if is_decimal else _Average(call)
@@ -303,9 +381,9 @@ def _accumulator(call: AggregateCall, input_type: pa.DataType | None) -> Accumul
         if is_decimal:
             return SumOfDecimals(call)
         return _SumOfIntegers(call) if pt.is_integer(input_type) else _SumOfFloats(call)
-    if call.function in MOMENTS:
-        return Moments(call)
-    return _ExtremeObject(call) if _is_ordered_object(input_type) else _Extreme(call, input_type)
+    if _is_ordered_object(input_type):
+        return _ExtremeObject(call)
+    return _Extreme(call, input_type) if is_fixed_width(input_type) else Picked(call, input_type)
 
 
 # --- what an aggregation reads

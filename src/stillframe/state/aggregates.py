@@ -56,6 +56,11 @@ class Layout:
             [*keys, *(pa.field(each.call.name, each.call.type) for each in accumulators)]
         )
 
+    @property
+    def held_bytes(self) -> int:
+        """What the aggregates hold outside of their columns."""
+        return sum(each.held_bytes for each in self.accumulators)
+
     def each_in_memory(self) -> Iterator[tuple[Accumulator, slice]]:
         """Each accumulator, and where its columns are among those of the table."""
         return zip(self.accumulators, self._in_memory, strict=True)
@@ -106,7 +111,7 @@ class AggregateTable:
     def state_bytes(self) -> int:
         """Roughly what the table occupies; Python strings of min and max are not counted."""
         working = self._index.nbytes + self._columns.nbytes + self._scratch.nbytes
-        return working + self._by_group.size_bytes
+        return working + self._by_group.size_bytes + self._layout.held_bytes
 
     @property
     def version(self) -> int:

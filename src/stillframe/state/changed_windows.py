@@ -161,7 +161,7 @@ class ChangedWindows:
     ) -> Iterator[Changed]:
         """The windows of a group, which all have the end of the first in common."""
         middle = bisect_left(panes, ends[0])
-        before = self._steps(panes[:middle][::-1], looked_up)
+        before = self._steps(panes[:middle][::-1], looked_up, goes_back=True)
         after = self._steps(panes[middle:], looked_up)
         at_once = max(1, _ROWS_MAX // len(looked_up.asked))
         for first in range(0, len(ends), at_once):
@@ -177,7 +177,9 @@ class ChangedWindows:
             places = [touches.between(end - self._size_us, end) for end in some]
             yield Changed(some, looked_up.asked, places, _chosen(merged, places))
 
-    def _steps(self, panes: Sequence[int], looked_up: LookedUp) -> list[Array]:
+    def _steps(
+        self, panes: Sequence[int], looked_up: LookedUp, goes_back: bool = False
+    ) -> list[Array]:
         """What the keys have in none of the panes, in the first, in the first two, and so on."""
         steps = [
             np.empty((len(panes) + 1, len(looked_up.asked)), spec.dtype)
@@ -191,7 +193,8 @@ class ChangedWindows:
                 array[step + 1] = array[step]
             for accumulator, where in self._layout.each_in_memory():
                 arrays = [array[step + 1] for array in steps[where]]
-                values = accumulator.combined([array[places] for array in arrays], parts[where])
+                both = ([array[places] for array in arrays], parts[where])
+                values = accumulator.combined(*(both[::-1] if goes_back else both))
                 for array, value in zip(arrays, values, strict=True):
                     array[places] = value
         return steps

@@ -48,6 +48,11 @@ class Accumulator(ABC):
     def __init__(self, call: AggregateCall) -> None:
         self.call = call
 
+    @property
+    def held_bytes(self) -> int:
+        """What is held outside of the columns, as far as it is counted."""
+        return 0
+
     @abstractmethod
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
         """Take a batch's values into the columns."""
@@ -61,7 +66,10 @@ class Accumulator(ABC):
 
     @abstractmethod
     def combined(self, parts: Sequence[Array], others: Sequence[Array]) -> list[Array]:
-        """Row by row what two have accumulated together; neither is changed."""
+        """Row by row what two have accumulated together; neither is changed.
+
+        The former is of earlier records than the latter, as far as anybody knows.
+        """
 
     def input_of(self, batch: pa.RecordBatch) -> pa.Array | None:
         """The column this aggregate reads; None if it reads none."""

@@ -223,7 +223,8 @@ class SessionTable:
     def state_bytes(self) -> int:
         """Roughly what is occupied; Python strings of min and max are not counted."""
         links = self._newest.nbytes + self._older.nbytes + self._next.nbytes
-        return self._index.nbytes + self._columns.nbytes + self._scratch.nbytes + links
+        columns = self._columns.nbytes + self._layout.held_bytes
+        return self._index.nbytes + columns + self._scratch.nbytes + links
 
     @property
     def version(self) -> int:

@@ -87,7 +87,7 @@ class Sliding:
         count, older = self._older[-1] if self._older else (0, [])
         parts = [array.copy() for array in self._younger]
         if count:
-            self._merge(parts, slice(count), older)
+            self._merge(parts, slice(count), older, are_older=True)
         here = self._in_younger.copy()
         here[:count] = True
         if here.all():
@@ -126,7 +126,7 @@ class Sliding:
             pane = self._panes[index]
             count = int(np.count_nonzero(newest >= index))
             merged = self._extended(merged, count, copy=True)
-            self._merge(merged, self._place_of[pane.numbers], pane.parts)
+            self._merge(merged, self._place_of[pane.numbers], pane.parts, are_older=True)
             stack.append((count, merged))
         return stack
 
@@ -152,12 +152,19 @@ class Sliding:
             for array, spec in zip(parts, specs, strict=True)
         ]
 
-    def _merge(self, into: list[Array], rows: Positions | slice, parts: Sequence[Array]) -> None:
-        """Take parts into these rows, of which none comes twice."""
+    def _merge(
+        self,
+        into: list[Array],
+        rows: Positions | slice,
+        parts: Sequence[Array],
+        are_older: bool = False,
+    ) -> None:
+        """Take parts, which are younger or older, into these rows, of which none comes twice."""
         with np.errstate(all="ignore"):  # infinities and NaN are values
             for accumulator, where in self._layout.each_in_memory():
                 arrays = into[where]
-                values = accumulator.combined([array[rows] for array in arrays], parts[where])
+                both = ([array[rows] for array in arrays], parts[where])
+                values = accumulator.combined(*(both[::-1] if are_older else both))
                 for array, value in zip(arrays, values, strict=True):
                     array[rows] = value
 
