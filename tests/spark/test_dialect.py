@@ -234,7 +234,7 @@ def test_an_expression_that_is_not_native_is_named_where_only_those_are(clicks: 
         lambda s: s.selectExpr("row_number() over (order by id) as n"),
         lambda s: s.selectExpr("input_file_name() as f"),
         lambda s: s.filter("id in (select 1)"),
-        lambda s: s.groupBy("app_id").agg({"at": "collect_list"}),
+        lambda s: s.groupBy("app_id").agg({"id": "try_sum"}),
         lambda s: s.select("id", "id"),
         lambda s: s.map_rows("not a function", "id long"),
     ],

@@ -195,11 +195,17 @@ def call(
 
 DOUBLE, LONG = pa.float64(), pa.int64()
 CASES: list[tuple[AggregateCall, Model]] = [
-    (call("first", "i"), lambda values: values[0]),
-    (call("last", "place"), lambda values: values[-1]),
-    (call("first", "s", None, True), lambda values: next(iter(known(values)), None)),
-    (call("last", "numbers", None, True), lambda values: next(iter(known(values)[::-1]), None)),
-    (call("first", "placed", LONG), lambda v: next((p["value"] for p in v if p["by"]), None)),
+    (call("first", "i", None, False, False), lambda values: values[0]),
+    (call("last", "place", None, False, False), lambda values: values[-1]),
+    (call("first", "s", None, True, False), lambda values: next(iter(known(values)), None)),
+    (
+        call("last", "numbers", None, True, False),
+        lambda values: next(iter(known(values)[::-1]), None),
+    ),
+    (
+        call("first", "placed", LONG, False, True),
+        lambda v: next((p["value"] for p in v if p["by"]), None),
+    ),
     *((call("min", column), extreme(min)) for column in ("place", "numbers")),
     *((call("max", column), extreme(max)) for column in ("place", "numbers")),
     (call("min_by", "named", pa.string()), by(min)),
@@ -521,7 +527,7 @@ def test_hashes_are_those_of_xxh64() -> None:
 
 def test_what_a_kind_of_aggregate_does_not_read_is_said() -> None:
     made = pa.map_(pa.string(), LONG)
-    assert unsupported(AggregateCall("first", "v", "first(v)", made), made) is None
+    assert unsupported(AggregateCall("first", "v", "first(v)", made, (True, False)), made) is None
     for function in ("collect_set", "mode", "bit_and", "percentile", "approx_count_distinct"):
         said = unsupported(AggregateCall(function, "v", "x", made), made)
         assert said == f"{function} of type map<string, int64> is not supported"

@@ -22,16 +22,14 @@ from py4j.java_gateway import JavaObject
 from pyarrow import types
 from pyspark.sql import DataFrame
 
-from stillframe.api.aggregates import AggregateCall, AggregateFunction
-from stillframe.errors import BuildError
+from stillframe.api.aggregates import AggregateCall
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named
 from stillframe.graph.logical import WINDOW, SessionWindow, Window
+from stillframe.spark.aggregate_functions import FunctionRead, pair_type, read_function
 from stillframe.spark.expressions import Translator, columns_of, refused_plan
 from stillframe.spark.gaps import gap_of, positive_gap
 from stillframe.spark.nodes import (
-    mode_of,
     name_or_sql,
-    refused_mode,
     text_literal,
     type_of,
     without_alias,
@@ -55,20 +53,6 @@ from stillframe.spark.windows import (
     is_window,
     window_grouped_by,
 )
-
-_AGGREGATES: dict[str, AggregateFunction] = {
-    "Count": "count",
-    "Sum": "sum",
-    "Min": "min",
-    "Max": "max",
-    "Average": "avg",
-    "VariancePop": "var_pop",
-    "VarianceSamp": "var_samp",
-    "StddevPop": "stddev_pop",
-    "StddevSamp": "stddev_samp",
-}
-_NAMES_FOR_OTHERS = ("CountIf", "BoolAnd", "BoolOr")
-"""Of which Spark says what they stand for."""
 
 
 @dataclass(frozen=True)
@@ -236,59 +220,40 @@ class _Grouping(Translator):
         for known, column in self._call_nodes:
             if known.semanticEquals(node):
                 return column
-        function = node.aggregateFunction()
-        if class_name(function) in _NAMES_FOR_OTHERS:
-            function = function.replacement()
-        kind = self._kind(node, function)
+        read = read_function(node)
         taken = [*self._taken, *self.keys, *(call.name for call in self.calls)]
         name = self._new_name(name_or_sql(node), taken)
-        call = AggregateCall(kind, self._input(node, function), name, type_of(node))
+        given = (read.parameters, read.is_distinct)
+        call = AggregateCall(read.function, self._input(node, read), name, type_of(node), *given)
         self.calls.append(call)
         column = Column(name, call.type)
         self._call_nodes.append((node, column))
         return column
 
-    @staticmethod
-    def _kind(node: JavaObject, function: JavaObject) -> AggregateFunction:
-        kind = _AGGREGATES.get(class_name(function))
-        if kind is None or node.isDistinct():
-            raise BuildError(
-                f"the aggregate {node.sql()} is not among those a stream keeps: use count, sum, "
-                "min, max, avg, variance, stddev, count_if, bool_and or bool_or without DISTINCT,"
-                " or compute it from the result"
-            )
-        is_float = types.is_floating(type_of(function))
-        if kind in ("sum", "avg"):
-            mode = mode_of(function)
-            if mode == "TRY" or (mode != "ANSI" and not is_float):
-                raise refused_mode(node, mode)
-        return kind
-
-    def _input(self, node: JavaObject, function: JavaObject) -> str | None:
+    def _input(self, node: JavaObject, read: FunctionRead) -> str | None:
         """The column it reads, of those before; None: it counts records."""
-        arguments = children(function)
-        is_count = class_name(function) == "Count"
-        given = [each for each in arguments if each.nullable()] if is_count else arguments
+        arguments = read.arguments
+        if read.function == "count" and not read.is_distinct:
+            arguments = [each for each in arguments if each.nullable()]
         condition = node.filter().get() if node.filter().isDefined() else None
-        if not given and condition is None:
+        if not arguments and condition is None:
             return None
-        if condition is None and len(given) == 1:
-            return self._read(given[0])
-        value = self._source.translate(given[0]) if len(given) == 1 else _ONE
-        wanted: list[Expression] = []
-        if len(given) > 1:
-            wanted += [
-                Call("is_not_null", (each,), _BOOL) for each in map(self._source.translate, given)
-            ]
-        if condition is not None:
-            wanted.append(self._source.translate(condition))
-        return self._of_some(node, wanted, value)
-
-    def _of_some(self, node: JavaObject, wanted: list[Expression], value: Expression) -> str:
-        """The value where all of these are true, and null elsewhere."""
-        every = functools.reduce(lambda one, other: Call("and", (one, other), _BOOL), wanted)
+        if condition is None and len(arguments) == 1:
+            return self._read(arguments[0])
+        values = [self._source.translate(each) for each in arguments]
+        wanted = [] if condition is None else [self._source.translate(condition)]
+        if read.function == "count" and not read.is_distinct:
+            if len(values) > 1:
+                wanted = [*(Call("is_not_null", (each,), _BOOL) for each in values), *wanted]
+            value = _where(wanted, values[0] if len(values) == 1 else _ONE)
+        elif read.reads_what_counts:
+            value = _struct([values[0], _where(wanted, _ONE)])
+        else:
+            if wanted:  # an aggregate that reads several columns passes over null in the last
+                values[-1] = _where(wanted, values[-1])
+            value = values[0] if len(values) == 1 else _struct(values)
         name = self._new_name(f"what {name_or_sql(node)} reads", self.before)
-        self.before[name] = Call("case", (every, value, _null_of(value.type)), value.type)
+        self.before[name] = value
         return name
 
     def _read(self, argument: JavaObject) -> str:
@@ -306,5 +271,12 @@ _BOOL = pa.bool_()
 _ONE = Literal(pa.scalar(1, pa.int32()))
 
 
-def _null_of(type_: pa.DataType) -> Literal:
-    return Literal(pa.scalar(None, type_))
+def _where(wanted: list[Expression], value: Expression) -> Expression:
+    """The value where all of these are true, and null elsewhere."""
+    every = functools.reduce(lambda one, other: Call("and", (one, other), _BOOL), wanted)
+    null = Literal(pa.scalar(None, value.type))
+    return Call("case", (every, value, null), value.type)
+
+
+def _struct(values: list[Expression]) -> Expression:
+    return Call("struct", tuple(values), pair_type([each.type for each in values]))

@@ -54,6 +54,12 @@ def arranged(values: Array, places: Positions) -> Array:
     return moved
 
 
+def runs(starts: Positions, lengths: Positions) -> Positions:
+    """The positions of several runs, one run after the other."""
+    shift = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return shift + np.arange(len(shift))
+
+
 class AppendOnly:
     """A growing array whose rows never change; a frozen view of it is the array and a length."""
 

@@ -33,11 +33,11 @@ import pyarrow.types as pt
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.key_groups import Positions, fixed_width_values
-from stillframe.state.columns import Array, ColumnSpec
+from stillframe.state.columns import Array, ColumnSpec, runs
 from stillframe.state.folding import Accumulator, Touched
 from stillframe.state.ordering import ranks
 
-_SHORTENED_FROM = 65_536
+_SHORTENED_FROM = 262_144
 """With fewer values than this it is not worth making lists shorter."""
 _PAIR = 2
 
@@ -204,31 +204,24 @@ class Distinct(CollectedOnce):
 def told_apart(
     groups: Positions, values: pa.Array, counts: Positions | None = None
 ) -> tuple[Positions, pa.Array, Positions]:
-    """Each different value of each group once, and how often it is there.
+    """Each different value of each group once, and how often it is there; groups ascend.
 
     NaN equals NaN, and -0.0 equals 0.0.
     """
-    if pt.is_nested(values.type):
-        return _told_apart_by_rank(groups, values, counts)
-    times = np.ones(len(groups), dtype=np.int64) if counts is None else counts
-    named = {"group": groups, "value": with_one_zero(values), "times": times}
-    by = pa.table(named).group_by(["group", "value"], use_threads=False)
-    found = by.aggregate([("times", "sum")])
-    group, value, often = (
-        _one_array(found.column(name)) for name in ("group", "value", "times_sum")
-    )
-    return fixed_width_values(group), value, fixed_width_values(often)
-
-
-def _told_apart_by_rank(
-    groups: Positions, values: pa.Array, counts: Positions | None
-) -> tuple[Positions, pa.Array, Positions]:
-    by = ranks(values)
-    pairs = groups * (int(by.max(initial=0)) + 1) + by
-    _, first, numbers = np.unique(pairs, return_index=True, return_inverse=True)
-    often = np.zeros(len(first), dtype=np.int64)
-    np.add.at(often, numbers, 1 if counts is None else counts)
+    values = with_one_zero(values)
+    numbers = ranks(values) if pt.is_nested(values.type) else _numbers(values)
+    pairs = groups * (int(numbers.max(initial=0)) + 1) + numbers
+    _, first, often = np.unique(pairs, return_index=True, return_counts=True)
+    if counts is not None:
+        ascending = np.argsort(pairs, kind="stable")
+        begins = np.cumsum(often) - often
+        often = np.add.reduceat(counts.take(ascending), begins) if len(begins) else often
     return groups[first], values.take(pa.array(first)), often
+
+
+def _numbers(values: pa.Array) -> Positions:
+    """Equal where values are, of which none is null."""
+    return fixed_width_values(values.dictionary_encode().indices).astype(np.int64)
 
 
 def with_one_zero(values: pa.Array) -> pa.Array:
@@ -240,18 +233,15 @@ def with_one_zero(values: pa.Array) -> pa.Array:
     return pa.array(numbers, values.type)
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 # --- lists
 
 
 def as_lists(groups: Positions, values: pa.Array, count: int, type_: pa.DataType) -> pa.Array:
     """A list for each of so many groups, which ascend; empty for those that have none."""
-    offsets = np.searchsorted(groups, np.arange(count + 1)).astype(np.int32)
-    made = pa.ListArray.from_arrays(pa.array(offsets), values)
-    return made if made.type == type_ else made.cast(type_)
+    offsets = pa.array(np.searchsorted(groups, np.arange(count + 1))).cast(pa.int32())
+    if values.type != type_.value_type:
+        values = values.cast(type_.value_type)
+    return pa.ListArray.from_arrays(offsets, values, type=type_)
 
 
 def _flattened(groups: Positions, column: pa.Array) -> Grouped:
@@ -281,38 +271,44 @@ def _parts(before: Iterable[Any], values: pa.Array, begins: Positions, ends: Pos
 
 
 def _gone_through(lists: list[Any], element: pa.DataType) -> Grouped:
-    """All values, by list. From the last part to the first, which knows none behind it."""
+    """All values, by list."""
     owners: list[int] = []
-    parts: list[tuple[pa.Array, int, int]] = []
+    parts: list[tuple[Any, ...]] = []
+    waiting: list[Any] = []
+    # From the last part to the first, which knows none behind it.
     for owner in range(len(lists) - 1, -1, -1):
-        waiting = [lists[owner]]
-        while waiting:
-            each = waiting.pop()
+        each = lists[owner]
+        while each or waiting:
             if not each:
-                continue
-            if len(each) == _PAIR:
-                waiting += each
-                continue
-            before, values, start, stop = each
-            owners.append(owner)
-            parts.append((values, start, stop))
-            waiting.append(before)
+                each = waiting.pop()
+            elif len(each) == _PAIR:
+                before, each = each
+                waiting.append(before)
+            else:
+                owners.append(owner)
+                parts.append(each)
+                each = each[0]
     if not parts:
         return np.zeros(0, dtype=np.int64), pa.array([], element)
-    lengths = [stop - start for _, start, stop in parts]
-    groups = np.repeat(np.array(owners[::-1], dtype=np.int64), lengths[::-1])
-    return groups, pa.concat_arrays(_neighbours_joined(parts[::-1]))
+    _, arrays, starts, stops = zip(*reversed(parts), strict=True)
+    begins, lengths = np.array(starts), np.array(stops) - np.array(starts)
+    groups = np.repeat(np.array(owners[::-1]), lengths)
+    return groups, _taken(arrays, begins, lengths)
 
 
-def _neighbours_joined(parts: Sequence[tuple[pa.Array, int, int]]) -> list[pa.Array]:
-    """The parts as arrays; those that follow each other in one array are one."""
-    made: list[pa.Array] = []
-    array, begin, end = parts[0]
-    for values, start, stop in parts[1:]:
-        if values is array and start == end:
-            end = stop
-            continue
-        made.append(array.slice(begin, end - begin))
-        array, begin, end = values, start, stop
-    made.append(array.slice(begin, end - begin))
-    return made
+def _taken(arrays: Sequence[pa.Array], begins: Positions, lengths: Positions) -> pa.Array:
+    """So many values of each array, from one on. Each array is gone to once."""
+    ids = np.fromiter(map(id, arrays), np.int64, len(arrays))
+    _, firsts, which = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    bounds = np.searchsorted(which.take(order), np.arange(len(firsts) + 1)).tolist()
+    found = []
+    for number, first in enumerate(firsts.tolist()):
+        here = order[bounds[number] : bounds[number + 1]]
+        found.append(arrays[first].take(pa.array(runs(begins[here], lengths[here]))))
+    if len(found) == 1:
+        return found[0]
+    places = np.empty(len(arrays), dtype=np.int64)
+    ends = np.cumsum(lengths.take(order))
+    places[order] = ends - lengths.take(order)
+    return pa.concat_arrays(found).take(pa.array(runs(places, lengths)))

@@ -48,6 +48,7 @@ from stillframe.key_groups import (
     key_groups_of,
 )
 from stillframe.state.aggregates import key_index
+from stillframe.state.columns import runs
 from stillframe.state.disk import METADATA, PIECE_BYTES, Changes, Disk, group_prefix
 from stillframe.state.disk_entries import entries_of
 from stillframe.state.disk_layout import Layout, say_layout, say_table, tables_of
@@ -92,12 +93,6 @@ def newest_rows(batch: pa.RecordBatch, key_count: int, hashes: Words) -> Positio
     newest = np.empty(len(index), dtype=np.int64)
     newest[numbers] = np.arange(len(numbers))  # of several writes to one place the last stays
     return newest
-
-
-def runs(starts: Positions, lengths: Positions) -> Positions:
-    """The positions of several runs, one run after the other."""
-    shift = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return shift + np.arange(len(shift))
 
 
 # --- entries

@@ -80,10 +80,7 @@ class Picked(Accumulator):
             self._by = Kept(input_type.field(1).type)
         order = () if self._by is None else self._by.columns
         self.columns = (*self._value.columns, *order)
-        self._ignores_nulls = bool(call.parameters and call.parameters[0])
-        self._reads_pairs = function.endswith("_by") or (
-            function in _WITHOUT_ORDER and input_type != call.type
-        )
+        self._ignores_nulls, self._reads_pairs = call.parameters or (False, self._by is not None)
 
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
         assert column is not None

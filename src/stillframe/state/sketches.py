@@ -99,21 +99,17 @@ class ApproximateCount(Accumulator):
         return biases
 
     def snapshot_fields(self) -> list[pa.Field]:
-        return [pa.field(f"{self.call.name}.registers", pa.binary(self._size))]
+        return [pa.field(f"{self.call.name}.registers", pa.binary())]
 
     def to_snapshot(self, parts: Sequence[Array]) -> list[pa.Array]:
-        registers = self._registers(parts[0])
-        made = pa.Array.from_buffers(
-            pa.binary(self._size), len(registers), [None, pa.py_buffer(registers.tobytes())]
-        )
-        return [made]
+        data = pa.py_buffer(self._registers(parts[0]).tobytes())
+        made = pa.Array.from_buffers(pa.binary(self._size), len(parts[0]), [None, data])
+        return [made.cast(pa.binary())]
 
     def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
-        [column] = columns
-        if not len(column):
-            return [np.empty(0, self.columns[0].dtype)]
-        dtype, start = self.columns[0].dtype, column.offset * self._size
-        return [np.frombuffer(column.buffers()[1], dtype, len(column), start)]
+        made = columns[0].cast(pa.binary(self._size))
+        dtype, start = self.columns[0].dtype, made.offset * self._size
+        return [np.frombuffer(made.buffers()[1], dtype, len(made), start)]
 
 
 def _leading_zeros(words: Array) -> Array:
