@@ -182,7 +182,7 @@ def unsupported_key_type(type_: pa.DataType) -> str | None:
     """Why a column of this type cannot be a key, in one clause; None if it can."""
     if pt.is_dictionary(type_):
         return unsupported_key_type(type_.value_type)
-    if _is_word_type(type_) or _is_bytes_type(type_):
+    if is_word_type(type_) or _is_bytes_type(type_):
         return None
     return f"type {type_} cannot be a key"
 
@@ -195,10 +195,11 @@ def key_column(column: pa.Array) -> KeyColumn:
         )
     if pt.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return _word_column(column) if _is_word_type(column.type) else _bytes_column(column)
+    return _word_column(column) if is_word_type(column.type) else _bytes_column(column)
 
 
-def _is_word_type(type_: pa.DataType) -> bool:
+def is_word_type(type_: pa.DataType) -> bool:
+    """Whether a value is a number, or kept as one."""
     return bool(
         pt.is_integer(type_)
         or pt.is_float32(type_)
@@ -403,7 +404,7 @@ def _value_hash(value: Any, type_: pa.DataType) -> int:
         raise BuildError(f"{reason}: convert it to a number or a string first")
     if value is None:
         return NULL_HASH
-    if _is_word_type(type_):
+    if is_word_type(type_):
         return _mixed_word(_value_word(value, type_) & _WORD_MAX)
     data = _value_bytes(value, type_)
     return _mixed_bytes(_mixed_word((len(data) + _BYTES_SEED) & _WORD_MAX), data)

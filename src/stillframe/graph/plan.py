@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError
 from stillframe.graph.logical import (
     Aggregate,
@@ -499,7 +500,11 @@ def describe(operator: Operator) -> str:
         case Late():
             return "what came too late"
         case Aggregate(keys, calls):
-            made = ", ".join(f"{call.function}({call.input or '*'})" for call in calls)
+            made = ", ".join(map(_described_call, calls))
             return f"aggregate {made} by {', '.join(keys)}" if keys else f"aggregate {made}"
         case _:
             return type(operator).__name__.lower()
+
+
+def _described_call(call: AggregateCall) -> str:
+    return f"{call.function}({'DISTINCT ' * call.is_distinct}{call.input or '*'})"

@@ -19,6 +19,7 @@ from stillframe.errors import BuildError, DataError
 from stillframe.key_groups import (
     Positions,
     fixed_width_values,
+    is_word_type,
     stored_dtype,
     unsupported_key_type,
     validity,
@@ -30,7 +31,7 @@ from stillframe.state.frequencies import ApproximatePercentile, Mode, Percentile
 from stillframe.state.key_index import fixed_width_array
 from stillframe.state.lists import Collected, CollectedOnce, Distinct, Joined
 from stillframe.state.moments import MOMENTS
-from stillframe.state.ordering import is_fixed_width, is_ordered
+from stillframe.state.ordering import is_ordered
 from stillframe.state.picked import Picked
 from stillframe.state.sketches import ApproximateCount
 from stillframe.state.xxhash import is_hashed
@@ -188,7 +189,22 @@ def _furthest_from_zero(values: Array) -> int:
     return max(-int(values.min()), int(values.max())) if len(values) else 0
 
 
-class _Extreme(ValueOrNull):
+class _Reduced(ValueOrNull):
+    """Keeps what numpy makes of any two values."""
+
+    _reduce: np.ufunc
+
+    def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
+        rows, values = non_null(touched.rows, column)
+        self._reduce.at(arrays[0], rows, values)
+        self.mark_seen(arrays[1], touched, rows)
+
+    def both(self, values: Array, others: Array) -> Array:
+        both: Array = self._reduce(values, others)
+        return both
+
+
+class _Extreme(_Reduced):
     """min and max; NaN is larger than any other number, as in Spark."""
 
     def __init__(self, call: AggregateCall, input_type: pa.DataType) -> None:
@@ -196,26 +212,26 @@ class _Extreme(ValueOrNull):
         dtype = np.dtype(stored_dtype(input_type))
         smallest = call.function == "min"
         initial: Any = smallest
-        self._fold: np.ufunc
         if dtype.kind == "f":
             # fmin takes the number beside a NaN, so NaN is what every number replaces.
-            self._fold = np.fmin if smallest else np.maximum
+            self._reduce = np.fmin if smallest else np.maximum
             initial = np.nan if smallest else -np.inf
         else:
-            self._fold = np.minimum if smallest else np.maximum
+            self._reduce = np.minimum if smallest else np.maximum
             if dtype.kind in "iu":
                 limits = np.iinfo(dtype)
                 initial = limits.max if smallest else limits.min
         self.columns = (ColumnSpec(dtype, initial), ColumnSpec(np.bool_, False))
 
-    def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        rows, values = non_null(touched.rows, column)
-        self._fold.at(arrays[0], rows, values)
-        self.mark_seen(arrays[1], touched, rows)
 
-    def both(self, values: Array, others: Array) -> Array:
-        both: Array = self._fold(values, others)
-        return both
+class _Bits(_Reduced):
+    """bit_and, bit_or and bit_xor."""
+
+    def __init__(self, call: AggregateCall, input_type: pa.DataType) -> None:
+        super().__init__(call)
+        self._reduce = getattr(np, f"bitwise_{call.function.removeprefix('bit_')}")
+        initial = -1 if call.function == "bit_and" else 0
+        self.columns = (ColumnSpec(stored_dtype(input_type), initial), ColumnSpec(np.bool_, False))
 
 
 class _ExtremeObject(Accumulator):
@@ -294,25 +310,6 @@ class _Average(Accumulator):
         return [fixed_width_values(column) for column in columns]
 
 
-class _Bits(ValueOrNull):
-    """bit_and, bit_or and bit_xor."""
-
-    def __init__(self, call: AggregateCall, input_type: pa.DataType) -> None:
-        super().__init__(call)
-        self._fold: np.ufunc = getattr(np, f"bitwise_{call.function.removeprefix('bit_')}")
-        initial = -1 if call.function == "bit_and" else 0
-        self.columns = (ColumnSpec(stored_dtype(input_type), initial), ColumnSpec(np.bool_, False))
-
-    def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
-        rows, values = non_null(touched.rows, column)
-        self._fold.at(arrays[0], rows, values)
-        self.mark_seen(arrays[1], touched, rows)
-
-    def both(self, values: Array, others: Array) -> Array:
-        both: Array = self._fold(values, others)
-        return both
-
-
 # --- all there are
 
 
@@ -383,7 +380,7 @@ def _plain_accumulator(call: AggregateCall, input_type: pa.DataType | None) -> A
         return _SumOfIntegers(call) if pt.is_integer(input_type) else _SumOfFloats(call)
     if _is_ordered_object(input_type):
         return _ExtremeObject(call)
-    return _Extreme(call, input_type) if is_fixed_width(input_type) else Picked(call, input_type)
+    return _Extreme(call, input_type) if is_word_type(input_type) else Picked(call, input_type)
 
 
 # --- what an aggregation reads

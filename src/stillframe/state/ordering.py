@@ -14,24 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from stillframe.key_groups import Positions, fixed_width_values
+from stillframe.key_groups import Positions, fixed_width_values, is_word_type
 from stillframe.state.columns import Array
 
 _UNSIGNED_MAX = 2**63 - 1
-
-
-def is_fixed_width(type_: pa.DataType) -> bool:
-    """Whether numpy keeps its values as numbers."""
-    return bool(
-        pt.is_integer(type_)
-        or pt.is_float32(type_)
-        or pt.is_float64(type_)
-        or pt.is_boolean(type_)
-        or pt.is_date(type_)
-        or pt.is_timestamp(type_)
-        or pt.is_time(type_)
-        or pt.is_duration(type_)
-    )
 
 
 def is_ordered(type_: pa.DataType) -> bool:
@@ -40,7 +26,7 @@ def is_ordered(type_: pa.DataType) -> bool:
         return all(is_ordered(field.type) for field in type_)
     if pt.is_list(type_) or pt.is_large_list(type_):
         return is_ordered(type_.value_type)
-    return is_fixed_width(type_) or _is_bytes(type_)
+    return is_word_type(type_) or _is_bytes(type_)
 
 
 def _is_bytes(type_: pa.DataType) -> bool:
@@ -66,7 +52,7 @@ def ranks(column: pa.Array) -> Positions:
         made = _ranked([ranks(field) for field in column.flatten()], len(column))
     elif pt.is_list(column.type) or pt.is_large_list(column.type):
         made = _ranks_of_lists(column)
-    elif is_fixed_width(column.type):
+    elif is_word_type(column.type):
         made = _dense(sort_keys(fixed_width_values(column)))
     else:
         encoded = column.dictionary_encode()

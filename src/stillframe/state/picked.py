@@ -9,11 +9,17 @@ import numpy as np
 import pyarrow as pa
 
 from stillframe.api.aggregates import AggregateCall
-from stillframe.key_groups import Flags, Positions, fixed_width_values, stored_dtype
+from stillframe.key_groups import (
+    Flags,
+    Positions,
+    fixed_width_values,
+    is_word_type,
+    stored_dtype,
+)
 from stillframe.state.columns import Array, ColumnSpec
 from stillframe.state.folding import Accumulator, Touched
 from stillframe.state.key_index import fixed_width_array
-from stillframe.state.ordering import is_fixed_width, ranks, sort_keys
+from stillframe.state.ordering import ranks, sort_keys
 
 _LOWEST = ("min", "min_by")
 _WITHOUT_ORDER = ("first", "last")
@@ -25,7 +31,7 @@ class Kept:
 
     def __init__(self, type_: pa.DataType) -> None:
         self.type = type_
-        self._is_number = is_fixed_width(type_)
+        self._is_number = is_word_type(type_)
         self.columns: tuple[ColumnSpec, ...] = (ColumnSpec(np.object_, None),)
         if self._is_number:
             self.columns = (ColumnSpec(stored_dtype(type_), 0), ColumnSpec(np.bool_, False))
@@ -121,7 +127,7 @@ class Picked(Accumulator):
         if self.call.function in _WITHOUT_ORDER:
             ascending = np.argsort(groups, kind="stable")
         else:
-            is_number = is_fixed_width(order.type)
+            is_number = is_word_type(order.type)
             by = sort_keys(fixed_width_values(order)) if is_number else ranks(order)
             ascending = np.lexsort((~by if self.call.function in _LOWEST else by, groups))
         groups, records = groups.take(ascending), records.take(ascending)

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from stillframe.key_groups import Positions, Words, fixed_width_values
+from stillframe.key_groups import Positions, Words, fixed_width_values, is_word_type
 from stillframe.state.columns import Array
-from stillframe.state.ordering import is_fixed_width
 
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
@@ -28,7 +27,7 @@ _LONG_DIGITS = 18
 
 
 def is_hashed(type_: pa.DataType) -> bool:
-    return is_fixed_width(type_) or bool(
+    return is_word_type(type_) or bool(
         pt.is_string(type_) or pt.is_binary(type_) or pt.is_decimal128(type_)
     )
 
@@ -36,7 +35,7 @@ def is_hashed(type_: pa.DataType) -> bool:
 def xxhash64(column: pa.Array, seed: int) -> Words:
     """The hash of each value; none is null."""
     with np.errstate(over="ignore"):  # numbers of 64 bits, on purpose
-        if is_fixed_width(column.type):
+        if is_word_type(column.type):
             return _of_numbers(fixed_width_values(column), seed)
         if pt.is_decimal128(column.type):
             return _of_decimals(column, seed)
