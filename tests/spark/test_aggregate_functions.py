@@ -93,6 +93,8 @@ SINGLE = [
     "max(w) FILTER (WHERE k <> 'a')",
     "first(n) FILTER (WHERE i > 0)",
     "last(p) FILTER (WHERE b)",
+    "max(p) FILTER (WHERE b)",
+    "collect_list(l) FILTER (WHERE b)",
     "last(s, true) FILTER (WHERE b)",
     "min_by(s, n) FILTER (WHERE b)",
     "corr(n, i) FILTER (WHERE b)",

@@ -243,11 +243,12 @@ CASES: list[tuple[AggregateCall, Model]] = [
         call("listagg", "s", None, ",", "desc", distinct=True),
         lambda v: ",".join(once(v)[::-1]) if once(v) else None,
     ),
-    (call("count", "s", LONG, distinct=True), lambda values: len(once(values))),
+    (call("count", "s", LONG, False, distinct=True), lambda values: len(once(values))),
     (
-        call("count", "pair", LONG, distinct=True),
+        call("count", "pair", LONG, True, distinct=True),
         lambda values: len(once([v for v in values if None not in v.values()])),
     ),
+    (call("count", "place", LONG, False, distinct=True), lambda values: len(once(values))),
     (call("sum", "i", LONG, distinct=True), total),
     (call("sum", "m", pa.decimal128(22, 2), distinct=True), total),
     (
@@ -500,7 +501,7 @@ def rows_in_lists(running: AggregateTable) -> dict[str, list[int]]:
 
 
 def test_a_set_takes_no_more_memory_than_its_values() -> None:
-    calls = [call("count", "i", LONG, distinct=True)]
+    calls = [call("count", "i", LONG, False, distinct=True)]
     running = AggregateTable(pa.schema([("k", pa.string()), ("i", LONG)]), ["k"], calls, 8)
     sizes = []
     for _ in range(100):

@@ -79,6 +79,8 @@ def read_function(node: JavaObject) -> FunctionRead:
     is_distinct = bool(node.isDistinct()) and kind not in _NO_MATTER_HOW_OFTEN
     if is_distinct and kind in _WITHOUT_DISTINCT:
         raise refused_aggregate(node, "has DISTINCT, which a stream does not keep for it")
+    if is_distinct and kind == "count":
+        parameters = (len(arguments) > 1,)
     return FunctionRead(kind, arguments, parameters, is_distinct)
 
 

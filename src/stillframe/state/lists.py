@@ -182,7 +182,8 @@ class Distinct(CollectedOnce):
 
     def gathered(self, groups: Positions, column: pa.Array) -> Grouped:
         groups, values = super().gathered(groups, column)
-        if self.call.function != "count" or not pt.is_struct(values.type):
+        counts_several = self.call.function == "count" and self.call.parameters[0]
+        if not counts_several:
             return groups, values
         # Of several columns that are counted together none may be null.
         valid = np.ones(len(values), dtype=np.bool_)
