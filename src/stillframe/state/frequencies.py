@@ -108,7 +108,10 @@ class Percentile(_Placed):
         )
         with np.errstate(all="ignore"):  # infinities and NaN are values
             between = (higher - position) * one + (position - lower) * other
-        return pa.array(np.where((higher == lower) | (one == other), one, between))
+        found = np.where((higher == lower) | (one == other), one, between)
+        if pt.is_duration(values.type):
+            return pa.array(found.astype(np.int64)).view(values.type)
+        return pa.array(found)
 
 
 class ApproximatePercentile(_Placed):

@@ -178,7 +178,7 @@ class PairMoments(_Moments):
     finals = {  # noqa: RUF012
         "covar_pop": lambda p: (p[5] / np.maximum(p[0], 1), p[0] > 0),
         "covar_samp": lambda p: (p[5] / np.maximum(p[0] - 1, 1), p[0] > 1),
-        "corr": lambda p: (p[5] / np.sqrt(p[3] * p[4]), p[0] > 1),
+        "corr": lambda p: (p[5] / np.sqrt(p[3] * p[4]), (p[0] > 1) & (p[3] * p[4] != 0)),
         "regr_r2": lambda p: (_determination(p), p[4] != 0),
         "regr_sxy": lambda p: (p[5], p[0] > 0),
         "regr_slope": lambda p: (p[5] / p[4], p[4] != 0),
