@@ -182,7 +182,7 @@ class Distinct(CollectedOnce):
 
     def gathered(self, groups: Positions, column: pa.Array) -> Grouped:
         groups, values = super().gathered(groups, column)
-        counts_several = self.call.function == "count" and self.call.parameters[0]
+        counts_several = self.call.function == "count" and self.call.parameters == (True,)
         if not counts_several:
             return groups, values
         # Of several columns that are counted together none may be null.
