@@ -11,6 +11,8 @@ import pytest
 
 from stillframe.cli.doctor import Warned, _storage, examined
 from stillframe.errors import StillframeError
+from stillframe.storage import hdfs
+from stillframe.storage.asking import Limits
 
 
 def test_a_check_that_answers_is_ok_one_that_warns_warns_and_one_that_raises_is_a_problem():
@@ -39,6 +41,20 @@ def test_a_bucket_is_examined_like_a_directory(s3_bucket, s3_environment):
 
     assert _storage(location) == f"{location} takes whole and durable files"
     assert "no such bucket" in str(examined("storage", lambda: _storage("s3://nothing-there/x")))
+
+
+def test_a_namenode_that_cannot_be_reached_is_told_in_one_sentence(free_port, monkeypatch):
+    pytest.importorskip("hdfs_native")
+    monkeypatch.setattr(hdfs, "Limits", lambda: Limits(request_seconds=60.0, patience_seconds=0.5))
+    namenode = f"hdfs://127.0.0.1:{free_port}"
+
+    found = examined("storage", lambda: _storage(f"{namenode}/checkpoints"))
+
+    assert found.answer == "problem"
+    assert found.text.startswith(
+        f"cannot write {namenode}/checkpoints/.doctor/file: {namenode} cannot be reached; start the"
+        " namenode, or correct the address"
+    )
 
 
 def test_a_place_that_cannot_be_written_to_is_a_problem(tmp_path: Path):

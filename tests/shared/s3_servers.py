@@ -165,7 +165,8 @@ class Front:
                     if name not in ("Transfer-Encoding", "Connection"):
                         self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass

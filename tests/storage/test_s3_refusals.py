@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from s3_servers import Front
@@ -13,6 +14,7 @@ from s3_servers import Front
 from stillframe.config import storage_settings
 from stillframe.errors import NotDone
 from stillframe.storage.asking import Limits
+from stillframe.storage.places import place_of
 from stillframe.storage.store import Store, open_store
 
 pytestmark = pytest.mark.s3
@@ -73,6 +75,66 @@ def test_a_token_that_expires_is_read_again_from_its_file(
     assert store.create_if_absent("log/1", b"mine")
     assert of_a_slot.read("log/1") == b"mine"
     assert store.settings["fs.s3a.session.token"] == "the-second-token", "for the next attempt"
+
+
+def test_files_of_sources_and_sinks_are_reached_with_a_renewed_token(
+    front, settings, s3_bucket, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("token-0")
+    given = storage_settings({**settings, "fs.s3a.session.token": f"file:{file}"}, {})
+    root, data = f"s3://{s3_bucket}/out", bytes(9 << 20)
+    place = place_of(root, given)
+
+    def renew(number: int) -> None:
+        front.expire(f"token-{number - 1}")
+        file.write_text(f"token-{number}")
+
+    draft = place.draft(f"{root}/large")
+    draft.file.write(data)
+    place.note(f"{root}/small")
+    renew(1)
+    assert draft.finish() == len(data)
+    renew(2)
+    facts = place.facts(f"{root}/large")
+    assert facts is not None
+    renew(3)
+    opened = place.open(f"{root}/large")
+    renew(4)
+    assert opened.read() == data
+    renew(5)
+    assert place.move(f"{root}/large", f"{root}/moved")
+    renew(6)
+    found = place.walk(root, lambda name: False)
+    assert {each.path for each in found} == {f"{root}/small", f"{root}/moved"}
+    assert front.refused >= 6
+
+
+def test_a_token_that_expires_while_a_large_file_is_sent_does_not_lose_it(
+    front, settings, s3_bucket, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("the-first-token")
+    given = storage_settings({**settings, "fs.s3a.session.token": f"file:{file}"}, {})
+    root, data = f"s3://{s3_bucket}/out", bytes(20 << 20)
+    place = place_of(root, given)
+
+    def refuses(method: str, headers: Any) -> tuple[int, str] | None:
+        is_old = headers.get("x-amz-security-token") == "the-first-token"
+        if is_old and method == "PUT":  # a part of it
+            file.write_text("the-second-token")
+            return 400, "ExpiredToken"
+        return None
+
+    front.refuses = refuses
+    draft = place.draft(f"{root}/large")
+    draft.file.write(data)
+
+    assert draft.finish() == len(data)
+    assert front.refused >= 1
+    facts = place.facts(f"{root}/large")
+    assert facts is not None
+    assert facts.size_bytes == len(data)
 
 
 def test_a_token_that_expires_is_read_again_from_the_environment(

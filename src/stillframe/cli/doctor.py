@@ -7,15 +7,19 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stillframe.cli.lines import in_one_sentence
 from stillframe.cli.run import default_master
 from stillframe.errors import StillframeError
 from stillframe.runtime.scratch import scratch_directory
+
+if TYPE_CHECKING:
+    from stillframe.storage.store import Store
 
 Answer = Literal["ok", "warning", "problem"]
 
@@ -109,7 +113,7 @@ def _storage(location: str | Path) -> str:
     directory = Path(place.address) if _is_local(str(location)) else None
     is_new = directory is not None and not directory.exists()
     store = place.below(".doctor")
-    try:
+    with _tidied(place, directory if is_new else None):
         written = store.write("file", [b"still", b"frame"])
         store.read_verified("file", written.length_bytes, written.crc32)
         created = [store.create_if_absent("entry", b"") for _ in range(2)]
@@ -118,11 +122,25 @@ def _storage(location: str | Path) -> str:
                 f"{location} lets a file be created twice ({created}): two drivers could not be"
                 " told apart there, use another file system"
             )
-    finally:
-        place.delete_directory(".doctor")
-        if directory is not None and is_new and directory.is_dir() and not any(directory.iterdir()):
-            directory.rmdir()
     return f"{location} takes whole and durable files"
+
+
+@contextmanager
+def _tidied(place: Store, new: Path | None) -> Iterator[None]:
+    """Leave it as it was. What went wrong before is the better story, and is told as it is."""
+    try:
+        yield
+    except StillframeError:
+        with suppress(StillframeError):
+            _tidy(place, new)
+        raise
+    _tidy(place, new)
+
+
+def _tidy(place: Store, new: Path | None) -> None:
+    place.delete_directory(".doctor")
+    if new is not None and new.is_dir() and not any(new.iterdir()):
+        new.rmdir()
 
 
 def _spark_findings(

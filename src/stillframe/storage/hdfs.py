@@ -161,7 +161,8 @@ class Cluster(Asking):
             said = re.split(r"\\n|\n", refusal[2])[0].replace('\\"', '"').rstrip('")')
             return _refused(refusal[1].rpartition(".")[2], said)
         if "refused" in str(error) or "lookup address" in str(error):
-            return Trouble(f"{self.url} cannot be reached", is_passing=True, may_be_done=False)
+            reason = f"{self.url} cannot be reached; start the namenode, or correct the address"
+            return Trouble(reason, is_passing=True, may_be_done=False)
         said = (str(error).splitlines() or [""])[0][:200]
         reason = f"the connection to {self.url} or to one of its datanodes broke ({said})"
         return Trouble(reason, is_passing=True, may_be_done=True)

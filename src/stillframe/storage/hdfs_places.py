@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stillframe.storage.asking import Answer, Missing
 from stillframe.storage.hdfs import TEMPORARY_PREFIX, open_hdfs
-from stillframe.storage.object_places import StoreDraft
 from stillframe.storage.places import Draft, FileFacts, NameFilter, OpenFile, Place
+from stillframe.storage.remote_files import RangedFile, StoreDraft
 
 if TYPE_CHECKING:
     from hdfs_native import FileReader, FileStatus
-
-_AHEAD_BYTES = 4 << 20
 
 
 class HdfsPlace(Place):
@@ -59,12 +57,13 @@ class HdfsPlace(Place):
     def open(self, path: str) -> OpenFile:
         read = partial(self._cluster.client().read, self._path(path))
         try:
-            return _HdfsFile(self, path, self._ask("read", path, read))
+            source = self._ask("read", path, read)
         except Missing:
             raise FileNotFoundError(2, "there is no such file", path) from None
+        return RangedFile(self, path, len(source), partial(self._read_range, path, source))
 
-    def read_range(self, path: str, source: FileReader, start: int, length: int) -> bytes:
-        read = partial(source.read_range, start, length)
+    def _read_range(self, path: str, source: FileReader, start: int, end: int) -> bytes:
+        read = partial(source.read_range, start, end - start)
         try:
             return self._ask("read", path, read, self._cluster.limits.body_seconds)
         except Missing:
@@ -112,48 +111,3 @@ class HdfsPlace(Place):
 
     def _key(self, path: str) -> str:
         return self._path(path).lstrip("/")
-
-
-class _HdfsFile(OpenFile):
-    """Reads ranges, somewhat more than it is asked for."""
-
-    def __init__(self, place: HdfsPlace, path: str, source: FileReader) -> None:
-        super().__init__()
-        self._place = place
-        self._path = path
-        self._source = source
-        self._at = 0
-        self._ahead_at, self._ahead = 0, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._source)}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        wanted = min(len(view), len(self._source) - self._at)
-        if wanted <= 0:
-            return 0
-        skip = self._at - self._ahead_at
-        if not 0 <= skip < len(self._ahead):
-            length = min(max(wanted, _AHEAD_BYTES), len(self._source) - self._at)
-            self._ahead = self._place.read_range(self._path, self._source, self._at, length)
-            self._ahead_at, skip = self._at, 0
-        piece = self._ahead[skip : skip + wanted]
-        view[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-    def size_now(self) -> int:
-        facts = self._place.facts(self._path)
-        return 0 if facts is None else facts.size_bytes

@@ -7,21 +7,19 @@ copies within the storage and deletes the old object, so both are there for a mo
 
 from __future__ import annotations
 
-import os
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from stillframe.errors import StorageError
 from stillframe.storage.asking import Limits, Missing, Taken
 from stillframe.storage.objects import Bucket, ObjectStore
 from stillframe.storage.places import Draft, FileFacts, NameFilter, OpenFile, Place
-from stillframe.storage.store import Store
+from stillframe.storage.remote_files import RangedFile, StoreDraft
 
-_CHUNK_BYTES = 8 << 20
-_AHEAD_BYTES = 4 << 20
+_COPY_BYTES = 8 << 20
+"""More than a quick request has: a copy takes as long as its object is large."""
 
 
 def open_bucket(root: str, settings: Mapping[str, str]) -> Place:
@@ -83,7 +81,6 @@ class ObjectPlace(Place):
                 yield facts
 
     def facts(self, path: str) -> FileFacts | None:
-
         try:
             found = self._head(path)
         except Missing:
@@ -94,14 +91,14 @@ class ObjectPlace(Place):
         return bool(self._store.list(self._key(path)))
 
     def open(self, path: str) -> OpenFile:
-
         try:
             found = self._head(path)
         except Missing:
             raise FileNotFoundError(2, "there is no such object", path) from None
-        return _ObjectFile(self, path, found["size"], found.get("e_tag"))
+        read_range = partial(self._read_range, path, found.get("e_tag"))
+        return RangedFile(self, path, found["size"], read_range)
 
-    def read_range(self, path: str, start: int, end: int, tag: str | None) -> bytes:
+    def _read_range(self, path: str, tag: str | None, start: int, end: int) -> bytes:
         """These bytes of the object that had this tag when it was opened."""
         import obstore
 
@@ -132,7 +129,7 @@ class ObjectPlace(Place):
         import obstore
 
         def copied() -> None:
-            client = self._bucket.client(_CHUNK_BYTES)
+            client = self._bucket.client(_COPY_BYTES)
             obstore.copy(client, self._key(path), self._key(target))
 
         try:
@@ -146,11 +143,7 @@ class ObjectPlace(Place):
         self._store.delete(self._key(path))
 
     def _head(self, path: str) -> Any:
-        import obstore
-
-        return self._bucket.ask(
-            "read", path, lambda: obstore.head(self._bucket.client(), self._key(path))
-        )
+        return self._bucket.head("read", path, self._key(path))
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self._root).lstrip("/")
@@ -158,70 +151,3 @@ class ObjectPlace(Place):
     def _facts(self, found: Any) -> FileFacts:
         changed = int(found["last_modified"].timestamp() * 1000)
         return FileFacts(f"{self._root}/{found['path']}", found["size"], changed)
-
-
-class _ObjectFile(OpenFile):
-    """Reads ranges, somewhat more than it is asked for."""
-
-    def __init__(self, place: ObjectPlace, path: str, size_bytes: int, tag: str | None) -> None:
-        super().__init__()
-        self._place = place
-        self._path = path
-        self._size_bytes = size_bytes
-        self._tag = tag
-        self._at = 0
-        self._ahead_at, self._ahead = 0, b""
-        self._lock = threading.Lock()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        with self._lock:
-            wanted = min(len(view), self._size_bytes - self._at)
-            if wanted <= 0:
-                return 0
-            skip = self._at - self._ahead_at
-            if skip < 0 or skip >= len(self._ahead):
-                end = min(self._at + max(wanted, _AHEAD_BYTES), self._size_bytes)
-                self._ahead = self._place.read_range(self._path, self._at, end, self._tag)
-                self._ahead_at, skip = self._at, 0
-            piece = self._ahead[skip : skip + wanted]
-            view[: len(piece)] = piece
-            self._at += len(piece)
-            return len(piece)
-
-    def size_now(self) -> int:
-        facts = self._place.facts(self._path)
-        return 0 if facts is None else facts.size_bytes
-
-
-class StoreDraft(Draft):
-    """Put into a store when it is finished."""
-
-    def __init__(self, store: Store, key: str) -> None:
-        self._store = store
-        self._key = key
-        self.file = tempfile.TemporaryFile("w+b", prefix="stillframe-")  # noqa: SIM115
-
-    def finish(self) -> int:
-        with self.file as file:
-            file.flush()
-            file.seek(0)
-            chunks = iter(lambda: file.read(_CHUNK_BYTES), b"")
-            return self._store.write(self._key, chunks).length_bytes
-
-    def discard(self) -> None:
-        self.file.close()

@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -86,6 +86,26 @@ class Bucket(Asking):
                 self._clients[is_large] = self._connect(is_large)
             return self._clients[is_large]
 
+    def head(self, doing: str, where: str, key: str) -> Any:
+        """What the storage says of an object, of its size for example; may raise what `ask` does.
+
+        What refuses a HEAD has no body to say why, such as that credentials have expired. A GET is
+        refused with the reason.
+        """
+        import obstore
+        from obstore import exceptions
+
+        def looked() -> Any:
+            client = self.client()
+            try:
+                return obstore.head(client, key)
+            except (exceptions.BaseError, OSError) as error:
+                if _status_in(str(error)) not in _WITHOUT_REASON:
+                    raise
+            return obstore.get(client, key).meta
+
+        return self.ask(doing, where, looked)
+
     def understand(self, error: Exception) -> Trouble:
         from obstore import exceptions
 
@@ -112,8 +132,7 @@ def understand(error: Exception, endpoint: str) -> Trouble:
         raise Taken from None
     if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
         raise Missing from None
-    status = int(_found(r"status code: (\d{3})", text) or 0)
-    if status:
+    if status := _status_in(text):
         return _refused(status, code)
     if "169.254." in text or "credential" in text.lower():
         reason = (
@@ -150,6 +169,8 @@ _OF_CREDENTIALS = [
 ]
 _PASSING = (408, 409, 429)
 """Refusals that are none: a slow body, another's conditional put under way, too many requests."""
+_WITHOUT_REASON = (400, 401, 403)
+"""Refusals that may have any of several reasons, of which a HEAD does not tell which."""
 
 
 def _refused(status: int, code: str) -> Trouble:
@@ -159,6 +180,10 @@ def _refused(status: int, code: str) -> Trouble:
     # A server may fail after it has done its work; a refusal is certain.
     may_be_done = status >= 500 and code != "SlowDown"
     return Trouble(reason, is_passing=is_passing, may_be_done=may_be_done)
+
+
+def _status_in(text: str) -> int:
+    return int(_found(r"status code: (\d{3})", text) or 0)
 
 
 def _found(pattern: str, text: str) -> str:
@@ -318,7 +343,7 @@ class ObjectStore(Store):
 
     def _trouble_of_parts(self, error: Exception) -> str:
         try:
-            return understand(error, self._bucket.endpoint).reason
+            return self._bucket.understand(error).reason
         except (Missing, Taken):
             return "the storage has forgotten its parts, or is written to by somebody else"
 
@@ -336,11 +361,8 @@ class ObjectStore(Store):
         return found.attributes.get(_TOKEN) == token
 
     def _holds_any(self, key: str) -> bool:
-        import obstore
-
-        bucket = self._bucket
         try:
-            bucket.ask("write", self._where(key), lambda: obstore.head(bucket.client(), key))
+            self._bucket.head("write", self._where(key), key)
         except Missing:
             return False
         return True
