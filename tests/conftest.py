@@ -6,17 +6,12 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -31,7 +26,8 @@ if TYPE_CHECKING:
     from hdfs_cluster import HdfsCluster
     from kafka_broker import Broker
     from pyspark.sql import SparkSession
-    from s3_servers import KeepingServer
+
+    from stillframe.testing.s3_node import S3Node
 
 
 _REGISTRY = "STILLFRAME_REGISTRY"
@@ -135,37 +131,21 @@ def free_port() -> Iterator[int]:
 # --- S3 ------------------------------------------------------------------------------------------
 
 S3_SECRET = "a-secret-that-nobody-may-see"
-_START_SECONDS_MAX = 60.0
 
 
 @pytest.fixture(scope="session")
 def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A local S3 server, moto's, for all tests of a worker; it forgets all when it ends."""
     pytest.importorskip("moto")
-    held = hold_port()
-    port = port_of(held)
-    log = Path(tmp_path_factory.mktemp("s3") / "server.log")
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
-    with log.open("wb") as output:
-        server = subprocess.Popen([*command, "-p", str(port)], stdout=output, stderr=output)
-    try:
-        _await_answer(port, server, log)
-        yield port
-    finally:
-        server.kill()
-        server.wait(10)
-        held.close()
+    from stillframe.testing.s3_node import MotoNode
 
-
-def _await_answer(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS_MAX
-    while True:
+    with closing(hold_port()) as held:
+        server = MotoNode(tmp_path_factory.mktemp("s3"), port_of(held))
         try:
-            return socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, f"no S3 server after {_START_SECONDS_MAX} s"
-            threading.Event().wait(0.05)
+            server.start()
+            yield server.port
+        finally:
+            server.kill()
 
 
 @pytest.fixture
@@ -208,7 +188,7 @@ def s3_settings(gateway: Gateway) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def keeping_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeepingServer]:
+def keeping_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Node]:
     """An S3 server that still has everything when it was killed and is started again."""
     from s3_servers import keeping_server
 

@@ -126,7 +126,7 @@ def test_a_password_that_expires_ends_an_attempt_and_the_next_takes_the_one_that
 ):
     secret = page_views.home / "secret"
     secret.write_text("the-first-one")
-    user = server.user("the-first-one")
+    user = server.new_user("the-first-one")
     clicks = Clicks(server, page_views, steps=1, user=user, password=f"file:{secret}")
     running = start(page_views, clicks, restartDelay="500 ms")
     running.next_checkpoint()

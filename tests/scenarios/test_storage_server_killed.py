@@ -5,10 +5,10 @@ import uuid
 
 import pytest
 from gateway import Gateway
-from s3_servers import ACCESS_KEY, SECRET_KEY
 
 from stillframe.coordinator.history import AttemptFailed, CheckpointFailed
 from stillframe.storage.store import open_store
+from stillframe.testing.s3_node import ACCESS_KEY, SECRET_KEY
 
 pytestmark = pytest.mark.s3
 
