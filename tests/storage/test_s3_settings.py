@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+
+import pyarrow as pa
 import pytest
 
+from stillframe.connectors.file_sink import FileSink
+from stillframe.connectors.parquet import ParquetSource
 from stillframe.errors import BuildError
+from stillframe.storage.places import place_of
+from stillframe.storage.renewed import joined
 from stillframe.storage.s3 import _understood, settled
 from stillframe.storage.store import open_store
 
@@ -156,3 +163,22 @@ def test_keys_in_an_address_are_refused_and_not_repeated() -> None:
 def test_an_address_that_is_no_directory_of_hdfs_is_refused(address: str) -> None:
     with pytest.raises(BuildError, match="write it as hdfs://host:port/path"):
         open_store(address)
+
+
+def test_what_is_sent_to_another_machine_has_the_keys_of_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in {**ENVIRONMENT, "AWS_SESSION_TOKEN": "the-first-token"}.items():
+        monkeypatch.setenv(name, text)
+    place = place_of("s3://data/out")
+    sink = FileSink("s3://data/out", "parquet", pa.schema([]), settings=place.settings)
+    source = ParquetSource("s3://data/in", pa.schema([])).listing(
+        settings=joined({}, [place.settings])
+    )
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "the-second-token")
+
+    assert place_of("s3://data/out", sink.settings) is place, "it looks into the environment itself"
+    assert place_of("s3://data/in", source.settings) is place
+    for sent in pickle.loads(pickle.dumps((sink, source))):
+        assert sent.settings["fs.s3a.session.token"] == "the-second-token"
+        assert place_of("s3://data/out", sent.settings) is not place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from stillframe.spark import choosing, formats
 from stillframe.spark.data_sources import PythonSource
 from stillframe.spark.types import parse_schema, to_arrow_schema
 from stillframe.storage.places import address_of, is_on_disk, place_of
+from stillframe.storage.renewed import joined
 
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
@@ -93,14 +95,12 @@ class StreamReader:
         own = formats.OWN_SOURCES.get(self._format.name) if self._format.is_own else None
         return own is not None and issubclass(own.kind, FileSource)
 
-    def _settings(self, source: FileSource) -> dict[str, str]:
+    def _settings(self, source: FileSource) -> Mapping[str, str]:
         """How its files are reached: settled here, so that every slot reaches the same."""
         spark, asked = self._still.spark, self._still.spark_setting
         given = storage_settings(self._options, spark.conf.getAll, asked)
-        settled: dict[str, str] = {}
-        for path in source.paths:
-            settled |= place_of(address_of(path), given).settings
-        return settled
+        places = [place_of(address_of(path), given) for path in source.paths]
+        return joined(given, [place.settings for place in places])
 
     def _with_partitions(self, source: FileSource) -> FileSource:
         """With the columns that its directories stand for, in Spark's order and with its types."""

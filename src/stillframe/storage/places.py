@@ -37,6 +37,7 @@ from functools import lru_cache
 from typing import BinaryIO, ClassVar
 
 from stillframe.errors import BuildError
+from stillframe.storage.renewed import Renewed
 
 NameFilter = Callable[[str], bool]
 """Says of one part of a path that it is passed over, with all below it."""
@@ -180,7 +181,8 @@ def place_of(address: str, settings: Mapping[str, str] | None = None) -> Place:
     if is_on_disk(address):
         return DISK
     scheme, _, rest = address.partition("://")
-    known = tuple(sorted((settings or {}).items()))
+    given = settings.given if isinstance(settings, Renewed) else settings or {}
+    known = tuple(sorted(given.items()))
     return _opened(f"{scheme}://{rest.partition('/')[0]}", known, os.getpid())
 
 

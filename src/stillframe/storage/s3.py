@@ -28,6 +28,7 @@ from stillframe.errors import BuildError
 from stillframe.secrets import Secret, hide
 from stillframe.storage.asking import Limits
 from stillframe.storage.objects import Bucket, ObjectStore
+from stillframe.storage.renewed import Renewed
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -55,15 +56,18 @@ _UNIT_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 def open_s3(address: str, settings: Mapping[str, str]) -> ObjectStore:
     """The store at `s3://bucket/prefix` or `s3a://bucket/prefix`."""
     bucket, prefix = _taken_apart(address)
-    said = settled(bucket, settings, os.environ)
-    access = _understood(bucket, said)
+    at_first = settled(bucket, settings, os.environ)
+    access = _understood(bucket, at_first)
     endpoint = str(access.config.get("endpoint", "Amazon S3"))
 
-    def connect(is_for_large: bool) -> S3Store:
-        said.update(settled(bucket, settings, os.environ))
-        return _client(_understood(bucket, said), is_for_large)
+    def newest() -> dict[str, str]:
+        return {**at_first, **settled(bucket, settings, os.environ)}
 
-    return ObjectStore("s3", prefix, Bucket(bucket, endpoint, connect, access.limits), said)
+    def connect(is_for_large: bool) -> S3Store:
+        return _client(_understood(bucket, newest()), is_for_large)
+
+    reached = Bucket(bucket, endpoint, connect, access.limits)
+    return ObjectStore("s3", prefix, reached, Renewed(settings, newest))
 
 
 def settled(
