@@ -30,8 +30,11 @@ def as_lines(rows: pa.RecordBatch) -> memoryview:
 def _escaped(column: pa.Array) -> pa.Array:
     if not pa.types.is_string(column.type):
         return _plain(column)
+    there = bytes(_bytes_of(column))
     for sign, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\0", "\\0")):
-        column = pc.replace_substring(column, sign, written)
+        # Most texts have none of them, and to look is quicker than to make another.
+        if sign.encode() in there:
+            column = pc.replace_substring(column, sign, written)
     return column
 
 
@@ -84,8 +87,8 @@ def _around(before: str, column: pa.Array, after: str) -> pa.Array:
 
 def _bytes_of(texts: pa.Array) -> memoryview:
     """All of them, one behind the other."""
-    offsets = _offsets(texts)
-    return memoryview(texts.buffers()[2])[offsets[0] : offsets[-1]]
+    offsets, data = _offsets(texts), texts.buffers()[2]
+    return memoryview(b"" if data is None else data)[offsets[0] : offsets[-1]]
 
 
 def _offsets(column: pa.Array) -> np.ndarray:
