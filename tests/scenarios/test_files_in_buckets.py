@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from bucket_files import below, ids_in, ids_of, plan_of, staged, visible
 
 from stillframe.connectors.file_sink import FileSink
-from stillframe.connectors.files import Following, find_files
+from stillframe.connectors.files import Following
 from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.connectors.staged_files import Layout
 from stillframe.coordinator.history import CheckpointCompleted
-from stillframe.graph.logical import Node, Read, Write
-from stillframe.graph.plan import build_plan
 from stillframe.storage.places import place_of
 from stillframe.testing.sinks import GatedSink
 
@@ -27,32 +25,6 @@ def bucket(page_views, s3_bucket, s3_settings):
     page_views.location = f"s3://{s3_bucket}/checkpoints"
     s3_settings["fs.s3a.connection.request.timeout"] = "10s"
     return f"s3://{s3_bucket}"
-
-
-def below(address, settings):
-    return sorted(each.path for each in place_of(address, settings).walk(address, lambda _: False))
-
-
-def ids_in(files, settings):
-    found = []
-    for file in files:
-        with place_of(file, settings).open(file) as raw:
-            found += pq.read_table(pa.PythonFile(raw, mode="r"))["id"].to_pylist()
-    return found
-
-
-def ids_of(source):
-    return [id for script in source.scripts for item in script for id in ids_of_item(item)]
-
-
-def ids_of_item(item):
-    return item["id"].to_pylist() if isinstance(item, pa.RecordBatch) else []
-
-
-def plan_of(source, sink):
-    read = Node(Read(source), source.schema, given_uid="clicks")
-    write = Node(Write(sink), source.schema, (read,), given_uid="write-clicks")
-    return build_plan("page-views", [write], 2)
 
 
 @pytest.mark.parametrize("is_logged", [False, True])
@@ -80,16 +52,11 @@ def test_a_slot_killed_between_stage_and_commit_loses_and_doubles_nothing(
 
     shown = visible(bucket, s3_settings)
     assert Counter(ids_in(shown, s3_settings)) == Counter(ids_of(source))
-    left = [each for each in below(f"{bucket}/out", s3_settings) if "/_stillframe/staging" in each]
-    assert left == [], "no staged object is left"
+    assert staged(bucket, s3_settings) == []
     assert len(running.attempts()) == 2
     if is_logged:
         log = [each for each in below(f"{bucket}/out", s3_settings) if "/_spark_metadata/" in each]
         assert log
-
-
-def visible(bucket, settings):
-    return [each.path for each in find_files([f"{bucket}/out"], settings=settings)]
 
 
 def test_epochs_are_handed_to_the_driver_through_the_bucket(page_views, bucket, s3_settings):

@@ -1,11 +1,15 @@
-"""The S3 server itself is killed in the middle of a checkpoint, and returns with what it holds."""
+"""The S3 server itself is killed in the middle of a checkpoint, or while a sink publishes, and
+returns with what it holds."""
 
 import os
 import uuid
+from collections import Counter
 
 import pytest
+from bucket_files import ids_in, ids_of, plan_of, staged, visible
 from gateway import Gateway
 
+from stillframe.connectors.file_sink import FileSink
 from stillframe.coordinator.history import AttemptFailed, CheckpointFailed
 from stillframe.storage.store import open_store
 from stillframe.testing.s3_node import ACCESS_KEY, SECRET_KEY
@@ -42,7 +46,9 @@ def puts(data: bytes, what: bytes) -> bool:
 
 
 MOMENTS = [(b"/chk-", "before it is done"), (b"/log/", "when it is done")]
+PUBLISHING = ["when it is done"]
 if os.environ.get("STILLFRAME_SOAK"):
+    PUBLISHING += ["before it is done"]
     MOMENTS += [(b"/log/", "before it is done"), (b"/chk-", "when it is done")]
 
 
@@ -52,23 +58,10 @@ def test_a_server_killed_while_it_is_given_a_file_loses_nothing_and_the_job_goes
 ):
     gate = page_views.gate("second-half")
     source = page_views.halves(gate)
-    patient = {**on_s3, "restartAttempts": "100", "tolerableFailedCheckpoints": "1000"}
-    running = page_views.start(page_views.plan(source), **patient)
+    running = page_views.start(page_views.plan(source), **patient(on_s3))
     running.next_checkpoint()
-    if dies == "before it is done":
-        way.hold(lambda data: puts(data, at))
-        assert way.held.wait(60)
-    else:
-        way.stall_from(lambda data: puts(data, at))
-        assert way.stalled.wait(60)
-    keeping_s3.kill()
-    way.lose_answers(1_000)  # those that it gave before it died
-    way.flow()
-    until(lambda: any(isinstance(each, AttemptFailed | CheckpointFailed) for each in running.told))
-    way.close()
-    keeping_s3.start()
-    way.lose_answers(0)
-    way.open()
+    lie_in_wait(way, lambda data: puts(data, at), dies)
+    die_and_return(running, way, keeping_s3, until, dies)
     gate.open()
     running.finish()
 
@@ -77,3 +70,51 @@ def test_a_server_killed_while_it_is_given_a_file_loses_nothing_and_the_job_goes
     kept = [name for name in store.list("") if name.startswith("chk-")]
     assert kept, "a checkpoint of the end is retained"
     assert all(store.list(name) for name in kept)
+
+
+def publishes(data: bytes) -> bool:
+    """A staged object is copied to where readers look."""
+    return puts(data, b"/out/") and not puts(data, b"/_stillframe")
+
+
+@pytest.mark.parametrize("dies", PUBLISHING)
+def test_a_server_killed_while_a_file_sink_publishes_leaves_every_record_once(
+    page_views, on_s3, way, keeping_s3, until, dies
+):
+    bucket = page_views.location.removesuffix("/jobs")
+    gate = page_views.gate("second-half")
+    source = page_views.halves(gate)
+    sink = FileSink(f"{bucket}/out", "parquet", source.schema, settings=on_s3)
+    lie_in_wait(way, publishes, dies)
+    running = page_views.start(plan_of(source, sink), **patient(on_s3))
+    die_and_return(running, way, keeping_s3, until, dies)
+    gate.open()
+    running.finish()
+
+    shown = visible(bucket, on_s3)
+    assert Counter(ids_in(shown, on_s3)) == Counter(ids_of(source))
+    assert staged(bucket, on_s3) == []
+
+
+def patient(settings):
+    return {**settings, "restartAttempts": "100", "tolerableFailedCheckpoints": "1000"}
+
+
+def lie_in_wait(way, request, dies):
+    if dies == "before it is done":
+        way.hold(request)
+    else:
+        way.stall_from(request)
+
+
+def die_and_return(running, way, server, until, dies):
+    """At that request; then the server is away until the job has noticed."""
+    assert (way.held if dies == "before it is done" else way.stalled).wait(60)
+    server.kill()
+    way.lose_answers(1_000)  # those that it gave before it died
+    way.flow()
+    until(lambda: any(isinstance(each, AttemptFailed | CheckpointFailed) for each in running.told))
+    way.close()
+    server.start()
+    way.lose_answers(0)
+    way.open()
