@@ -8,15 +8,12 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
-import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_cluster import START_SECONDS_MAX, Cluster
+from spark_cluster import START_SECONDS_MAX, Cluster, Events
 
 JOB = Path(__file__).parent / "jobs" / "page_views_to_table.py"
 JOB_SECONDS_MAX = 240.0
@@ -29,46 +26,6 @@ def cluster(tmp_path: Path, free_port: int) -> Iterator[Cluster]:
     running = Cluster(tmp_path, free_port)
     yield running
     running.stop()
-
-
-class Events:
-    """The lines a job prints, read as they come; whoever waits for one says how long at most."""
-
-    def __init__(self, job: subprocess.Popen[str]) -> None:
-        self._changed = threading.Condition()
-        self._seen: list[dict[str, Any]] = []
-        self._ended = False
-        self._words = deque[str](maxlen=20)
-        """What else it said last: an error, if it ended by one."""
-        assert job.stdout is not None
-        self._lines = job.stdout
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def after(self, position: int, kind: str, seconds_max: float) -> tuple[int, dict[str, Any]]:
-        """The first event of this kind from this position on, and the position behind it."""
-        deadline = time.monotonic() + seconds_max
-        with self._changed:
-            while True:
-                for index in range(position, len(self._seen)):
-                    if self._seen[index]["kind"] == kind:
-                        return index + 1, self._seen[index]
-                left = deadline - time.monotonic()
-                assert left > 0, f"no {kind} in {seconds_max} s, but {self._seen[-10:]}"
-                words = "".join(self._words)
-                assert not self._ended, f"no {kind} but {self._seen[-10:]}, and an end:\n{words}"
-                self._changed.wait(left)
-
-    def _read(self) -> None:
-        for line in self._lines:
-            if not line.startswith("EVENT "):
-                self._words.append(line)
-                continue
-            with self._changed:
-                self._seen.append(json.loads(line.removeprefix("EVENT ")))
-                self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 def _kill_a_slot_then_an_executor(cluster: Cluster, events: Events) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 out to two Spark tables, through foreachBatch. Prints one JSON line per event and the verdict last.
 """
 
-import json
 import sys
 import time
 
 import pyspark.sql.functions as F
 from pyspark.sql import SparkSession
+from telling import say, tell_of
 
 import stillframe
 
@@ -19,17 +19,6 @@ def slowly(batches):
     for batch in batches:
         time.sleep(0.12)
         yield batch
-
-
-def say(**line):
-    print("EVENT " + json.dumps(line), flush=True)
-
-
-def tell(event):
-    said = {"kind": type(event).__name__, "text": str(event)}
-    if hasattr(event, "pids"):
-        said["pids"] = event.pids
-    say(**said)
 
 
 checkpoint_location = sys.argv[1]
@@ -59,9 +48,7 @@ query = still.start(
     checkpointLocation=checkpoint_location,
     checkpointInterval="1 second",
 )
-query.add_listener(tell)
-if query.slot_pids:
-    say(kind="SlotsRunning", pids=query.slot_pids)
+tell_of(query)
 query.awaitTermination()
 
 table = spark.table("clicks")
