@@ -35,6 +35,7 @@ def test_every_benchmark_that_was_promised_is_there():
         "views", "users", "views-rocksdb", "users-rocksdb", "views-parquet", "rows", "rows-by-key",
         "latency", "slow-channel", "checkpoint-cost", "state-size", "recovery", "growth",
         "kafka-counts", "kafka-values", "kafka-sink", "kafka-latency",
+        "postgres-sink", "mysql-sink", "s3-sink",
     ]  # fmt: skip
 
 
@@ -62,6 +63,9 @@ def test_every_target_of_the_table_is_judged_somewhere():
         ("recovery", "≤ 5 s"),
         ("kafka-counts", "≥ 3 ×"), ("kafka-counts", "≥ 1 ×"), ("kafka-values", "≥ 0.8 ×"),
         ("kafka-sink", "≥ 0.6 ×"), ("kafka-latency", "≤ 300 ms"),
+        ("postgres-sink", "≥ 0.85 ×"), ("postgres-sink", "≥ 5 ×"),
+        ("mysql-sink", "≥ 0.85 ×"), ("mysql-sink", "≥ 5 ×"),
+        ("s3-sink", "≥ 0.8 ×"),
     ]  # fmt: skip
 
 
@@ -95,6 +99,9 @@ def test_quick_is_a_part_of_the_whole_and_shorter():
         "kafka-values": ["Stillframe", "Consumer.consume alone"],
         "kafka-sink": ["Stillframe", "Producer alone, in transactions"],
         "kafka-latency": ["Stillframe, 10,000/s, a checkpoint every 200 ms"],
+        "postgres-sink": ["Stillframe", "COPY by hand", "Spark's JDBC writer"],
+        "mysql-sink": ["Stillframe", "LOAD DATA by hand", "Spark's JDBC writer"],
+        "s3-sink": ["Stillframe", "obstore alone, the same bytes", "pyarrow and obstore by hand"],
     }
     assert {trial.params["backend"] for trial in found[0].trials} == {"heap"}
     for quick in found:
@@ -117,11 +124,13 @@ def test_peers_and_benchmarks_can_be_chosen():
     assert len(asked_for(arguments())) == len(ALL)
 
 
-def test_one_name_asks_for_all_that_is_measured_with_kafka():
+def test_one_name_asks_for_all_that_is_measured_with_kafka_or_of_sinks():
     names = ["kafka-counts", "kafka-values", "kafka-sink", "kafka-latency"]
 
     assert [each.name for each in asked_for(arguments("kafka"))] == names
     assert [each.name for each in asked_for(arguments("views", "kafka"))] == ["views", *names]
+    sinks = ["postgres-sink", "mysql-sink", "s3-sink"]
+    assert [each.name for each in asked_for(arguments("sinks"))] == sinks
 
 
 def test_each_trial_is_measured_for_as_long_as_was_asked_for():

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
-from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from tiny_trials import check_every_record, run_once, tiny
 
-from stillframe.bench.catalogue import benchmarks
-from stillframe.bench.engines import Engines
 from stillframe.bench.kafka import fill
-from stillframe.cli.bench import measure
-from stillframe.cli.lines import Lines
 from stillframe.testing.kafka_node import VERSION
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-
-RECORDS = 30_000
-
-
-def tiny(name: str, engine: str):
-    """The trial of this engine alone, with few records."""
-    benchmark = benchmarks()[name]
-    [trial] = [each for each in benchmark.trials if each.engine == engine]
-    small = replace(trial, params={**trial.params, "input_records": RECORDS}, seconds_max=250.0)
-    return replace(benchmark, trials=(small,))
 
 
 @pytest.mark.spark
@@ -38,30 +23,14 @@ def test_the_programs_of_kafka_read_and_write_every_record(tmp_path):
         tiny("kafka-sink", "client"),
     ]
 
-    results = measure(
-        wanted, 1, tmp_path, Engines(tmp_path / "home"), Lines(as_json=False, out=io.StringIO())
-    )
-
-    for run in results.runs:
-        assert run.status == "measured", (run.benchmark, run.reason)
-        assert run.result["records"] == RECORDS
-        assert run.result["records_per_second"] > 0
-    assert len(results.runs) == 3
+    check_every_record(run_once(wanted, tmp_path), 3)
 
 
 def test_where_no_broker_starts_the_trial_is_left_out_with_the_reason(tmp_path, monkeypatch):
     (tmp_path / "cache" / f"kafka-{VERSION}").mkdir(parents=True)  # without a jar in it
     monkeypatch.setenv("STILLFRAME_TEST_CACHE", str(tmp_path / "cache"))
 
-    results = measure(
-        [tiny("kafka-values", "client")],
-        2,
-        tmp_path,
-        Engines(tmp_path / "home"),
-        Lines(as_json=False, out=io.StringIO()),
-    )
-
-    [run] = results.runs
+    [run] = run_once([tiny("kafka-values", "client")], tmp_path, rounds=2)
     assert run.status == "left out"
     assert "Kafka cannot make its directory: Error: Could not find" in run.reason
 

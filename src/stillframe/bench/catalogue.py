@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 A benchmark is a list of trials, each one program of one engine with its parameters, and a list of
 targets, each a figure of one of our trials, alone or as a ratio to that of a peer in the same run.
-All of them are written down here and nowhere else; `programs/` has the code of each engine.
+All of them are written down here, those of other systems in `connectors.py`, and nowhere else;
+`programs/` has the code of each engine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from stillframe.bench import connectors
+from stillframe.bench.connectors import GROUPS
 from stillframe.bench.trials import (
     CHECKPOINT,
     P99,
@@ -32,12 +35,7 @@ _SECONDS_QUICK = 6
 _WARM_UP_SHARE_QUICK = 0.4
 _INPUT_PARTS_QUICK = 3
 _PARQUET_RECORDS = 32_000_000
-_KAFKA_RECORDS = 6_000_000
 _MB = 1_000_000
-
-
-GROUPS = {"kafka": ("kafka-counts", "kafka-values", "kafka-sink", "kafka-latency")}
-"""Benchmarks that one name asks for."""
 
 
 def benchmarks() -> dict[str, Benchmark]:
@@ -56,10 +54,7 @@ def benchmarks() -> dict[str, Benchmark]:
         _state_size(),
         _recovery(),
         _growth(),
-        _kafka_counts(),
-        _kafka_values(),
-        _kafka_sink(),
-        _kafka_latency(),
+        *connectors.benchmarks(),
     )
     return {benchmark.name: benchmark for benchmark in made}
 
@@ -441,75 +436,3 @@ def _grown(name: str, engine: Engine, variant: str, parallelism: int, channels: 
     made = trial_of(label, engine, "growth", variant, **more)
     line = f"{name}, parallelism 2" if by_channels else f"{name}, parallelism 1, 2, 4"
     return replace(made, line=line, x=float(channels))
-
-
-def _kafka_counts() -> Benchmark:
-    of: More = {"source": "kafka", "input_records": _KAFKA_RECORDS, "is_quick": True}
-    spark, flink = "Spark Structured Streaming", "Flink KafkaSource"
-    return Benchmark(
-        "kafka-counts",
-        "Kafka to a count by key: JSON of five fields, one partition for each slot",
-        RATE,
-        (
-            trial_of("Stillframe", "stillframe", "kafka_counts", **of),
-            trial_of(spark, "spark", "kafka_counts", backend="rocksdb", **of),
-            trial_of(flink, "flink", "kafka_counts", "datastream", **of),
-        ),
-        (
-            faster("Spark's Kafka source", 3, spark),
-            faster("Flink's KafkaSource with a JSON row format", 1, flink),
-        ),
-    )
-
-
-def _kafka_values() -> Benchmark:
-    of: More = {"source": "kafka", "input_records": _KAFKA_RECORDS, "is_quick": True}
-    bare = "Consumer.consume alone"
-    return Benchmark(
-        "kafka-values",
-        "Kafka's raw values",
-        RATE,
-        (
-            trial_of("Stillframe", "stillframe", "kafka_values", **of),
-            trial_of(bare, "client", "kafka_values", **of),
-        ),
-        (faster(bare, 0.8, bare),),
-    )
-
-
-def _kafka_sink() -> Benchmark:
-    of: More = {"source": "parquet", "input_records": _KAFKA_RECORDS, "is_quick": True}
-    bare = "Producer alone, in transactions"
-    return Benchmark(
-        "kafka-sink",
-        "Rows to Kafka, exactly once",
-        RATE,
-        (
-            trial_of("Stillframe", "stillframe", "kafka_sink", **of),
-            trial_of(bare, "client", "kafka_sink", **of),
-        ),
-        (faster("a bare transactional producer of the same rows", 0.6, bare),),
-    )
-
-
-_VISIBLE_EACH_MS = 200
-
-
-def _kafka_latency() -> Benchmark:
-    label = f"Stillframe, 10,000/s, a checkpoint every {_VISIBLE_EACH_MS} ms"
-    at: More = {"rate": 10_000, "checkpoint_interval_ms": _VISIBLE_EACH_MS, "is_quick": True}
-    return Benchmark(
-        "kafka-latency",
-        "Kafka to Kafka, exactly once: from produced to visible at read_committed",
-        P99,
-        (trial_of(label, "stillframe", "kafka_latency", **at),),
-        (
-            Target(
-                "p99 at 10,000 records/s, within the interval and 100 ms",
-                P99,
-                label,
-                at_most=_VISIBLE_EACH_MS + 100,
-            ),
-        ),
-        "percentiles",
-    )

@@ -15,7 +15,7 @@ from stillframe.bench.peers import (
     CannotInstall,
     Environment,
     Jdk,
-    bring_spark_s_kafka,
+    bring_spark_s_jars,
     environments,
     find_jdk,
     flink_class_path,
@@ -31,6 +31,9 @@ _FAMILIES = {
     "kafka_counts": "kafka",
     "kafka_values": "kafka",
     "kafka_sink": "kafka",
+    "postgres_sink": "sinks",
+    "mysql_sink": "sinks",
+    "s3_sink": "sinks",
 }
 """Workloads that share a program; the others have one of their name."""
 _OF_OURS = ("stillframe", "client")
@@ -70,7 +73,7 @@ class Engines:
         python = python_of(self._made_of[engine], self._home, self._tell)
         self._pythons[engine] = python
         if engine == "spark":
-            bring_spark_s_kafka(self._home, self._tell)
+            bring_spark_s_jars(self._home, self._tell)
         if engine == "flink" and self._jdk is not None:
             self._class_path = flink_class_path(python, self._jdk, self._home, self._tell)
 

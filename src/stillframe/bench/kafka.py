@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Producer
 
 from stillframe.bench.inputs import views
+from stillframe.bench.servers import held_port
 from stillframe.connectors.generate import ClickSource
 from stillframe.testing.kafka_node import Node
 
@@ -57,18 +57,11 @@ class Kafka:
         self._tell("starting a Kafka broker")
         home = Path(tempfile.mkdtemp(prefix="stillframe-bench-kafka-"))
         self._ending.callback(shutil.rmtree, home, ignore_errors=True)
-        node = Node(home, self._held_port(), self._held_port(), _JAVA_FLAGS)
+        node = Node(home, held_port(self._ending), held_port(self._ending), _JAVA_FLAGS)
         self._ending.callback(node.stop)
         node.start()
         self._node = node
         return node
-
-    def _held_port(self) -> int:
-        """For as long as it is held, whoever asks for any port gets another one."""
-        held = self._ending.enter_context(closing(socket.socket()))
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
 
     def _views(self, node: Node, records: int, partitions: int) -> tuple[str, str]:
         """The topics of this many page views, and of a part of them to warm up with."""

@@ -70,6 +70,14 @@ _SPARK_KAFKA_JARS = {
         "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f"
     ),
 }
+_JDBC_JARS = {
+    "org.postgresql:postgresql:42.7.7": (
+        "157963d60ae66d607e09466e8c0cdf8087e9cb20d0159899ffca96bca2528460"
+    ),
+    "com.mysql:mysql-connector-j:9.3.0": (
+        "6c8e6692b521376d89bc5618c16cdeaf8c61854329f4fa25677ed08776c5bb76"
+    ),
+}
 _FETCH_SECONDS_MAX = 600.0
 
 
@@ -221,12 +229,13 @@ def flink_class_path(
     return os.pathsep.join(map(str, (classes, *jars)))
 
 
-def bring_spark_s_kafka(home: Path, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Where its program looks for them: the jars of Spark's Kafka source."""
-    try:
-        fetched(_SPARK_KAFKA_JARS, home / "spark-kafka-jars")
-    except CannotInstall as error:
-        tell(f"Spark goes without Kafka: {error}")
+def bring_spark_s_jars(home: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Where its programs look for them: the jars of Spark's Kafka source, and JDBC's drivers."""
+    for name, jars in (("Kafka", _SPARK_KAFKA_JARS), ("JDBC", _JDBC_JARS)):
+        try:
+            fetched(jars, home / f"spark-{name.lower()}-jars")
+        except CannotInstall as error:
+            tell(f"Spark goes without {name}: {error}")
 
 
 def _flink_jars(python: Path) -> list[Path]:

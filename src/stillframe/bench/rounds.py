@@ -31,8 +31,8 @@ from stillframe.bench.results import (
     load_average,
     parse_result,
 )
+from stillframe.bench.servers import CANNOT_START, Servers
 from stillframe.bench.trials import Benchmark, Engine, Trial
-from stillframe.testing.fetched import NotFetched
 from stillframe.testing.kafka_node import NoBroker
 
 CANNOT_DO = 3
@@ -59,6 +59,7 @@ class Rounds:
         self._on_run = on_run
         self._tell = tell
         self._kafka = Kafka(tell)
+        self._servers = Servers(tell)
         self._impossible: set[tuple[str, str]] = set()
         """Trials that have said so themselves: benchmark and label."""
 
@@ -78,6 +79,7 @@ class Rounds:
             self._run_all(benchmarks, rounds)
         finally:
             self._kafka.close()
+            self._servers.close()
 
     def _run_all(self, benchmarks: Sequence[Benchmark], rounds: int) -> None:
         for benchmark in benchmarks:
@@ -113,7 +115,7 @@ class Rounds:
     ) -> Run:
         try:
             params = self._given(trial, scratch)
-        except (NoBroker, NotFetched) as error:
+        except (NoBroker, *CANNOT_START) as error:
             return _left_out(benchmark, trial, round_number, str(error))
         log = self._output / "logs" / file_name(benchmark.name, trial.label, round_number)
         output, errors = log.with_suffix(".out"), log.with_suffix(".err")
@@ -151,6 +153,8 @@ class Rounds:
             params["input"] = str(files)
         if trial.workload.startswith("kafka"):
             params |= self._kafka.given(trial.params)
+        elif trial.workload.endswith("_sink"):
+            params |= self._servers.given(trial.params)
         return params
 
 

@@ -20,6 +20,9 @@ Workload = Literal[
     "kafka_values",
     "kafka_sink",
     "kafka_latency",
+    "postgres_sink",
+    "mysql_sink",
+    "s3_sink",
 ]
 Plot = Literal["bars", "percentiles", "lines"]
 More = dict[str, Any]
@@ -43,6 +46,7 @@ _PARAMS: dict[str, Any] = {
     "input_records": None,
     "warmup_input": None,
     "brokers": None,
+    "server": None,
     "output": None,
     "backend": "heap",
     "parallelism": 2,

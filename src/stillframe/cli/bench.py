@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from stillframe import __version__
-from stillframe.bench.catalogue import GROUPS, benchmarks, chosen
+from stillframe.bench.catalogue import benchmarks, chosen
+from stillframe.bench.connectors import GROUPS
 from stillframe.bench.engines import Engines
 from stillframe.bench.peers import BYTEWAX_VERSION, FLINK_VERSION, bench_home
 from stillframe.bench.plots import NoMatplotlib, draw

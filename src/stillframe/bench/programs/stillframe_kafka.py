@@ -23,7 +23,7 @@ def main():
     build, counted, output_mode = {
         "kafka_counts": (counts, counted_in_state, "update"),
         "kafka_values": (values, number_in_topic(params), "append"),
-        "kafka_sink": (urls, number_written(params), "append"),
+        "kafka_sink": (urls, ours.added_to(number_written(params)), "append"),
     }[params["workload"]]
     sink = None
     if params["workload"] == "kafka_sink":
@@ -73,14 +73,7 @@ def number_in_topic(params):
 
 
 def number_written(params):
-    """What a job has added to what is visible."""
-    seen = [0]
-
-    def number(still, checkpoint):
-        before, seen[0] = seen[0], kafka_topics.number_visible(params["brokers"], params["output"])
-        return seen[0] - before
-
-    return number
+    return lambda: kafka_topics.number_visible(params["brokers"], params["output"])
 
 
 if __name__ == "__main__":

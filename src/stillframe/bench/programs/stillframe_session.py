@@ -188,6 +188,17 @@ def _tell_speed(spark, params, started_s, warm_up, measured):
     )
 
 
+def added_to(number_there):
+    """Counts what a job has added to what is there."""
+    seen = [0]
+
+    def number(still, checkpoint):
+        before, seen[0] = seen[0], number_there()
+        return seen[0] - before
+
+    return number
+
+
 def page_view_files(still, params, name):
     """The Parquet files; for warming up the first of them."""
     directory = params["input"]
