@@ -64,6 +64,12 @@ class DatabaseNode(ABC):
     # --- its life ---
 
     def start(self) -> None:
+        try:
+            self._start()
+        except OSError as error:
+            raise NoDatabase(f"{self.dialect} cannot be started here: {error}") from error
+
+    def _start(self) -> None:
         if not (self.home / "data").exists() and (
             self._run(*self._making()).wait(_START_SECONDS_MAX) != 0
         ):
