@@ -168,9 +168,25 @@ def test_two_operators_with_one_given_uid_are_refused_and_both_are_named():
         build_plan("views", sinks, 2)
 
 
-def test_two_stateful_operators_in_the_same_place_are_refused():
+def uids_of_aggregates(*keys):
     source = read()
-    sinks = [written(counted(source), "/a"), written(counted(source, ("user",)), "/b")]
+    sinks = [written(counted(source, each), f"/{each[0]}") for each in keys]
+    planned = [each for _, each in build_plan("views", sinks, 2).operators()]
+    return {each.operator.keys: each.uid for each in planned if isinstance(each.operator, Aggregate)}
+
+
+def test_aggregates_in_the_same_place_are_told_apart_by_what_they_do_and_not_by_their_order():
+    both = uids_of_aggregates(("app_id",), ("user",))
+
+    assert len(set(both.values())) == 2
+    assert uids_of_aggregates(("user",), ("app_id",)) == both
+    assert uids_of_aggregates(("user",))[("user",)] != both[("user",)], "a mismatch on restore"
+
+
+def test_two_functions_with_state_in_the_same_place_are_refused():
+    source = read()
+    made = [Node(Connect(None, name, ("app_id",)), SCHEMA, (source, source)) for name in "ab"]
+    sinks = [written(each, f"/{place}") for place, each in enumerate(made)]
 
     with pytest.raises(BuildError, match=r"give each its own \.uid"):
         build_plan("views", sinks, 2)

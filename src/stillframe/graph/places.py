@@ -6,12 +6,14 @@ What it keeps state by, and the operators with state that feed it, stay the same
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 from stillframe.errors import BuildError
 from stillframe.graph.logical import (
     Aggregate,
     CloseLoop,
+    DropDuplicates,
     Filter,
     Join,
     Lookup,
@@ -25,6 +27,8 @@ from stillframe.graph.logical import (
     WithWatermark,
     Write,
     keys_of,
+    moved,
+    walk,
 )
 from stillframe.ids import OperatorUid
 
@@ -79,6 +83,42 @@ def fed_by(node: Node) -> tuple[tuple[OperatorUid, ...], ...]:
     if node.given_uid is not None or is_tied:
         return ()
     return tuple(_seen_from(upstream) for upstream in node.inputs)
+
+
+def told_apart(sinks: Sequence[Node]) -> list[Node]:
+    """The same graph, in which operators of one kind in one place have uids by what they do too.
+
+    Never by their order: what takes another's place must show as a mismatch on restore.
+    """
+    alike: dict[str, dict[int, str]] = {}
+    for node in walk(sinks):
+        what = _does(node.operator)
+        if what is not None and node.given_uid is None:
+            alike.setdefault(node.uid, {})[id(node)] = what
+    several = {
+        place: hashlib.blake2b(what.encode(), digest_size=3).hexdigest()
+        for each in alike.values()
+        if len(set(each.values())) == len(each) > 1
+        for place, what in each.items()
+    }
+    made: dict[int, Node] = {}
+    for node in walk(sinks):
+        here = moved(node, made)
+        if id(node) in several:
+            here = here.with_uid(f"{here.uid}-{several[id(node)]}")
+        made[id(node)] = here
+    return [made[id(sink)] for sink in sinks]
+
+
+def _does(operator: Operator) -> str | None:
+    """What it does, in words that are the same in every process; None: its function says it."""
+    match operator:
+        case Aggregate(keys, calls, window):
+            return repr((keys, calls, window))
+        case DropDuplicates() | Join() | WithWatermark():
+            return repr(operator)
+        case _:
+            return None
 
 
 def refuse_functions_alike(nodes: Iterable[Node]) -> None:

@@ -54,6 +54,7 @@ from stillframe.graph.places import (
     feeding,
     refuse_functions_alike,
     sources_behind,
+    told_apart,
     traits_of,
 )
 from stillframe.graph.pruning import columns_grouped_by, columns_read
@@ -215,7 +216,7 @@ def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int
     if not sinks:
         raise BuildError(f"job {job!r} has no sink: start it from a writeStream")
     _refuse_open_cycles(walk(sinks))
-    nodes = walk(without_twins(sinks))
+    nodes = walk(told_apart(without_twins(sinks)))
     _refuse_ambiguous_uids(nodes)
     refuse_functions_alike(nodes)
     return _Planner(job, nodes, slots, max_parallelism).plan()
