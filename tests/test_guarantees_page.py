@@ -27,6 +27,7 @@ SCHEMA = pa.schema([("value", pa.string())])
 STAGED = StagedSink("/staged", None, SCHEMA, "staged")
 SINKS = {
     "parquet": FileSink("/out", "parquet", SCHEMA),
+    "orc": FileSink("/out", "orc", SCHEMA),
     "json": FileSink("/out", "json", SCHEMA),
     "csv": FileSink("/out", "csv", SCHEMA),
     "text": FileSink("/out", "text", SCHEMA),

@@ -1,4 +1,4 @@
-"""What is in the files of a file sink: Parquet, JSON, CSV or text, as Spark writes them."""
+"""What is in the files of a file sink: Parquet, ORC, JSON, CSV or text, as Spark writes them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import orc
 
 from stillframe.connectors.csv_lines import refuse_no_text
 from stillframe.connectors.csv_writing import CsvWriting, csv_header, csv_lines, text_lines
 from stillframe.errors import BuildError
 from stillframe.json_texts.writing import json_lines
 
-FileFormat = Literal["parquet", "json", "csv", "text"]
-FORMATS: tuple[FileFormat, ...] = ("parquet", "json", "csv", "text")
+FileFormat = Literal["parquet", "orc", "json", "csv", "text"]
+FORMATS: tuple[FileFormat, ...] = ("parquet", "orc", "json", "csv", "text")
 _PARQUET_CODECS = ("none", "uncompressed", "snappy", "gzip", "zstd", "brotli", "lz4_raw")
+_ORC_CODECS = ("none", "uncompressed", "snappy", "zlib", "lz4", "zstd")
 _LINE_CODECS: Mapping[str, str] = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 _USUAL_CSV = CsvWriting()
 
@@ -46,17 +48,19 @@ class Encoding:
         if self.format not in FORMATS:
             known = ", ".join(FORMATS)
             raise BuildError(f"a file sink writes one of {known}, not {self.format!r}")
-        codecs = _PARQUET_CODECS if self.format == "parquet" else tuple(_LINE_CODECS)
+        codecs = {"parquet": _PARQUET_CODECS, "orc": _ORC_CODECS}.get(
+            self.format, tuple(_LINE_CODECS)
+        )
         if self.compression is not None and self.compression not in codecs:
             raise BuildError(
                 f"option compression is {self.compression!r}, but {self.format} is written with one"
                 f" of {', '.join(codecs)}: choose one of them"
             )
-        for field in schema if self.format == "json" else ():
+        for field in schema if self.format in ("json", "orc") else ():
             if pa.types.is_duration(field.type):
                 raise BuildError(
-                    f"column {field.name} is an interval, which is not written as JSON: cast it to"
-                    " a string or a number"
+                    f"column {field.name} is an interval, which is not written as"
+                    f" {self.format.upper()}: cast it to a string or a number"
                 )
         for field in schema if self.format == "csv" else ():
             refuse_no_text(field, "written as CSV")
@@ -69,8 +73,8 @@ class Encoding:
 
     @property
     def extension(self) -> str:
-        if self.format == "parquet":
-            return "parquet"
+        if self.format in ("parquet", "orc"):
+            return self.format
         name = "txt" if self.format == "text" else self.format
         return name + _LINE_CODECS[self.compression or "none"]
 
@@ -83,6 +87,8 @@ class Encoding:
                 file, schema, use_dictionary=words or False, compression=codec
             )
             return encoder
+        if self.format == "orc":
+            return _OrcEncoder(file, (self.compression or "zstd").replace("none", "uncompressed"))
         return _LineEncoder(_compressed(file, self.compression), self._lines(), self._head(schema))
 
     def _lines(self) -> Callable[[pa.RecordBatch], memoryview]:
@@ -108,6 +114,18 @@ def _compressed(file: BinaryIO, codec: str | None) -> BinaryIO:
             return cast(BinaryIO, bz2.BZ2File(file, "wb"))
         case _:
             return file
+
+
+class _OrcEncoder:
+    def __init__(self, file: BinaryIO, codec: str) -> None:
+        self._writer = orc.ORCWriter(file, compression=codec)
+
+    def write_table(self, table: pa.Table) -> None:
+        self._writer.write(table)
+
+    def close(self) -> None:
+        """The file itself stays open."""
+        self._writer.close()
 
 
 class _LineEncoder:

@@ -34,6 +34,7 @@ _REFUSED: Mapping[str, str] = {
 }
 FILE_SINK_OPTIONS: Mapping[FileFormat, tuple[str, ...]] = {
     "parquet": _OF_ALL,
+    "orc": _OF_ALL,
     "json": (*_OF_ALL, *_OF_LINES, *_REFUSED),
     "csv": (*_OF_ALL, *_OF_LINES, *_CSV, *_REFUSED),
     "text": (*_OF_ALL, *_OF_LINES),

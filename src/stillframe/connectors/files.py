@@ -345,6 +345,17 @@ def refuse_other_size(split: Split, size_bytes: int) -> None:
         )
 
 
+def refuse_other_footer(split: Split, size_bytes: int, footer: str) -> None:
+    """Raise for a file that was read in part and whose footer, by its checksum, is another one."""
+    kept = split.position.get("footer_crc32")
+    if position_of(split, "rows") == 0:
+        return
+    if kept is None:
+        refuse_other_size(split, size_bytes)
+    elif kept != footer:
+        raise changed_past(split, "its footer is another one")
+
+
 def changed_past(split: Split, how: str) -> DataError:
     return DataError(
         f"source file {split.position['path']} is not the one that the job has begun to read"

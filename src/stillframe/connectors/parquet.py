@@ -11,18 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stillframe.api.sources import BlockingReader, SourceContext, Split
+from stillframe.connectors.columns_in_files import fitted, names_in_file, refuse_unfit
 from stillframe.connectors.files import (
     FileReader,
     FileSource,
-    changed_past,
     first_line,
     partitions_of,
     position_of,
-    refuse_other_size,
+    refuse_other_footer,
     unreadable,
 )
 from stillframe.errors import DataError, StorageError
-from stillframe.key_groups import is_binary, is_text
 from stillframe.storage.places import OpenFile
 
 _BATCH_ROWS = 65_536
@@ -71,7 +70,7 @@ class _ParquetReader(FileReader):
         try:
             with self._place(path).open(path) as raw, self._opened(raw) as file:
                 size_bytes, footer = _size_and_footer(raw, file.metadata)
-                _refuse_changed_past(split, size_bytes, footer)
+                refuse_other_footer(split, size_bytes, footer)
                 total = file.metadata.num_rows
                 for batch in self._batches(file, path, done, partitions_of(split)):
                     done += batch.num_rows
@@ -92,7 +91,7 @@ class _ParquetReader(FileReader):
         file = raw.name if isinstance(raw, io.FileIO) else pa.PythonFile(raw, mode="r")
         metadata = pq.read_metadata(file)
         grouped_by = pa.schema([self._schema.field(name) for name in self._grouped_by])
-        names = _names_in_file(metadata.schema.to_arrow_schema(), grouped_by)
+        names = names_in_file(metadata.schema.to_arrow_schema(), grouped_by)
         return pq.ParquetFile(
             file,
             metadata=metadata,
@@ -108,8 +107,8 @@ class _ParquetReader(FileReader):
         """The rows behind those that are done; partition columns, which come later, are null."""
         found, schema = file.schema_arrow, self._read_schema
         held = pa.schema([field for field in self._schema if field.name not in partitions])
-        _refuse_unfit(path, found, held, _names_in_file(found, held))
-        in_file = dict(zip(held.names, _names_in_file(found, held), strict=True))
+        refuse_unfit(path, found, held, names_in_file(found, held))
+        in_file = dict(zip(held.names, names_in_file(found, held), strict=True))
         names = [in_file.get(name) for name in schema.names]
         groups, skip = _groups_after(file.metadata, done)
         wanted = [name for name in names if name is not None]
@@ -117,7 +116,7 @@ class _ParquetReader(FileReader):
             unread = batch.slice(min(skip, batch.num_rows))
             skip -= batch.num_rows - unread.num_rows
             if unread.num_rows:
-                yield _fitted(path, unread, schema, names, self._grouped_by)
+                yield fitted(path, unread, schema, names, self._grouped_by)
 
 
 def _size_and_footer(file: OpenFile, metadata: pq.FileMetaData) -> tuple[int, str]:
@@ -126,16 +125,6 @@ def _size_and_footer(file: OpenFile, metadata: pq.FileMetaData) -> tuple[int, st
     # Behind it are its length and a magic word, of four bytes each.
     file.seek(size_bytes - 8 - metadata.serialized_size)
     return size_bytes, f"{zlib.crc32(file.read()):08x}"
-
-
-def _refuse_changed_past(split: Split, size_bytes: int, footer: str) -> None:
-    kept = split.position.get("footer_crc32")
-    if position_of(split, "rows") == 0:
-        return
-    if kept is None:
-        refuse_other_size(split, size_bytes)
-    elif kept != footer:
-        raise changed_past(split, "its footer is another one")
 
 
 def _is_encoded(metadata: pq.FileMetaData, name: str) -> bool:
@@ -167,119 +156,3 @@ def _groups_after(metadata: pq.FileMetaData, done: int) -> tuple[list[int], int]
         done -= metadata.row_group(first).num_rows
         first += 1
     return list(range(first, metadata.num_row_groups)), done
-
-
-def _names_in_file(found: pa.Schema, declared: pa.Schema) -> list[str | None]:
-    """What each declared column is called in the file: case does not matter, as in Spark."""
-    by_lower = {name.lower(): name for name in found.names}
-    return [name if name in found.names else by_lower.get(name.lower()) for name in declared.names]
-
-
-def _refuse_unfit(
-    path: str, found: pa.Schema, declared: pa.Schema, names: list[str | None]
-) -> None:
-    for field, name in zip(declared, names, strict=True):
-        if name is None and not field.nullable:
-            raise DataError(
-                f"{path} has no column {field.name}, which is declared as never null: declare it"
-                " nullable or take the file out of the path"
-            )
-        if name is not None and not _fits(found.field(name).type, field.type):
-            raise DataError(
-                f"column {name} of {path} is {found.field(name).type}, but {field.type} was"
-                " declared: correct the schema or take the file out of the path"
-            )
-
-
-def _fits(found: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether every value of the one type is a value of the other, or a cast can tell."""
-    types = pa.types
-    if found.equals(declared) or types.is_null(found):
-        return True
-    if types.is_dictionary(found):
-        return _fits(found.value_type, declared)
-    if types.is_integer(found):
-        return _integer_fits(found, declared)
-    if types.is_floating(found):
-        return bool(types.is_floating(declared) and found.bit_width <= declared.bit_width)
-    if types.is_decimal(found) and types.is_decimal(declared):
-        more_scale = declared.scale - found.scale
-        return bool(0 <= more_scale <= declared.precision - found.precision)
-    if is_text(found) or is_binary(found):
-        # Text may be read as the bytes that it is, which may not be UTF-8.
-        return is_binary(declared) or (is_text(found) and is_text(declared))
-    if types.is_timestamp(found):
-        return bool(types.is_timestamp(declared))
-    return _nested_fits(found, declared)
-
-
-def _integer_fits(found: pa.DataType, declared: pa.DataType) -> bool:
-    if pa.types.is_float64(declared):
-        return bool(found.bit_width <= 32)
-    if not pa.types.is_integer(declared):
-        return False
-    signed = pa.types.is_signed_integer(declared)
-    if signed == pa.types.is_signed_integer(found):
-        return bool(found.bit_width <= declared.bit_width)
-    return bool(signed and found.bit_width < declared.bit_width)
-
-
-def _nested_fits(found: pa.DataType, declared: pa.DataType) -> bool:
-    if pa.types.is_list(found) or pa.types.is_large_list(found):
-        same = pa.types.is_list(declared) or pa.types.is_large_list(declared)
-        return same and _fits(found.value_type, declared.value_type)
-    if pa.types.is_map(found) and pa.types.is_map(declared):
-        return _fits(found.key_type, declared.key_type) and (
-            _fits(found.item_type, declared.item_type)
-        )
-    if pa.types.is_struct(found) and pa.types.is_struct(declared):
-        pairs = list(zip(found.fields, declared.fields, strict=False))
-        return found.num_fields == declared.num_fields and all(
-            one.name == other.name and _fits(one.type, other.type) for one, other in pairs
-        )
-    return False
-
-
-def _fitted(
-    path: str,
-    batch: pa.RecordBatch,
-    schema: pa.Schema,
-    names: list[str | None],
-    grouped_by: Sequence[str],
-) -> pa.RecordBatch:
-    columns = []
-    for field, name in zip(schema, names, strict=True):
-        if name is None:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        elif field.name in grouped_by and _is_dictionary_of(field.type, batch.column(name).type):
-            columns.append(_not_null(path, batch.column(name), field))
-        else:
-            columns.append(_fitted_column(path, batch.column(name), field))
-    fields = [field.with_type(each.type) for field, each in zip(schema, columns, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _is_dictionary_of(type_: pa.DataType, found: pa.DataType) -> bool:
-    return bool(pa.types.is_dictionary(found) and found.value_type.equals(type_))
-
-
-def _not_null(path: str, column: pa.Array, field: pa.Field) -> pa.Array:
-    if column.null_count and not field.nullable:
-        raise DataError(
-            f"column {field.name} of {path} has nulls, but it is declared as never null: declare"
-            " it nullable"
-        )
-    return column
-
-
-def _fitted_column(path: str, column: pa.Array, field: pa.Field) -> pa.Array:
-    _not_null(path, column, field)
-    if column.type.equals(field.type):
-        return column
-    try:
-        return column.cast(field.type)
-    except pa.ArrowException as error:
-        raise DataError(
-            f"column {field.name} of {path} is {column.type} and has values that do not fit the"
-            f" declared {field.type} ({first_line(error)}): correct the schema"
-        ) from error

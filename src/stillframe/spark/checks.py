@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, cloudpickle
 from pyspark.sql import SparkSession
@@ -13,7 +15,7 @@ from pyspark.sql import SparkSession
 from stillframe.api.sinks import Sink
 from stillframe.api.sources import Source
 from stillframe.config import parse_flag
-from stillframe.errors import StartRefused
+from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Read, Write
 from stillframe.graph.plan import Plan, describe
 from stillframe.spark.capacity import Room
@@ -34,6 +36,19 @@ _WAYS_TO_A_PYTHON = (
     " with --archives (docs/cluster.md)"
 )
 
+_WITHOUT_EFFECT: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "spark.sql.streaming.multipleWatermarkPolicy": (
+        lambda value: value.lower() != "min",
+        "event time has come as far as in the slowest of several streams",
+    ),
+    "spark.sql.streaming.stateStore.providerClass": (
+        lambda value: "RocksDB" in value,
+        "the option stateBackend says where state is kept",
+    ),
+}
+"""Of Spark's settings: which values mean something, and what holds here."""
+log = logging.getLogger("stillframe")
+
 Versions = Mapping[str, str | None]
 
 
@@ -41,6 +56,27 @@ def refuse_unfit_settings(conf: SparkConf) -> None:
     """Settings under which a job could not run, or not as the user was promised."""
     refuse_dynamic_allocation(conf)
     refuse_encryption(conf)
+
+
+def warn_of_settings(spark: SparkSession) -> None:
+    """Name what the session says about streams of Spark's and has no effect on ours."""
+    for setting, (is_meant, instead) in _WITHOUT_EFFECT.items():
+        value = spark.conf.get(setting, None)
+        if value is not None and is_meant(value):
+            log.warning("the setting %s=%s has no effect: %s", setting, value, instead)
+
+
+def refuse_times_in_orc(spark: SparkSession, schema: pa.Schema) -> None:
+    """Such times have no zone: to Spark they are those of its Java's clock, to Arrow UTC's."""
+    jvm: Any = spark._jvm
+    zone = str(jvm.java.util.TimeZone.getDefault().getID())
+    times = [field.name for field in schema if "timestamp" in str(field.type)]
+    if times and zone not in ("UTC", "GMT", "Etc/UTC", "Z"):
+        raise BuildError(
+            f"column {times[0]} is a time, and ORC has times without a zone, which Spark takes for"
+            f" those of its Java's clock, {zone}: start Java with -Duser.timezone=UTC, or use"
+            " Parquet"
+        )
 
 
 def refuse_dynamic_allocation(conf: SparkConf) -> None:

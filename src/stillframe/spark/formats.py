@@ -43,6 +43,7 @@ from stillframe.connectors.json_lines import JSON_OPTIONS, JsonLinesSource, json
 from stillframe.connectors.kafka_options import SECRET_OPTIONS
 from stillframe.connectors.kafka_sink import SINK_OPTIONS, KafkaSink, sink_from_options
 from stillframe.connectors.kafka_source import KafkaSource
+from stillframe.connectors.orc import OrcSource
 from stillframe.connectors.parquet import ParquetSource
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.connectors.staged import StagedSink
@@ -157,6 +158,15 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
         " read has changed, is an error",
         needs="files that stay until they are read and then do not change",
         tested_by=("tests/connectors/test_files.py", "tests/scenarios/test_followed_directory.py"),
+    ),
+    "orc": _Files(
+        kind=OrcSource,
+        name="orc",
+        option_names=_FILE_OPTIONS,
+        make=lambda *asked: OrcSource(*asked[:3]),
+        how="a position is a file and a row",
+        needs="the same",
+        tested_by=("tests/connectors/test_orc.py",),
     ),
     "json": _Files(
         kind=JsonLinesSource,

@@ -13,10 +13,12 @@ from pyspark.sql.types import StructType
 from stillframe.api.sources import Source
 from stillframe.config import is_storage_setting, storage_settings
 from stillframe.connectors.files import FileSource
+from stillframe.connectors.orc import OrcSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Node, Read
 from stillframe.spark import choosing, formats
+from stillframe.spark.checks import refuse_times_in_orc
 from stillframe.spark.data_sources import PythonSource
 from stillframe.spark.types import parse_schema, to_arrow_schema
 from stillframe.storage.places import address_of, is_on_disk, place_of
@@ -85,6 +87,8 @@ class StreamReader:
             source.refuse_missing()
             source = self._with_partitions(source)
             source.check()
+        if isinstance(source, OrcSource):
+            refuse_times_in_orc(self._still.spark, source.schema)
         node = Node(Read(source), source.schema)
         if isinstance(source, SocketSource | PythonSource):
             node = node.with_parallelism(1)  # one reads; what follows is spread over all slots
@@ -138,6 +142,9 @@ class StreamReader:
 
     def parquet(self, path: str) -> Stream:
         return self.load(path, "parquet")
+
+    def orc(self, path: str) -> Stream:
+        return self.load(path, "orc")
 
     def text(self, path: str, wholetext: bool = False) -> Stream:
         """A row for each line, or for each file."""
