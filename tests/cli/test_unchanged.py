@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,4 +70,31 @@ def test_spark_s_data_source_with_admission_control_runs_unchanged(tmp_path):
     finally:
         process.kill()
     assert blocks == ["block_number", "0", "1", "2"]
+    assert process.returncode == 130
+
+
+@pytest.mark.kafka
+def test_spark_s_word_count_of_kafka_runs_unchanged_and_without_its_jar(tmp_path, kafka):
+    topic, is_over = kafka.topic(1), threading.Event()
+
+    def send() -> None:
+        """It begins with what comes after its start, whenever that is."""
+        while not is_over.wait(0.5):
+            kafka.send(topic, [b"to be"])
+
+    process = started("structured_kafka_wordcount.py", tmp_path, kafka.address, "subscribe", topic)
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        assert process.stdout is not None
+        cells = ([each.strip() for each in line.split("|")] for line in process.stdout)
+        rows = (row[1] for row in cells if len(row) == 4 and row[2].isdigit())
+        words = set(itertools.islice(rows, 2))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_SECONDS_MAX)
+    finally:
+        is_over.set()
+        sending.join()
+        process.kill()
+    assert words == {"to", "be"}
     assert process.returncode == 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stillframe.graph.logical import ProcessStream
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import Manifest, OperatorDescription, OperatorSnapshot
 from stillframe.protocol.restore import starting_state
+from stillframe.runtime.limiting import Limiting
 from stillframe.runtime.restoring import read_copy, read_share
 from stillframe.runtime.stream_processing import RestoredRows, StreamProcessing
 from stillframe.storage.local import LocalStore
@@ -130,6 +132,14 @@ def test_every_row_is_in_one_list_and_every_copy_the_same_at_any_parallelism(
         )
     said = [n for subtask in job.subtasks for n in plainly(subtask.finish())]
     assert Counter(said) == Counter(range(given))
+
+
+def test_a_limit_goes_on_counting_after_a_restore(tmp_path: Path) -> None:
+    job = Job(partial(Limiting, 5), tmp_path)
+    assert plainly(job.subtasks[0].process(batch(1, 2, 3))) == [1, 2, 3]
+    job.again(1)
+    assert plainly(job.subtasks[0].process(batch(4, 5, 6))) == [4, 5]
+    assert plainly(job.subtasks[0].process(batch(7))) == []
 
 
 def test_with_as_many_subtasks_each_keeps_its_list_in_its_order(tmp_path: Path) -> None:

@@ -139,3 +139,28 @@ def test_a_failure_is_spark_s_kind_of_exception(still: Any, rows: str) -> None:
     assert "no such column" in listener.of("terminated")[0].exception
     assert isinstance(query.exception(), StreamingQueryException)
     assert isinstance(query.exception(), stillframe.JobFailed)
+
+
+def test_a_listener_may_start_a_query_when_it_is_told_of_one(still: Any, rows: str) -> None:
+    queries = []
+
+    def start(name: str) -> None:
+        stream = still.spark.readStream.schema("id long, at timestamp").json(rows)
+        writer = still.writeStream(stream).format("memory").queryName(name)
+        writer = writer.option("parallelism", 1).trigger(availableNow=True)
+        queries.append(writer.start())
+
+    class Starting(Noting):
+        def onQueryStarted(self, event: Any) -> None:
+            if event.name == "the_first":
+                start("the_second")
+
+    listener = Starting()
+    still.streams.addListener(listener)
+    try:
+        start("the_first")
+        assert [query.name for query in queries] == ["the_second", "the_first"]
+        assert all(query.awaitTermination(WAIT_SECONDS_MAX) for query in queries)
+    finally:
+        still.streams.removeListener(listener)
+    assert still.spark.table("the_second").count() == ROWS

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_told_before_any_slot_runs(still: Still, tmp_path: Path
     with pytest.raises(BuildError, match=r"toTable\('clicks'\) needs .format\('iceberg'\)"):
         write.toTable("clicks", format="delta")
     with pytest.raises(BuildError, match=r"toTable\('clicks'\) needs .format\('iceberg'\)"):
-        writer(still, tmp_path, "wrong").toTable("clicks")
+        writer(still, tmp_path, "wrong").toTable("clicks", format="console")
     with pytest.raises(BuildError, match="the sink noop has no files that partitionBy could"):
         writer(still, tmp_path, "wrong").format("noop").start(partitionBy="app_id")
     with pytest.raises(BuildError, match=r"name a table with its namespace, as shop\.views"):

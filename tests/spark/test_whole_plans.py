@@ -363,18 +363,22 @@ def test_a_result_is_sorted_as_a_whole_or_not_at_all(
 
 
 def test_a_source_that_is_not_there_is_refused_with_those_that_are(
-    spark: SparkSession, still: Still, tmp_path: Path
+    spark: SparkSession, still: Still
 ) -> None:
-    with pytest.raises(BuildError, match=r"the source orc of this .*parquet, json"):
-        still.stream(spark.readStream.schema("a int").orc(str(tmp_path)))
+    batches = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    with pytest.raises(BuildError, match=r"the source rate-micro-batch of this .*parquet, orc"):
+        still.stream(batches)
 
 
 def test_an_option_that_nobody_honours_is_named(
-    spark: SparkSession, still: Still, rows: str
+    spark: SparkSession, still: Still, rows: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = spark.readStream.schema(SCHEMA).option("prefersDecimal", "true").json(rows)
     with pytest.raises(BuildError, match="prefersDecimal"):
         still.stream(frame)
+    assert caplog.text == ""
+    still.stream(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(rows))
+    assert "option maxFilesPerTrigger of the source json has no effect" in caplog.text
 
 
 def test_everywhere_takes_the_queries_of_its_session_and_no_other_s(

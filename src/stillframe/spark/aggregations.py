@@ -14,7 +14,7 @@ Rules of this file:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -34,13 +34,22 @@ from stillframe.spark.nodes import (
     type_of,
     without_alias,
 )
-from stillframe.spark.plans import ExprId, analyzed, below_aliases, children, class_name, sequence
+from stillframe.spark.plans import (
+    ExprId,
+    analyzed,
+    below_aliases,
+    children,
+    class_name,
+    id_of,
+    sequence,
+)
 from stillframe.spark.types import TIMESTAMP
 from stillframe.spark.window_rules import (
     bound_of,
     is_window_type,
     last_moment_of,
     length_of,
+    microsecond_before,
     window_of,
 )
 from stillframe.spark.windows import (
@@ -48,6 +57,7 @@ from stillframe.spark.windows import (
     WINDOW_TYPE,
     FoundSession,
     FoundWindow,
+    event_times_of,
     is_event_time,
     is_session,
     is_window,
@@ -70,18 +80,23 @@ class Aggregation:
     """Whether the event time of the window is the one that the stream's watermark is about."""
 
 
-def aggregation_of(frame: DataFrame) -> Aggregation:
-    """The grouping of `groupBy(...).agg(...)`, `count()`, `sum(...)`, …"""
+def aggregation_of(frame: DataFrame, *, by_event_time: bool = True) -> Aggregation:
+    """The grouping of `groupBy(...).agg(...)`, `count()`, `sum(...)`, …
+
+    `by_event_time`: whether a key that is the event time itself is a window of one microsecond.
+    """
     plan = below_aliases(analyzed(frame))
     if class_name(plan) != "Aggregate":
         raise refused_plan(plan)
     found = window_grouped_by(frame.sparkSession, plan)
-    grouping = _Grouping(columns_of(plan.child() if found is None else found.below))
+    below = plan.child() if found is None else found.below
+    grouping = _Grouping(columns_of(below), event_times_of(below) if by_event_time else ())
     outputs = sequence(plan.aggregateExpressions())
     keys = [without_alias(key) for key in sequence(plan.groupingExpressions())]
     if found is not None:
         grouping.add_window(found)
-    for key in sorted(keys, key=_is_made_window, reverse=True):
+    # What the window is made of comes first: names are told apart from it.
+    for key in sorted(keys, key=grouping.is_timely, reverse=True):
         grouping.add_key(key, outputs)
     after = tuple(Named(output.name(), grouping.translate(output)) for output in outputs)
     before = tuple(Named(name, expression) for name, expression in grouping.before.items())
@@ -104,8 +119,9 @@ def _is_made_window(key: JavaObject) -> bool:
 class _Grouping(Translator):
     """Translates Spark's result columns over the keys and the aggregates, and collects both."""
 
-    def __init__(self, source: dict[ExprId, Expression]) -> None:
+    def __init__(self, source: dict[ExprId, Expression], event_times: Collection[ExprId]) -> None:
         super().__init__({})
+        self._event_times = event_times
         self._source = Translator(source)
         self._key_nodes: list[tuple[JavaObject, Expression]] = []
         self._call_nodes: list[tuple[JavaObject, Column]] = []
@@ -152,16 +168,36 @@ class _Grouping(Translator):
         if _is_made_window(node):
             self._add_made_window(node, expression)
             return
+        if self.window is None and self._is_event_time(node):
+            self._add_event_time(node, expression)
+            return
         if types.is_floating(expression.type):
             expression = Call("normalize_float", (expression,), expression.type)
         key = self._named_key(self._key_name(node, outputs), expression)
         self._key_nodes.append((node, key))
+
+    def is_timely(self, node: JavaObject) -> tuple[bool, bool]:
+        return _is_made_window(node), self._is_event_time(node)
+
+    def _is_event_time(self, node: JavaObject) -> bool:
+        is_column = class_name(node) == "AttributeReference"
+        return is_column and id_of(node) in self._event_times and type_of(node) == TIMESTAMP
 
     def _named_key(self, wanted: str, expression: Expression) -> Column:
         name = self._new_name(wanted, [*self.before, *self._taken])
         self.before[name] = expression
         self.keys.append(name)
         return Column(name, expression.type)
+
+    def _add_event_time(self, node: JavaObject, time: Expression) -> None:
+        """Group by each moment, the end of a window of one microsecond: when event time has come to
+        it, no more records of it are in time."""
+        name = f"before {name_or_sql(node)}"
+        self.is_watermarked = True
+        self._taken = (WINDOW,)
+        self.before[name] = microsecond_before(time)
+        self.window = Window(name, 1, 1)
+        self._key_nodes.append((node, bound_of(Column(WINDOW, WINDOW_TYPE), "end")))
 
     def _add_made_window(self, node: JavaObject, window: Expression) -> None:
         """Group by windows that were made before: each closes at its end, and sessions are joined.

@@ -38,7 +38,9 @@ from stillframe.storage.places import address_of, place_of
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS_MAX = 10.0
-_active: dict[tuple[str | None, str], tuple[Job, Query]] = {}
+_active: dict[tuple[str, str], tuple[Job, Query]] = {}
+_beginning: set[tuple[str, str]] = set()
+"""Those of them that listeners are being told of; their jobs run next."""
 _active_lock = threading.Lock()
 _observers: list[Callable[[Query], None]] = []
 
@@ -76,6 +78,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     _refuse_without_checkpoints(sinks, config)
     _use_this_python(spark)
     checks.refuse_unfit_settings(spark.sparkContext.getConf())
+    checks.warn_of_settings(spark)
     # Before DataFrames are copied into files: of what runs nothing is left behind.
     refuse_weaker(best_guarantee_of((node.operator for node in walk(sinks)), config), config)
     runs_spark_jobs = _runs_spark_jobs(sinks)
@@ -160,7 +163,11 @@ def _room(spark: SparkSession, total: int, without: Job | None = None) -> Room:
 
 def _room_beside(spark: SparkSession, total: int, without: Job | None = None) -> Room:
     """What the other jobs of this process, which has one Spark application, leave of it."""
-    others = [query for job, query in _active.values() if query.isActive and job is not without]
+    others = [
+        query
+        for place, (job, query) in _active.items()
+        if _is_running(place, query) and job is not without
+    ]
     held = [Held(each.name, each.plan.slots, _runs_spark_jobs_of(each.plan)) for each in others]
     ours = sum(len(query.slot_pids) for job, query in _active.values())
     return Room(total, held, busy=max(0, tasks_active(spark) - ours))
@@ -175,19 +182,33 @@ def _start_once(job: Job, spark: SparkSession, room: Room) -> Query:
         here = _room_beside(spark, room.total)
         checks.refuse_too_few_slots(job.plan.slots, _runs_spark_jobs_of(job.plan), here)
         query = SparkQuery(job)
+        place = location or query.runId, name
+        _active[place] = (job, query)
+        _beginning.add(place)
+    # Without the lock: a listener that is told of this query may start another one.
+    try:
         temporary.remove_when_ended(query)
         serve(query)
         streams.follow(query)
         for observer in _observers:
             observer(query)
         job.start()
-        _active[location or query.runId, name] = (job, query)
-        return query
+    except BaseException:
+        with _active_lock:
+            del _active[place]
+        raise
+    finally:
+        _beginning.discard(place)
+    return query
+
+
+def _is_running(place: tuple[str, str], query: Query) -> bool:
+    return place in _beginning or query.isActive
 
 
 def _refuse_running(location: str | None, name: str) -> None:
-    running = _active.get((location, name))
-    if running is not None and running[1].isActive:
+    place = location or "", name
+    if place in _active and _is_running(place, _active[place][1]):
         raise StartRefused(
             f"job {name!r} is running already in {location}: still.streams.get({name!r}) is its"
             " handle; stop it first to start it again, or give this one another queryName"

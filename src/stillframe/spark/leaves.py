@@ -19,10 +19,6 @@ from stillframe.spark.stream import Stream, frame_of_columns
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
 
-_ABOUT_BATCHES = frozenset(["maxfilespertrigger", "maxbytespertrigger", "maxoffsetspertrigger"])
-"""How much Spark takes at once. Here nothing waits for a batch: what it would bound is bounded by
-the channels."""
-
 
 def stream_of_leaf(still: Still, plan: JavaObject) -> Stream:
     """The rows that this leaf of a streaming plan reads, with its columns."""
@@ -30,9 +26,7 @@ def stream_of_leaf(still: Still, plan: JavaObject) -> Stream:
     if OPTION in options:
         ours = stands_for(options[OPTION])
         return ours.with_frame(frame_of_columns(still.spark, plan.output()))
-    reader = still.readStream.format(name).options(
-        **{key: text for key, text in options.items() if key.lower() not in _ABOUT_BATCHES}
-    )
+    reader = still.readStream.format(name).options(**options)
     if schema is not None:
         reader = reader.schema(schema)
     node = reader.load().node

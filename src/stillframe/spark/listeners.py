@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -23,10 +23,16 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from stillframe.coordinator.history import CheckpointCompleted, Event, JobEnded
+from stillframe.coordinator.history import (
+    CheckpointCommitted,
+    CheckpointCompleted,
+    Event,
+    JobEnded,
+)
 from stillframe.coordinator.progress import iso
 from stillframe.coordinator.query import Query
 from stillframe.errors import BuildError, JobFailed
+from stillframe.spark.observed import Observing, observed_in
 
 log = logging.getLogger("stillframe")
 
@@ -54,7 +60,8 @@ class SparkQuery(Query):
     @property
     def recentProgress(self) -> list[Any]:
         """One StreamingQueryProgress per completed checkpoint, oldest first, the last hundred."""
-        return [_as_spark(each) for each in super().recentProgress]
+        observed = observed_in(self.plan)
+        return [_as_spark(each, observed) for each in super().recentProgress]
 
     def exception(self) -> JobFailed | None:
         failure = super().exception()
@@ -73,9 +80,13 @@ class SparkQuery(Query):
             raise self.exception() or failure from failure.__cause__
 
 
-def _as_spark(progress: dict[str, Any]) -> StreamingQueryProgress:
+def _as_spark(
+    progress: dict[str, Any], observed: Sequence[Observing] = ()
+) -> StreamingQueryProgress:
     """With what is ours in it beside: `progress["checkpoint"]`."""
-    made = StreamingQueryProgress.fromJson(progress)
+    metrics = {each.name: each.of(progress["batchId"]) for each in observed}
+    known = {name: told for name, told in metrics.items() if told is not None}
+    made = StreamingQueryProgress.fromJson({**progress, "observedMetrics": known})
     made.update({name: value for name, value in progress.items() if name not in made})
     return made
 
@@ -101,13 +112,22 @@ def follow(query: Query) -> None:
     for each in _known():
         _call(each, lambda each: each.onQueryStarted(QueryStartedEvent.fromJson(started)))
     told_idle = float("-inf")
+    # What is observed is known when the epoch has been handed over.
+    told_by = CheckpointCommitted if observed_in(query.plan) else CheckpointCompleted
 
     def note(event: Event) -> None:
         nonlocal told_idle
         if not _known():
             return
-        if isinstance(event, CheckpointCompleted):
-            progress: Any = query.lastProgress
+        if isinstance(event, told_by):
+            progress: Any = next(
+                (
+                    each
+                    for each in reversed(query.recentProgress)
+                    if each["checkpoint"]["id"] == event.checkpoint_id
+                ),
+                None,
+            )
             if progress is None:
                 return
             if progress["numInputRows"] or progress["sink"]["numOutputRows"]:

@@ -117,7 +117,7 @@ def _in_words(kinds: tuple[type, ...]) -> str:
 
 def keys_of_grouping(stream: Stream, grouped: Any, method: str) -> tuple[str, ...]:
     """The columns it is grouped by, as Spark understood them."""
-    found = aggregation_of(grouped.count())
+    found = aggregation_of(grouped.count(), by_event_time=False)
     if found.window is not None:
         raise BuildError(
             f"{method} groups by keys, not by a window: leave the window out and register timers"

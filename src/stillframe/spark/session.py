@@ -112,6 +112,7 @@ class Still:
             raise BuildError(
                 f"job {name!r} has no sink: give still.start(...) at least one stream.writeStream"
             )
+        writers = tuple(each for writer in writers for each in writer.with_observers())
         given = [{key: formats.option_text(value) for key, value in options.items()}]
         for writer in writers:
             given += [writer.job_options(), writer.trigger_options()]

@@ -17,7 +17,8 @@ Rules of this file
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
@@ -25,9 +26,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from stillframe.errors import BuildError
-from stillframe.graph.expressions import Column, Named
+from stillframe.graph.expressions import Column, Expression, Literal, Named
 from stillframe.graph.logical import MapInArrow, Node, WithWatermark
 from stillframe.runtime.exploding import Expanding, Exploding
+from stillframe.runtime.limiting import Limiting
 from stillframe.spark.combined import united
 from stillframe.spark.duplicates import deduplicated
 from stillframe.spark.expressions import columns_of, function_of, translated
@@ -35,7 +37,8 @@ from stillframe.spark.grouped import aggregated
 from stillframe.spark.joins import joined_streams, noted_frame, told_apart
 from stillframe.spark.leaves import stream_of_leaf
 from stillframe.spark.lookups import joined_with_table
-from stillframe.spark.nodes import schema_of_plan
+from stillframe.spark.nodes import constant_of, schema_of_plan
+from stillframe.spark.observed import Observing
 from stillframe.spark.plans import analyzed, as_scala, children, class_name, sequence
 from stillframe.spark.stateful import Initial, processor_of, transformed, with_group_state
 from stillframe.spark.stream import (
@@ -47,7 +50,7 @@ from stillframe.spark.stream import (
     watermarked,
 )
 from stillframe.spark.types import to_arrow_schema
-from stillframe.spark.windows import is_event_time, window_grouped_by
+from stillframe.spark.windows import is_event_time, window_grouped_by, without_note
 from stillframe.spark.writer import StreamWriter
 
 if TYPE_CHECKING:
@@ -56,7 +59,14 @@ if TYPE_CHECKING:
 
 def stream_of(still: Still, frame: DataFrame) -> Stream:
     """What this streaming DataFrame would give if Spark ran it."""
-    return _Translation(still).of(analyzed(frame))
+    translation = _Translation(still)
+    stream = translation.of(analyzed(frame))
+    if translation.observers:
+        raise BuildError(
+            "what observe computes is told in the progress of a query, and a stream is none: say"
+            " still.writeStream(df), or observe what stream.toDataFrame() gives"
+        )
+    return stream
 
 
 def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
@@ -71,9 +81,12 @@ def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
     translation = _Translation(still)
     below = _below_whole_steps(plan)
     stream = translation.of(below)
+    observers = tuple(translation.observers.values())
     if below is plan:
-        return StreamWriter(stream)
-    return StreamWriter(stream, lambda rows: translation.finished(plan, below, rows))
+        return StreamWriter(stream, observers=observers)
+    return StreamWriter(
+        stream, lambda rows: translation.finished(plan, below, rows), observers=observers
+    )
 
 
 _WHOLE = ("Sort", "GlobalLimit", "LocalLimit")
@@ -84,11 +97,19 @@ _BESIDE = ("Project", "SubqueryAlias")
 def _below_whole_steps(plan: JavaObject) -> JavaObject:
     """The plan below the last sorting or limit that stands at its top; itself if there is none."""
     below = node = plan
+    if not any(class_name(each) in ("Sort", "Aggregate") for each in _nodes(plan)):
+        return plan  # rows that stay what they are can be counted as they come
     while class_name(node) in (*_WHOLE, *_BESIDE):
         if class_name(node) in _WHOLE:
             below = node.child()
         node = node.child()
     return below
+
+
+def _nodes(plan: JavaObject) -> Iterator[JavaObject]:
+    yield plan
+    for child in children(plan):
+        yield from _nodes(child)
 
 
 class _Translation:
@@ -102,6 +123,8 @@ class _Translation:
         """The streams that the query's WITH defines, by Spark's numbers."""
         self._static: list[JavaObject] = []
         """What else it defines."""
+        self.observers: dict[str, StreamWriter] = {}
+        """Of what passes its `observe`s."""
 
     def of(self, plan: JavaObject) -> Stream:
         """The stream that a subtree with a stream in it gives."""
@@ -158,6 +181,14 @@ class _Translation:
     def only_child(self, plan: JavaObject) -> Stream:
         return self.of(plan.child())
 
+    def observed(self, plan: JavaObject) -> Stream:
+        child = self.of(plan.child())
+        observing = Observing(self._spark, plan)
+        if observing.name not in self.observers:  # a frame may be in a plan twice
+            read = child.select(*(f"`{name}`" for name in observing.columns()))
+            self.observers[observing.name] = StreamWriter(read).foreachBatch(observing)
+        return child
+
     def project(self, plan: JavaObject) -> Stream:
         child = self.of(plan.child())
         return projected(child, self._over(plan, child))
@@ -194,6 +225,17 @@ class _Translation:
     def distinct(self, plan: JavaObject) -> Stream:
         child = self.of(plan.child())
         return deduplicated(child, tuple(child.columns), within=False)
+
+    def limit(self, plan: JavaObject) -> Stream:
+        rows_max = constant_of(plan.limitExpr())
+        below = plan.child()
+        if rows_max is None or class_name(below) != "LocalLimit":
+            raise self._refused(plan)
+        child = self.of(below.child())
+        if child.is_updates:
+            raise self._refused(plan)
+        made = child.process(partial(Limiting, int(rows_max[0])), child.schema).parallelism(1)
+        return made.with_frame(child.frame)
 
     def generate(self, plan: JavaObject) -> Stream:
         generator = plan.generator()
@@ -234,7 +276,10 @@ class _Translation:
             [translated(each, columns) for each in sequence(row)]
             for row in sequence(plan.projections())
         ]
-        outputs = sequence(plan.output())
+        outputs = [
+            without_note(self._spark, each) if any(map(_is_null, of)) else each
+            for each, of in zip(sequence(plan.output()), zip(*rows, strict=True), strict=True)
+        ]
         named = [Named(str(each.name()), of) for each, of in zip(outputs, rows[0], strict=True)]
         names = [each.name for each in told_apart(tuple(named))]
         frame = frame_of_columns(
@@ -375,6 +420,10 @@ def _first_names(plan: JavaObject, number: int) -> tuple[str, ...]:
     return tuple(str(each.name()) for each in sequence(plan.output())[:number])
 
 
+def _is_null(expression: Expression) -> bool:
+    return isinstance(expression, Literal) and not expression.value.is_valid
+
+
 def _type_name(node: JavaObject) -> str:
     return str(node.dataType().typeName())
 
@@ -387,9 +436,11 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "SubqueryAlias": _Translation.only_child,
     "View": _Translation.only_child,
     "ResolvedHint": _Translation.only_child,
+    "PipeOperator": _Translation.only_child,
     # Where rows are is ours to say; what they are does not change.
     "Repartition": _Translation.only_child,
     "RepartitionByExpression": _Translation.only_child,
+    "CollectMetrics": _Translation.observed,
     "Project": _Translation.project,
     "Filter": _Translation.filter,
     "EventTimeWatermark": _Translation.watermark,
@@ -397,6 +448,7 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "Deduplicate": _Translation.deduplicate,
     "DeduplicateWithinWatermark": _Translation.deduplicate,
     "Distinct": _Translation.distinct,
+    "GlobalLimit": _Translation.limit,
     "Expand": _Translation.expand,
     "Generate": _Translation.generate,
     "MapInArrow": _Translation.map_in_arrow,

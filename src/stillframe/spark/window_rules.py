@@ -36,9 +36,12 @@ def bound_of(window: Expression, bound: str) -> Expression:
 
 def last_moment_of(window: Expression) -> Expression:
     """The event time of a window's row: one microsecond before the window ends."""
+    return microsecond_before(bound_of(window, "end"))
+
+
+def microsecond_before(moment: Expression) -> Expression:
     interval = (Literal(pa.scalar(part, pa.int64())) for part in (0, 0, -1))
-    end = bound_of(window, "end")
-    return Call("add_interval", (end, *interval, text_literal("UTC")), TIMESTAMP)
+    return Call("add_interval", (moment, *interval, text_literal("UTC")), TIMESTAMP)
 
 
 def length_of(window: Expression) -> Expression:

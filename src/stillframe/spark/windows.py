@@ -287,15 +287,12 @@ def _found_session(making: JavaObject, place: int, column: JavaObject) -> FoundS
 
 
 def _is_event_time(time: JavaObject, below: JavaObject) -> bool:
-    return class_name(time) == "AttributeReference" and _is_noted(below, id_of(time))
+    return class_name(time) == "AttributeReference" and id_of(time) in event_times_of(below)
 
 
-def _is_noted(plan: JavaObject, column: ExprId) -> bool:
+def event_times_of(plan: JavaObject) -> set[ExprId]:
     """By the column and not by the reference: one taken from an earlier stream has no note."""
-    return any(
-        id_of(each) == column and each.metadata().contains(DELAY)
-        for each in sequence(plan.output())
-    )
+    return {id_of(each) for each in sequence(plan.output()) if is_event_time(each)}
 
 
 def _refuse_unless_timestamp(time: JavaObject) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,14 @@ from stillframe.graph.logical import (
 from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
 from stillframe.spark import choosing, formats
+from stillframe.spark.catalog_tables import refuse_other_columns, table_for
+from stillframe.spark.checks import refuse_times_in_orc
 from stillframe.spark.data_source_sinks import PythonSink
 from stillframe.spark.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
 from stillframe.spark.exact import exactly_once
 from stillframe.spark.foreach import ForeachFormat
 from stillframe.spark.joins import refuse_mode_of_joins
+from stillframe.spark.observed import Observing
 from stillframe.spark.output_modes import refuse_updates_in_chains
 from stillframe.spark.temporary import temporary_location
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
@@ -69,8 +73,15 @@ _DELTA_PATH = re.compile(r"delta\.`([^`]+)`", re.IGNORECASE)
 class StreamWriter:
     """Collects where a stream goes to; `start` begins the job. Changes in place, as in PySpark."""
 
-    def __init__(self, stream: Stream, finish: Finish = as_it_is) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        finish: Finish = as_it_is,
+        *,
+        observers: Sequence[StreamWriter] = (),
+    ) -> None:
         self._stream = stream
+        self._observers = observers
         self._last_steps = finish
         self._name: str | None = None
         self._format = choosing.chosen_sink("parquet")
@@ -204,7 +215,7 @@ class StreamWriter:
         """Start the job with a table as its sink, which is created if there is none.
 
         Of format iceberg: `shop.views`, in the catalog that the options say. Of format delta: a
-        path, as Spark spells it, "delta.`/lake/views`".
+        path, as Spark spells it, "delta.`/lake/views`". Of files: a table of Spark's own catalog.
         """
         self._finish(None, format, outputMode, partitionBy, queryName, options)
         path = _DELTA_PATH.fullmatch(tableName)
@@ -212,11 +223,13 @@ class StreamWriter:
             self.format("delta").option("path", path[1])
         elif self._is_own("iceberg"):
             self.option("table", tableName)
+        elif self._is_file:
+            return self._start_into_catalog(tableName)
         else:
             raise BuildError(
-                f"toTable({tableName!r}) needs .format('iceberg') and a name, or a path of a Delta"
-                " table, as delta.`/lake/views`: for tables that only Spark knows, use foreachBatch"
-                " with df.write.mode('append').saveAsTable(...)"
+                f"toTable({tableName!r}) needs .format('iceberg') and a name, a path of a Delta"
+                " table, as delta.`/lake/views`, or a format of files: for other tables that only"
+                " Spark knows, use foreachBatch with df.write.mode('append').saveAsTable(...)"
             )
         if formats.option_value(self._options, "createTable") is None:
             self.option("createTable", True)
@@ -236,12 +249,32 @@ class StreamWriter:
         name = self._name or "query"
         return self._stream.still.start(name, self, **self._checkpoints_unless_said(name))
 
+    def _start_into_catalog(self, name: str) -> Query:
+        spark, schema = self._stream.still.spark, self._stream.schema
+        table = table_for(spark, name, self._format.name, schema, self._partition_by)
+        refuse_other_columns(table, schema)
+        if self._partition_by and self._partition_by != table.partition_by:
+            raise BuildError(
+                f"the table {name} is partitioned by {table.partition_by}, not by"
+                f" {self._partition_by}: say the same, or leave partitionBy out"
+            )
+        self._partition_by = table.partition_by
+        logged = {"sparkMetadata": "true"}  # as Spark reads a table that a stream has written
+        self.format(table.format).options(**{**logged, **table.options, **self._options})
+        return self.start(table.location)
+
     # --- Ours ------------------------------------------------------------------------------------
 
     def uid(self, name: str) -> StreamWriter:
         """Name the sink, so that what it has prepared finds it after changes of the job."""
         self._given_uid = name
         return self
+
+    def with_observers(self) -> list[StreamWriter]:
+        """This writer, and those of what is observed on the way to it."""
+        for each in self._observers:
+            each.outputMode(self._output_mode if each.aggregates() else "append")
+        return [self, *self._observers]
 
     def job_options(self) -> dict[str, str]:
         """Those options that are the job's; one that is nobody's is refused."""
@@ -312,6 +345,10 @@ class StreamWriter:
         said = self.job_options() | self.trigger_options()
         if still.says("checkpointLocation", said):
             return still.usual_interval(said)
+        usual = still.spark_setting("spark.sql.streaming.checkpointLocation")
+        if usual is not None:
+            place = usual if self._name is not None else f"{usual}/{uuid.uuid4()}"
+            return {"checkpointLocation": place, **still.usual_interval(said)}
         if self._keeps_rows:
             if self._is_file and formats.option_value(self._options, "path") is None:
                 return {}  # that comes first
@@ -320,7 +357,7 @@ class StreamWriter:
                 f"checkpointLocation must be specified for a query that writes {where}: say"
                 " .option('checkpointLocation', ...), a directory that stays"
             )
-        if self._is_own("noop") and not self.has_trigger:
+        if self._is_own("noop") and not (self.has_trigger or self._observers):
             return {}
         location = temporary_location(still.spark, job, is_named=self._name is not None)
         return {"checkpointLocation": location, **still.usual_interval(said)}
@@ -413,6 +450,8 @@ class StreamWriter:
                 " choose another format"
             )
         self._refuse_without_checkpoints(config)
+        if format == "orc":
+            refuse_times_in_orc(self._stream.still.spark, self._schema)
         zone = str(self._stream.still.spark.conf.get("spark.sql.session.timeZone"))
         # Made absolute here: an executor may stand in another directory than the driver.
         address = address_of(path)
@@ -437,9 +476,13 @@ class StreamWriter:
         called = function.function if isinstance(function, exactly_once) else function
         reached = self._reached(config)
         handler = FrameOfEpoch(spark, self._stream.schema, called, self._last_steps, reached)
-        sink = self._staged(handler, f"foreachBatch {name_of(called)}", job, config)
-        if called is function:
-            return sink
+        if isinstance(called, Observing):  # it keeps what it computes by epoch
+            sink = self._staged(handler, f"observe {called.name}", job, config)
+            sink = replace(sink, tied_to=sink.description)
+        else:
+            sink = self._staged(handler, f"foreachBatch {name_of(called)}", job, config)
+            if called is function:
+                return sink
         return replace(sink, guarantee="exactly-once", weakness=None)
 
     def _memory_sink(self, job: str, config: JobConfig) -> StagedSink:
