@@ -172,7 +172,8 @@ def uids_of_aggregates(*keys):
     source = read()
     sinks = [written(counted(source, each), f"/{each[0]}") for each in keys]
     planned = [each for _, each in build_plan("views", sinks, 2).operators()]
-    return {each.operator.keys: each.uid for each in planned if isinstance(each.operator, Aggregate)}
+    made = [each for each in planned if isinstance(each.operator, Aggregate)]
+    return {each.operator.keys: each.uid for each in made}
 
 
 def test_aggregates_in_the_same_place_are_told_apart_by_what_they_do_and_not_by_their_order():
