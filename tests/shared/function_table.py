@@ -34,7 +34,6 @@ from stillframe.errors import BuildError, StillframeError
 from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.expressions import Named, spark_results
 from stillframe.runtime.expressions import project
-from stillframe.spark.aggregations import aggregation_of
 from stillframe.spark.entry import spark_here
 from stillframe.spark.evaluated import columns_in_two
 from stillframe.spark.nodes import without_alias
@@ -47,7 +46,7 @@ BEGIN, END = "<!-- functions: begin -->", "<!-- functions: end -->"
 NATIVE, IN_SPARK, REFUSED = "native", "in Spark's evaluator", "refused"
 OFF = "not enabled in Spark"
 _NOT_SCALAR = {
-    "agg_funcs": "aggregates",
+    "agg_funcs": "[aggregates](#aggregates)",
     "window_funcs": "window functions",
     "generator_funcs": "generators",
     "table_funcs": "table functions",
@@ -253,13 +252,13 @@ class Judge:
         for start in range(0, len(scalar), _FUNCTIONS_AT_ONCE):
             made += self._scalar(scalar[start : start + _FUNCTIONS_AT_ONCE])
             print(f"{made[-1].name} ...", file=sys.stderr, flush=True)
-        made += [self._other(each) for each in functions if each.group in _NOT_SCALAR]
+        made += [self.where(each) for each in functions if each.group in _NOT_SCALAR]
         return sorted(made, key=lambda each: each.name)
 
     def where(self, function: Function) -> Verdict:
         """Without running it: where it would run."""
         if function.group in _NOT_SCALAR:
-            return self._other(function)
+            return Verdict(function.name, function.group, "")
         verdict, _ = self._built(function)
         return verdict
 
@@ -359,49 +358,12 @@ class Judge:
         made = analyzed(frame.selectExpr(case.text))
         return all(bool(each.deterministic()) for each in sequence(made.projectList()))
 
-    def _other(self, function: Function) -> Verdict:
-        """Aggregates are built; generators and the rest are told apart by their kind."""
-        if function.group != "agg_funcs":
-            return Verdict(function.name, function.group, "")
-        why = "its documentation has no example"
-        for example in function.examples:
-            try:
-                frame = self._spark.sql(example)
-                leaf = self._spark.sql(f"SELECT * FROM ({_source_of(example)})")
-                aggregation_of(empty_frame(self._spark, leaf.schema).selectExpr(_list_of(example)))
-            except BuildError as error:
-                return Verdict(function.name, function.group, REFUSED, _short(str(error)))
-            except (*_BY_SPARK, ValueError) as error:
-                why = _short(str(error).partition("\n")[0])
-                continue
-            else:
-                assert frame is not None
-                return Verdict(function.name, function.group, NATIVE)
-        return Verdict(function.name, function.group, REFUSED, why)
-
 
 def _values(column: pa.ChunkedArray, field: pa.Field) -> list[Any]:
     """Times in the zone that ours are in."""
     with contextlib.suppress(pa.ArrowInvalid):  # nulls where Spark has said that there are none
         column = column.cast(field.type)
     return column.to_pylist()  # type: ignore[no-any-return]
-
-
-_AGGREGATE = re.compile(r"SELECT (.*?) FROM (VALUES.*)", re.DOTALL | re.IGNORECASE)
-
-
-def _list_of(example: str) -> str:
-    found = _AGGREGATE.fullmatch(example)
-    if found is None:
-        raise ValueError("its example is no aggregate of values")
-    return found[1]
-
-
-def _source_of(example: str) -> str:
-    found = _AGGREGATE.fullmatch(example)
-    if found is None:
-        raise ValueError("its example is no aggregate of values")
-    return f"SELECT * FROM {found[2]}"
 
 
 def _short(text: str) -> str:
@@ -446,11 +408,7 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
     lines += ["", f"Not counted, as Spark alone does not run them either: {_names(off, OFF)}."]
     for group, words in _NOT_SCALAR.items():
         of = [each for each in verdicts if each.group == group]
-        if group == "agg_funcs":
-            lines += ["", f"**Aggregates** ({len(of)}) that a stream keeps: {_names(of, NATIVE)}."]
-            lines += ["", f"Those it does not: {_names(of, REFUSED)}."]
-        else:
-            lines += ["", f"Spark's {words} are no part of an expression: {_names(of, '')}."]
+        lines += ["", f"Spark's {words} are no part of an expression: {_names(of, '')}."]
     return lines
 
 

@@ -922,9 +922,7 @@ def _documented() -> tuple[list[str], list[str]]:
     """Expressions, and aggregates."""
     page = Path(__file__).parents[2] / "docs" / "expressions.md"
     listed = page.read_text(encoding="utf-8").partition("<!-- functions: begin")[0]
-    expressions, aggregates = listed.split("
-## Aggregates
-")
+    expressions, aggregates = listed.split("\n## Aggregates\n")
     return _examples(expressions), _examples(aggregates)
 
 
