@@ -36,6 +36,7 @@ def test_every_benchmark_that_was_promised_is_there():
         "latency", "slow-channel", "checkpoint-cost", "state-size", "recovery", "growth",
         "kafka-counts", "kafka-values", "kafka-sink", "kafka-latency",
         "postgres-sink", "mysql-sink", "s3-sink",
+        "language-json", "language-words", "language-decimals", "language-evaluator",
     ]  # fmt: skip
 
 
@@ -66,6 +67,8 @@ def test_every_target_of_the_table_is_judged_somewhere():
         ("postgres-sink", "≥ 0.85 ×"), ("postgres-sink", "≥ 5 ×"),
         ("mysql-sink", "≥ 0.85 ×"), ("mysql-sink", "≥ 5 ×"),
         ("s3-sink", "≥ 0.8 ×"),
+        ("language-json", "≥ 3 ×"), ("language-words", "≥ 3 ×"), ("language-decimals", "≥ 3 ×"),
+        ("language-evaluator", "≥ 0.5 ×"),
     ]  # fmt: skip
 
 
@@ -102,6 +105,10 @@ def test_quick_is_a_part_of_the_whole_and_shorter():
         "postgres-sink": ["Stillframe", "COPY by hand", "Spark's JDBC writer"],
         "mysql-sink": ["Stillframe", "LOAD DATA by hand", "Spark's JDBC writer"],
         "s3-sink": ["Stillframe", "obstore alone, the same bytes", "pyarrow and obstore by hand"],
+        "language-json": ["Stillframe", "Spark Structured Streaming"],
+        "language-words": ["Stillframe", "Spark Structured Streaming"],
+        "language-decimals": ["Stillframe", "Spark Structured Streaming"],
+        "language-evaluator": ["Stillframe", "Spark Structured Streaming"],
     }
     assert {trial.params["backend"] for trial in found[0].trials} == {"heap"}
     for quick in found:

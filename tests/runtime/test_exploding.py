@@ -30,3 +30,15 @@ def test_each_entry_of_a_map_is_a_row_and_a_row_without_any_is_one_if_asked_for(
     assert [tuple(row[name] for name in names) for row in rows] == [
         row for row in expected if row[0] >= start
     ]
+
+
+@pytest.mark.parametrize("is_outer", [False, True])
+def test_fields_of_structs_are_columns_and_what_was_only_read_does_not_come_out(is_outer):
+    structs = pa.list_(pa.struct([("a", pa.int64()), ("b", pa.string())]))
+    rows = [[{"a": 1, "b": "x"}, None], [], None, [{"a": None, "b": "y"}]]
+    schema = pa.schema([("id", pa.int64()), ("a", pa.int64()), ("b", pa.string())])
+    inline = Exploding(Column("hidden", structs), False, is_outer, schema, inlines=True)
+    batch = pa.record_batch([pa.array(range(4)), pa.array(rows, structs)], ["id", "hidden"])
+    made = [tuple(row.values()) for part in inline(iter([batch])) for row in part.to_pylist()]
+    void = [(1, None, None), (2, None, None)] if is_outer else []
+    assert made == [(0, 1, "x"), (0, None, None), *void, (3, None, "y")]

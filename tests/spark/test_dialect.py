@@ -220,13 +220,6 @@ def test_an_unknown_attribute_is_told_in_sparks_words(clicks: Stream) -> None:
 # --- Mistakes: ours -------------------------------------------------------------------------------
 
 
-def test_an_expression_that_is_not_native_is_named_where_only_those_are(clicks: Stream) -> None:
-    from pyspark.sql import functions as F
-
-    with pytest.raises(BuildError, match=r"soundex\(app_id\).*in a withColumn"):
-        clicks.groupBy(F.soundex("app_id")).count()
-
-
 @pytest.mark.parametrize(
     "operation",
     [

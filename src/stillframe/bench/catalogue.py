@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from stillframe.bench import connectors
+from stillframe.bench import connectors, language
 from stillframe.bench.connectors import GROUPS
 from stillframe.bench.trials import (
     CHECKPOINT,
@@ -55,6 +55,7 @@ def benchmarks() -> dict[str, Benchmark]:
         _recovery(),
         _growth(),
         *connectors.benchmarks(),
+        *language.benchmarks(),
     )
     return {benchmark.name: benchmark for benchmark in made}
 

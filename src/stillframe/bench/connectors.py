@@ -11,6 +11,7 @@ _S3_RECORDS = 12_000_000
 GROUPS = {
     "kafka": ("kafka-counts", "kafka-values", "kafka-sink", "kafka-latency"),
     "sinks": ("postgres-sink", "mysql-sink", "s3-sink"),
+    "language": ("language-json", "language-words", "language-decimals", "language-evaluator"),
 }
 """Benchmarks that one name asks for."""
 

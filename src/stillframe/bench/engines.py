@@ -34,6 +34,10 @@ _FAMILIES = {
     "postgres_sink": "sinks",
     "mysql_sink": "sinks",
     "s3_sink": "sinks",
+    "json_counts": "language",
+    "words": "language",
+    "decimals": "language",
+    "evaluated": "language",
 }
 """Workloads that share a program; the others have one of their name."""
 _OF_OURS = ("stillframe", "client")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stillframe.bench.engines import Engines
-from stillframe.bench.inputs import bring_into_memory, page_views
+from stillframe.bench.inputs import WRITERS, bring_into_memory, page_views
 from stillframe.bench.kafka import Kafka
 from stillframe.bench.peers import CannotInstall
 from stillframe.bench.processes import Ended, run_program
@@ -147,8 +147,9 @@ class Rounds:
     def _given(self, trial: Trial, scratch: Path) -> dict[str, Any]:
         """What its program is told; inputs are made here."""
         params: dict[str, Any] = {**trial.params, "directory": str(scratch)}
-        if trial.params["source"] == "parquet":
-            files = page_views(self._inputs, trial.params["input_records"])
+        if trial.params["source"] in ("parquet", "files"):
+            write = WRITERS.get(trial.workload, page_views)
+            files = write(self._inputs, trial.params["input_records"])
             bring_into_memory(files)
             params["input"] = str(files)
         if trial.workload.startswith("kafka"):

@@ -23,6 +23,10 @@ Workload = Literal[
     "postgres_sink",
     "mysql_sink",
     "s3_sink",
+    "json_counts",
+    "words",
+    "decimals",
+    "evaluated",
 ]
 Plot = Literal["bars", "percentiles", "lines"]
 More = dict[str, Any]

@@ -39,7 +39,8 @@ class Evaluator:
     ) -> list[pa.Array]:
         """What the projection, one of those it was made for, gives for at least one row.
 
-        Raises `RowRefused`, or `EvaluatorLost`, after which it is of no use.
+        If the projection takes the time, that is the last input. Raises `RowRefused`, or
+        `EvaluatorLost`, after which it is of no use.
         """
         return self._crossings[id(projection)].evaluate(list(inputs), rows)
 

@@ -22,7 +22,6 @@ import os
 import random
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,7 +82,10 @@ class Crossing:
         self._line.result()
 
     def evaluate(self, columns: list[pa.Array], rows: int) -> list[pa.Array]:
-        """The projection's columns, of its input columns; there is at least one row."""
+        """The projection's columns, of its input columns; there is at least one row.
+
+        If it takes the time, that is the last of the input columns.
+        """
         batch = self._batch(columns, rows)
         try:
             return self._crossed(batch)
@@ -103,9 +105,6 @@ class Crossing:
     # --- The slot's thread
 
     def _batch(self, columns: list[pa.Array], rows: int) -> pa.RecordBatch:
-        if self._projection.takes_time:
-            now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(_INSTANT)
-            columns = [*columns, pa.repeat(now, rows)]
         if not columns:
             columns = [pa.nulls(rows, pa.bool_())]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -206,7 +205,7 @@ class Crossing:
             for schema in (given.input_schema, given.output_schema)
         )
         projections = [_projection(gateway, level) for level in given.levels]
-        if any(pa.types.is_nested(column.type) for column in given.inputs):
+        if any(pa.types.is_nested(each.type) for each in given.inputs):
             # Arrow's rows do not look whether an element of an array is null, Spark's do.
             projections.insert(0, _unsafe_projection(gateway).create(input_type))
 
@@ -266,7 +265,7 @@ class Crossing:
 
 def _schema_of(projection: SparkProjection) -> pa.Schema:
     """Of what is sent; a batch without a column would not know how many records it has."""
-    types = [column.type for column in projection.inputs]
+    types = [each.type for each in projection.inputs]
     if projection.takes_time:
         types.append(_INSTANT)
     return pa.schema([(str(place), each) for place, each in enumerate(types or [pa.bool_()])])

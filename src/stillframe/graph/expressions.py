@@ -2,14 +2,16 @@
 
 `spark/expressions.py` makes them from what Spark's analyzer understood; `runtime/expressions.py`
 evaluates them on whole Arrow columns. What it does not know is a `SparkResult`: Spark's own code
-computes it, in a process beside the slot (`spark/evaluated.py`, `evaluator/`).
+computes it, in a process beside the slot (`spark/evaluated.py`, `evaluator/`). Each kind may be a
+part of every other, so a user's function may stand within what Spark computes, and the other way
+round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -57,13 +59,40 @@ class RowFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchFunction:
+    """A Python function the user gave for whole columns: of pandas, or of Arrow."""
+
+    function: Callable[[Sequence[pa.Array], int], pa.Array]
+    """Called with the arguments' columns and the number of rows, of which there is at least one."""
+    arguments: tuple[Expression, ...]
+    type: pa.DataType
+    name: str
+
+
+class ValueAtStart(Protocol):
+    """One value that is found out when the job starts."""
+
+    def read(self) -> pa.Scalar: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StartValue:
+    """What a scalar subquery gives: in a plan that runs a `Literal` stands in its place."""
+
+    source: ValueAtStart
+    type: pa.DataType
+    sql: str
+    """In Spark's words, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class SparkProjection:
-    """All expressions of one operator that Spark's own evaluator computes, in one crossing.
+    """Expressions of one operator that Spark's own evaluator computes in one crossing.
 
     It travels in the plan and is never stored: what Java has serialized is for one version only.
     """
 
-    inputs: tuple[Column, ...]
+    inputs: tuple[Expression, ...]
     takes_time: bool
     """Whether the moment comes behind the inputs, as one more column, the same for all records."""
     input_schema: str
@@ -89,7 +118,7 @@ class SparkResult:
     """In Spark's words, for people."""
 
 
-Expression = Column | Literal | Call | RowFunction | SparkResult
+Expression = Column | Literal | Call | RowFunction | BatchFunction | StartValue | SparkResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +129,74 @@ class Named:
     expression: Expression
 
 
-def spark_results(expression: Expression) -> Iterator[SparkResult]:
-    """Those of its parts that Spark's evaluator computes."""
+def parts_of(expression: Expression) -> tuple[Expression, ...]:
+    """What it is computed of."""
     match expression:
+        case Call() | RowFunction() | BatchFunction():
+            return expression.arguments
         case SparkResult():
-            yield expression
-        case Call(arguments=arguments) | RowFunction(arguments=arguments):
-            for argument in arguments:
-                yield from spark_results(argument)
+            return expression.projection.inputs
+        case _:
+            return ()
+
+
+def all_parts(*expressions: Expression) -> Iterator[Expression]:
+    """These and all that they are computed of, each once, what is computed before its parts."""
+    seen: set[int] = set()
+    waiting = list(reversed(expressions))
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:  # by identity, as what is shared is one object
+            seen.add(id(part))
+            yield part
+            waiting.extend(reversed(parts_of(part)))
+
+
+def spark_results(*expressions: Expression) -> list[SparkResult]:
+    """Those of their parts that Spark's evaluator computes."""
+    return [part for part in all_parts(*expressions) if isinstance(part, SparkResult)]
+
+
+class Rewriting:
+    """Expressions with some of their parts replaced; what they share, they share afterwards."""
+
+    def __init__(self, replacement: Callable[[Expression], Expression | None]) -> None:
+        """`replacement` answers what stands in the place of a part; None: it stays."""
+        self._replacement = replacement
+        # The key is kept beside what is made of it, so that its id stays its own.
+        self._known: dict[int, tuple[object, Any]] = {}
+
+    def __call__(self, expression: Expression) -> Expression:
+        known = self._known.get(id(expression))
+        if known is None:
+            made = self._replacement(expression) or self._with_parts(expression)
+            known = self._known[id(expression)] = (expression, made)
+        made_before: Expression = known[1]
+        return made_before
+
+    def _with_parts(self, expression: Expression) -> Expression:
+        match expression:
+            case Call() | RowFunction() | BatchFunction():
+                arguments = tuple(map(self, expression.arguments))
+                is_same = _are_same(arguments, expression.arguments)
+                return expression if is_same else replace(expression, arguments=arguments)
+            case SparkResult():
+                projection = self._projection(expression.projection)
+                is_same = projection is expression.projection
+                return expression if is_same else replace(expression, projection=projection)
+            case _:
+                return expression
+
+    def _projection(self, projection: SparkProjection) -> SparkProjection:
+        known = self._known.get(id(projection))
+        if known is None:
+            inputs = tuple(map(self, projection.inputs))
+            is_same = _are_same(inputs, projection.inputs)
+            made = projection if is_same else replace(projection, inputs=inputs)
+            known = self._known[id(projection)] = (projection, made)
+        made_before: SparkProjection = known[1]
+        return made_before
+
+
+def _are_same(one: tuple[Expression, ...], other: tuple[Expression, ...]) -> bool:
+    return all(left is right for left, right in zip(one, other, strict=True))

@@ -23,7 +23,14 @@ from stillframe.api.windows import WINDOW as WINDOW
 from stillframe.api.windows import SessionWindow as SessionWindow
 from stillframe.api.windows import Window as Window
 from stillframe.errors import BuildError
-from stillframe.graph.expressions import Expression, Named, SparkResult, spark_results
+from stillframe.graph.expressions import (
+    Expression,
+    Named,
+    SparkResult,
+    StartValue,
+    all_parts,
+    spark_results,
+)
 from stillframe.ids import OperatorUid
 
 
@@ -260,15 +267,27 @@ Operator = (
 )
 
 
-def evaluated_by_spark(operator: Operator) -> list[SparkResult]:
-    """What of the operator's expressions Spark's own evaluator computes."""
+def expressions_in(operator: Operator) -> list[Expression]:
+    """Those that the operator evaluates."""
     match operator:
         case Project(columns):
-            return [made for column in columns for made in spark_results(column.expression)]
+            return [column.expression for column in columns]
         case Filter(condition):
-            return list(spark_results(condition))
+            return [condition]
+        case Join(condition=condition) | Lookup(condition=condition) if condition is not None:
+            return [condition]
         case _:
             return []
+
+
+def evaluated_by_spark(operator: Operator) -> list[SparkResult]:
+    """What of the operator's expressions Spark's own evaluator computes."""
+    return spark_results(*expressions_in(operator))
+
+
+def read_at_start(operator: Operator) -> list[StartValue]:
+    """The subqueries among the operator's expressions."""
+    return [each for each in all_parts(*expressions_in(operator)) if isinstance(each, StartValue)]
 
 
 def keys_of(operator: Operator, place: int = 0) -> tuple[str, ...] | None:

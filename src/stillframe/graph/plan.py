@@ -46,6 +46,7 @@ from stillframe.graph.logical import (
     evaluated_by_spark,
     keys_of,
     late_readers,
+    read_at_start,
     walk,
     without_twins,
 )
@@ -202,6 +203,10 @@ class Plan:
                 lines += [
                     f"      in Spark's evaluator: {result.sql}"
                     for result in evaluated_by_spark(planned.operator)
+                ]
+                lines += [
+                    f"      once at the start: {value.sql}"
+                    for value in read_at_start(planned.operator)
                 ]
                 lines += [
                     f"      --{_in_words(edge.partitioning)}--> task {edge.target_task}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from stillframe.graph.expressions import Call, Column, Expression, RowFunction, SparkResult
+from stillframe.graph.expressions import Column, Expression, all_parts
 from stillframe.graph.logical import (
     Aggregate,
     DropDuplicates,
@@ -88,12 +88,4 @@ def _wanted_by_aggregate(
 
 
 def _names_in(expression: Expression) -> Iterator[str]:
-    match expression:
-        case Column(name):
-            yield name
-        case Call(arguments=arguments) | RowFunction(arguments=arguments):
-            for argument in arguments:
-                yield from _names_in(argument)
-        case SparkResult(projection):
-            for column in projection.inputs:
-                yield column.name
+    return (part.name for part in all_parts(expression) if isinstance(part, Column))

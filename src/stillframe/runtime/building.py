@@ -213,7 +213,7 @@ def build_operator(site: Site) -> RunningOperator:
         case DropDuplicates():
             return _deduplicating(site, planned.operator)
         case Lookup():
-            return LookingUp(planned.operator, planned.schema)
+            return LookingUp(planned.operator, planned.schema, around.evaluator)
         case Enrich():
             return _enriching(site, planned.operator)
         case WithWatermark():
@@ -397,6 +397,7 @@ def _joining(site: Site, operator: Join) -> Joining:
         site.around.store,
         site.max_parallelism,
         site.state,
+        site.around.evaluator,
     )
     keyed_states = site.state.keyed
     for name in {keyed.name for keyed in keyed_states}:

@@ -20,7 +20,10 @@ _ROWS_MAX = 1 << 16
 @dataclass(frozen=True, slots=True)
 class Exploding:
     """For `MapInArrow`: each row's own columns beside each element of an array of its, or beside
-    the key and the value of each entry of a map."""
+    the key and the value of each entry of a map.
+
+    Columns that come in behind the row's own, for the expression to read, do not come out.
+    """
 
     expression: Expression
     with_position: bool
@@ -28,6 +31,8 @@ class Exploding:
     is_outer: bool
     """Whether a row without elements, or without the array, comes out once, with nulls."""
     schema: pa.Schema
+    inlines: bool = False
+    """`inline`: the fields of an element, which is a struct, are columns."""
 
     def __call__(self, batches: Batches) -> Batches:
         for batch in batches:
@@ -55,11 +60,14 @@ class Exploding:
         # Where a void row stands, no element is taken: the others move up.
         taken = pa.array(np.cumsum(~is_void) - 1, mask=is_void)
         elements = arrays.flatten().take(taken)
-        is_map = pa.types.is_map(self.expression.type)
-        made = [pc.struct_field(elements, [i]) for i in range(2)] if is_map else [elements]
+        made = [elements]
+        if self.inlines or pa.types.is_map(self.expression.type):
+            fields = range(elements.type.num_fields)
+            made = [pc.struct_field(elements, [place]) for place in fields]
         if self.with_position:
             made.insert(0, pa.array(places.astype(np.int32), mask=is_void))
-        own = [column.take(pa.array(parents)) for column in batch.columns]
+        own_columns = batch.columns[: len(self.schema) - len(made)]
+        own = [column.take(pa.array(parents)) for column in own_columns]
         columns = [
             column.cast(field.type)
             for column, field in zip([*own, *made], self.schema, strict=True)

@@ -11,6 +11,7 @@ The names a `Call` may have are those in `runtime/functions` and the four above.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC
 from functools import reduce
@@ -27,6 +28,7 @@ from stillframe.errors import DataError, UserCodeError
 from stillframe.evaluator.beside import Evaluator
 from stillframe.evaluator.crossing import RowRefused
 from stillframe.graph.expressions import (
+    BatchFunction,
     Call,
     Column,
     Expression,
@@ -35,6 +37,7 @@ from stillframe.graph.expressions import (
     RowFunction,
     SparkProjection,
     SparkResult,
+    StartValue,
 )
 from stillframe.runtime.functions import FUNCTIONS, Datum, as_array
 from stillframe.runtime.row_functions import SLICE_ROWS, at_row, python_values
@@ -83,21 +86,36 @@ def describe(expression: Expression) -> str:
             return repr(value.as_py())
         case Call("cast", (argument, *_), type_):
             return f"cast({describe(argument)} as {type_})"
-        case Call(function, arguments) | RowFunction(name=function, arguments=arguments):
-            return f"{function}({', '.join(map(describe, arguments))})"
-        case SparkResult(sql=sql):
+        case Call(function, arguments):
+            return _called_with(function, arguments)
+        case RowFunction(name=name, arguments=arguments):
+            return _called_with(name, arguments)
+        case BatchFunction(name=name, arguments=arguments):
+            return _called_with(name, arguments)
+        case SparkResult(sql=sql) | StartValue(sql=sql):
             return sql
     raise AssertionError(f"no kind of expression: {expression!r}")
+
+
+def _called_with(function: str, arguments: Sequence[Expression]) -> str:
+    return f"{function}({', '.join(map(describe, arguments))})"
 
 
 class _Evaluation:
     """The values of expressions over one batch."""
 
     def __init__(
-        self, batch: pa.RecordBatch, evaluator: Evaluator | None, *, is_part: bool = False
+        self,
+        batch: pa.RecordBatch,
+        evaluator: Evaluator | None,
+        *,
+        is_part: bool = False,
+        now_us: int | None = None,
     ) -> None:
         self._batch = batch
         self._evaluator = evaluator
+        self._now_us = now_us or time.time_ns() // 1000
+        """What Spark's clocks say, of all that is computed of the batch."""
         self._is_part = is_part
         """Whether places in it are none in the batch that came."""
         # By identity: a shared part of the tree is one object, and comparing trees is slow.
@@ -125,8 +143,12 @@ class _Evaluation:
                 return value
             case RowFunction():
                 return self._call_per_row(expression)
+            case BatchFunction():
+                return self._call_per_batch(expression)
             case SparkResult():
                 return self._by_spark(expression)
+            case StartValue():
+                raise AssertionError(f"{expression.sql} is read before the plan is made")
             case Call(function) if function in _GUARDS:
                 return self._guarded(expression)
             case Call(function) if function in _DECIDED_BY:
@@ -155,7 +177,10 @@ class _Evaluation:
 
     def _columns_by_spark(self, projection: SparkProjection, one: SparkResult) -> list[pa.Array]:
         assert self._evaluator is not None, f"there is no evaluator of Spark's for {one.sql}"
-        inputs = [self.array(column) for column in projection.inputs]
+        inputs = [self.array(part) for part in projection.inputs]
+        if projection.takes_time:
+            now = pa.scalar(self._now_us, pa.int64()).cast(INSTANT)
+            inputs.append(pa.repeat(now, self._batch.num_rows))
         try:
             return self._evaluator.columns(projection, inputs, self._batch.num_rows)
         except RowRefused as refused:
@@ -228,11 +253,23 @@ class _Evaluation:
                 f"something else ({error}): return that type or declare another one"
             ) from error
 
+    def _call_per_batch(self, call: BatchFunction) -> pa.Array:
+        rows = self._batch.num_rows
+        if not rows:
+            return pa.array([], call.type)
+        columns = [self.array(argument) for argument in call.arguments]
+        try:
+            made = call.function(columns, rows)
+        except (Exception, SystemExit) as error:
+            fail(f"function {call.name}", error)
+        return _as_type(made, call.type)
+
     # The careful way: each part only on the rows that need it.
 
     def _on_rows(self, expression: Expression, rows: npt.NDArray[np.int64]) -> pa.Array:
         part = self._batch.take(pa.array(rows, pa.int64()))
-        return _Evaluation(part, self._evaluator, is_part=True).array(expression)
+        here = _Evaluation(part, self._evaluator, is_part=True, now_us=self._now_us)
+        return here.array(expression)
 
     def case_by_rows(self, call: Call) -> pa.Array:
         remaining = np.arange(self._batch.num_rows, dtype=np.int64)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.expressions import Expression
 from stillframe.graph.logical import Join, JoinSide
 from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
@@ -86,10 +87,12 @@ class Joining(TwoInputOperator):
         store: Store | None,
         max_parallelism: int,
         state: SubtaskState | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         """`schemas` are those of the two inputs, `schema` is that of what comes out."""
         state = state or SubtaskState()
         self._uid = uid
+        self._evaluator = evaluator
         self._subtask = subtask
         self._operator = operator
         self._schema = schema
@@ -214,7 +217,7 @@ class Joining(TwoInputOperator):
         whole = pa.RecordBatch.from_arrays(
             [*left.columns, *right.columns], names=[*left.schema.names, *right.schema.names]
         )
-        kept = _true(self._operator.condition, whole)
+        kept = _true(self._operator.condition, whole, self._evaluator)
         if self._is_semi:
             return kept, whole
         if not kept.all():
@@ -299,10 +302,12 @@ class Joining(TwoInputOperator):
         side.rows.restore(batches)
 
 
-def _true(condition: Expression | None, batch: pa.RecordBatch) -> Flags:
+def _true(
+    condition: Expression | None, batch: pa.RecordBatch, evaluator: Evaluator | None
+) -> Flags:
     if condition is None:
         return np.ones(batch.num_rows, dtype=np.bool_)
-    values = evaluate(condition, batch)
+    values = evaluate(condition, batch, evaluator)
     kept: Any = (values.fill_null(False) if values.null_count else values).to_numpy(
         zero_copy_only=False
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.logical import Lookup
 from stillframe.key_groups import Flags, Positions, hash_columns
 from stillframe.runtime.expressions import evaluate
@@ -32,11 +33,14 @@ PAIRS_MAX = 131_072
 class LookingUp(RunningOperator):
     """Pairs each record with the rows of the table that match it."""
 
-    def __init__(self, operator: Lookup, schema: pa.Schema) -> None:
+    def __init__(
+        self, operator: Lookup, schema: pa.Schema, evaluator: Evaluator | None = None
+    ) -> None:
         assert isinstance(operator.table, pa.Table), "the table is read before the plan is made"
         self._how = operator.how
         self._keys = operator.keys
         self._condition = operator.condition
+        self._evaluator = evaluator
         self._schema = schema
         self._rows = one_batch(operator.table)
         refuse_bad_text(self._rows, "the table of a join", "clean it with Spark's make_valid_utf8")
@@ -57,7 +61,7 @@ class LookingUp(RunningOperator):
         """Of these pairs those that meet the condition, and what the kind of join makes of them."""
         if self._condition is not None and len(left):
             pairs = paired(batch, self._rows, left, right)
-            is_met = evaluate(self._condition, pairs).fill_null(False)
+            is_met = evaluate(self._condition, pairs, self._evaluator).fill_null(False)
             kept: Flags = is_met.to_numpy(zero_copy_only=False)
             left, right = left[kept], right[kept]
         if self._how in ("semi", "anti", "left"):

@@ -8,6 +8,7 @@ second step, and what it reads one of the first.
 
 Rules of this file:
 - a key or an aggregate that Spark takes for the same as another is computed once;
+- what is not native of the first step and of the last is computed by Spark's own evaluator there;
 - columns of the steps get names that people read, in plans and errors; they never repeat in a step.
 """
 
@@ -26,7 +27,8 @@ from stillframe.api.aggregates import AggregateCall
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named
 from stillframe.graph.logical import WINDOW, SessionWindow, Window
 from stillframe.spark.aggregate_functions import FunctionRead, pair_type, read_function
-from stillframe.spark.expressions import Translator, columns_of, refused_plan
+from stillframe.spark.evaluated import Crossings, InTwo, columns_below
+from stillframe.spark.expressions import Translator, refused_plan
 from stillframe.spark.gaps import gap_of, positive_gap
 from stillframe.spark.nodes import (
     name_or_sql,
@@ -43,6 +45,7 @@ from stillframe.spark.plans import (
     id_of,
     sequence,
 )
+from stillframe.spark.rules import Translating
 from stillframe.spark.types import TIMESTAMP
 from stillframe.spark.window_rules import (
     bound_of,
@@ -90,7 +93,11 @@ def aggregation_of(frame: DataFrame, *, by_event_time: bool = True) -> Aggregati
         raise refused_plan(plan)
     found = window_grouped_by(frame.sparkSession, plan)
     below = plan.child() if found is None else found.below
-    grouping = _Grouping(columns_of(below), event_times_of(below) if by_event_time else ())
+    read, shown = Crossings(frame.sparkSession), Crossings(frame.sparkSession)
+    grouping = _Grouping(
+        InTwo(read, Translator(columns_below(read, below))),
+        event_times_of(below) if by_event_time else (),
+    )
     outputs = sequence(plan.aggregateExpressions())
     keys = [without_alias(key) for key in sequence(plan.groupingExpressions())]
     if found is not None:
@@ -98,16 +105,20 @@ def aggregation_of(frame: DataFrame, *, by_event_time: bool = True) -> Aggregati
     # What the window is made of comes first: names are told apart from it.
     for key in sorted(keys, key=grouping.is_timely, reverse=True):
         grouping.add_key(key, outputs)
-    after = tuple(Named(output.name(), grouping.translate(output)) for output in outputs)
-    before = tuple(Named(name, expression) for name, expression in grouping.before.items())
+    results = InTwo(shown, grouping)
+    after = [results.translate(output) for output in outputs]
     return Aggregation(
-        before,
+        _named(grouping.before, read.settled(grouping.before.values())),
         tuple(grouping.keys),
         tuple(grouping.calls),
-        after,
+        _named((str(output.name()) for output in outputs), shown.settled(after)),
         grouping.window,
         grouping.is_watermarked,
     )
+
+
+def _named(names: Iterable[str], made: list[Expression]) -> tuple[Named, ...]:
+    return tuple(Named(name, each) for name, each in zip(names, made, strict=True))
 
 
 def _is_made_window(key: JavaObject) -> bool:
@@ -119,10 +130,11 @@ def _is_made_window(key: JavaObject) -> bool:
 class _Grouping(Translator):
     """Translates Spark's result columns over the keys and the aggregates, and collects both."""
 
-    def __init__(self, source: dict[ExprId, Expression], event_times: Collection[ExprId]) -> None:
+    def __init__(self, source: Translating, event_times: Collection[ExprId]) -> None:
+        """`source` translates what is computed for each record."""
         super().__init__({})
         self._event_times = event_times
-        self._source = Translator(source)
+        self._source = source
         self._key_nodes: list[tuple[JavaObject, Expression]] = []
         self._call_nodes: list[tuple[JavaObject, Column]] = []
         self._input_nodes: list[tuple[JavaObject, str]] = []
@@ -242,7 +254,7 @@ class _Grouping(Translator):
             if name not in names
         )
 
-    def translate(self, node: JavaObject) -> Expression:
+    def given(self, node: JavaObject) -> Expression | None:
         for known, column in self._key_nodes:
             if known.semanticEquals(node):
                 if column.type == WINDOW_TYPE and self._shows_wall_clock:
@@ -250,7 +262,7 @@ class _Grouping(Translator):
                 return column
         if class_name(node) == "AggregateExpression":
             return self._aggregate(node)
-        return super().translate(node)
+        return super().given(node)
 
     def _aggregate(self, node: JavaObject) -> Column:
         for known, column in self._call_nodes:

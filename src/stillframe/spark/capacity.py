@@ -119,14 +119,18 @@ def slots_expected(conf: SparkConf, needed: int | None) -> int | None:
 
 def _slots_asked_for(conf: SparkConf) -> int | None:
     """What the session has told YARN or Kubernetes (executors), or a standalone master (cores)."""
-    task_cores = _number(conf, "spark.task.cpus") or 1
-    executors, cores = _number(conf, "spark.executor.instances"), _number(conf, "spark.cores.max")
+    task_cores = number_of(conf, "spark.task.cpus") or 1
+    executors, cores = (
+        number_of(conf, "spark.executor.instances"),
+        number_of(conf, "spark.cores.max"),
+    )
     if executors is not None:
-        return executors * ((_number(conf, "spark.executor.cores") or 1) // task_cores)
+        return executors * ((number_of(conf, "spark.executor.cores") or 1) // task_cores)
     return None if cores is None else cores // task_cores
 
 
-def _number(conf: SparkConf, name: str) -> int | None:
+def number_of(conf: SparkConf, name: str) -> int | None:
+    """A setting that is a whole number, if it is set."""
     value = conf.get(name)
     return None if value is None else int(value)
 

@@ -32,7 +32,17 @@ from pyspark.sql.types import CalendarIntervalType, YearMonthIntervalType
 from pyspark.util import PythonEvalType
 
 from stillframe.errors import BuildError
-from stillframe.graph.expressions import Call, Column, Expression, Literal, Named, RowFunction
+from stillframe.graph.expressions import (
+    BatchFunction,
+    Call,
+    Column,
+    Expression,
+    Literal,
+    Named,
+    RowFunction,
+    StartValue,
+)
+from stillframe.spark.batch_udfs import batch_udf_of
 from stillframe.spark.nodes import constant_of, literal_of, refused, spark_type_of, type_of
 from stillframe.spark.number_rules import NUMBER_RULES
 from stillframe.spark.plans import (
@@ -45,6 +55,8 @@ from stillframe.spark.plans import (
     is_leaf,
     sequence,
 )
+from stillframe.spark.rules import Translating
+from stillframe.spark.subqueries import ScalarOfPlan
 from stillframe.spark.text_rules import TEXT_RULES
 from stillframe.spark.time_rules import TIME_RULES
 from stillframe.spark.udf_values import argument_of, results_as
@@ -53,9 +65,6 @@ from stillframe.spark.windows import is_for_window
 
 COLUMN_NOTE = "stillframe.column"
 """In the metadata of a column: its name in the stream, where Spark has two of one name."""
-_IN_A_PROJECTION = (
-    "compute it in a withColumn(...) or select(...) first, where Spark's own evaluator does"
-)
 GROUP_BY_WINDOW = "say groupBy(window(...)) and take window.start and window.end of what comes out"
 """What to do, for errors about windows."""
 
@@ -166,12 +175,17 @@ class Translator:
         self._columns = columns
         self._shared: dict[int, Expression] = {}
 
+    def given(self, node: JavaObject) -> Expression | None:
+        """What the node is, if it is not computed of what is below it; None: it is."""
+        return self._column(node) if class_name(node) == "AttributeReference" else None
+
     def translate(self, node: JavaObject) -> Expression:
+        given = self.given(node)
+        if given is not None:
+            return given
         name = class_name(node)
         if name == "Alias":
             return self.translate(node.child())
-        if name == "AttributeReference":
-            return self._column(node)
         if not isinstance(spark_type_of(node), CalendarIntervalType | YearMonthIntervalType):
             folded = self._folded(node)
             if folded is not None:
@@ -199,7 +213,7 @@ class Translator:
         try:
             replacement = node.replacement()
         except Py4JError:
-            raise refused(node, what_to_do=_IN_A_PROJECTION) from None
+            raise refused(node) from None
         return self.translate(replacement)
 
     def children(self, node: JavaObject) -> tuple[Expression, ...]:
@@ -216,29 +230,41 @@ class Translator:
         return self._shared[node.id().id()]
 
 
-# --- Structs and the user's functions
+# --- Structs, subqueries and the user's functions
 
 
-def _struct_field(translator: Translator, node: JavaObject) -> Expression:
+def _struct_field(translator: Translating, node: JavaObject) -> Expression:
     ordinal = Literal(pa.scalar(int(node.ordinal()), pa.int32()))
     return Call("struct_field", (translator.translate(node.child()), ordinal), type_of(node))
+
+
+def _scalar_subquery(translator: Translating, node: JavaObject) -> Expression:
+    plan = node.plan()
+    if not node.outerAttrs().isEmpty():
+        raise refused(node, "asks another plan for each row, which a stream does not run")
+    if plan.isStreaming():
+        raise refused(node, "asks a stream, which never has a last answer")
+    of = sequence(plan.output())[0].name()
+    return StartValue(ScalarOfPlan(plan), type_of(node), f"subquery {of}")
 
 
 _ROW_FUNCTIONS = (PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF)
 
 
-def _python_udf(translator: Translator, node: JavaObject) -> Expression:
-    if node.evalType() not in _ROW_FUNCTIONS:
-        raise refused(node, "is a pandas function, which a stream does not call")
+def python_function(translator: Translating, node: JavaObject) -> Expression:
+    """A Python UDF, called in the slot; its arguments are whatever `translator` makes of them."""
     if any(class_name(child) == "NamedArgumentExpression" for child in children(node)):
         raise refused(node, "has named arguments, which a stream does not pass on")
+    arguments, type_, name = translator.children(node), type_of(node), str(node.name())
+    if node.evalType() not in _ROW_FUNCTIONS:
+        return BatchFunction(batch_udf_of(node, function_of(node)), arguments, type_, name)
     given = tuple(argument_of(spark_type_of(child)) for child in children(node))
     by_arrow = node.evalType() == PythonEvalType.SQL_ARROW_BATCHED_UDF
     return RowFunction(
         function_of(node),
-        translator.children(node),
-        type_of(node),
-        str(node.name()),
+        arguments,
+        type_,
+        name,
         given if any(given) else (),
         partial(results_as, spark_type_of(node)) if by_arrow else None,
     )
@@ -262,5 +288,6 @@ _RULES: dict[str, Callable[[Translator, JavaObject], Expression]] = {
     "With": Translator.share,
     "CommonExpressionRef": Translator.shared,
     "GetStructField": _struct_field,
-    "PythonUDF": _python_udf,
+    "ScalarSubquery": _scalar_subquery,
+    "PythonUDF": python_function,
 }

@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.errors import BuildError
-from stillframe.graph.expressions import Call, Column, Expression, Named
+from stillframe.graph.expressions import Call, Column, Expression, Named, StartValue, all_parts
 from stillframe.graph.logical import Join, JoinKind, JoinSide, Node, walk
 from stillframe.graph.time_bounds import TimeBounds, time_bounds
 from stillframe.key_groups import unsupported_key_type
-from stillframe.spark.expressions import COLUMN_NOTE, columns_of, translated
+from stillframe.spark.evaluated import Crossings, InTwo, columns_below
+from stillframe.spark.expressions import COLUMN_NOTE, Translator, translated
 from stillframe.spark.nodes import name_or_sql
 from stillframe.spark.plans import ExprId, below_aliases, children, class_name, id_of, sequence
 from stillframe.spark.stream import Stream, frame_of_columns, projection_node, schema_of
@@ -303,35 +304,48 @@ def found_join(frame: DataFrame) -> FoundJoin:
             " join(other, on, how) with columns of both in on"
         )
     taken: set[str] = set()
-    left, right = _Side(join.left(), taken), _Side(join.right(), taken)
+    spark = frame.sparkSession
+    left, right = (_Side(spark, side, taken) for side in (join.left(), join.right()))
     rest = []
     for part in _demanded(join.condition()):
         if not _is_pair_of_keys(part, left, right):
             rest.append(part)
-    both = {**left.inner, **right.inner}
-    made = [translated(part, both) for part in rest]
+    both: dict[ExprId, Expression] = {**left.inner, **right.inner}
+    crossings = Crossings(spark)
+    made = [InTwo(crossings, Translator(both)).translate(part) for part in rest]
+    _refuse_subqueries(made)
     kind = str(join.joinType().sql())
     return FoundJoin(
         how=_KINDS.get(kind, kind.lower()),
         spark_name=str(join.joinType().toString()),
         left=left.found(),
         right=right.found(),
-        condition=_all_of(made),
+        condition=_all_of(crossings.settled(made)),
         result=tuple(_result(top, both)),
     )
+
+
+def _refuse_subqueries(conditions: list[Expression]) -> None:
+    for part in all_parts(*conditions):
+        if isinstance(part, StartValue):
+            raise BuildError(
+                f"the {part.sql} stands in the condition of a join, where a stream does not run it:"
+                " select it into a column of one of the two first"
+            )
 
 
 class _Side:
     """The columns of one input by Spark's ids: what they are in the stream and in the join."""
 
-    def __init__(self, plan: JavaObject, taken: set[str]) -> None:
+    def __init__(self, spark: SparkSession, plan: JavaObject, taken: set[str]) -> None:
         """`taken` are the names that columns of either side have already; it grows."""
-        self._own = columns_of(plan)
+        self._crossings = Crossings(spark)
+        self._own = columns_below(self._crossings, plan)
         self._taken = taken
         self._columns: list[Named] = []
         self._event_times: dict[str, str] = {}
         self._keys: list[str] = []
-        self.inner: dict[ExprId, Expression] = {}
+        self.inner: dict[ExprId, Column] = {}
         own: dict[str, Expression] = {}
         noted: list[str] = []
         for output in sequence(below_aliases(plan).output()):
@@ -352,29 +366,29 @@ class _Side:
         return bool(ids) and ids <= self.inner.keys()
 
     def add_key(self, node: JavaObject) -> None:
-        inner = translated(node, self.inner)
-        if is_window_type(inner.type):
-            self._add_window_keys(str(node.sql()), inner, translated(node, self._own))
+        column = self.inner[id_of(node)] if class_name(node) == "AttributeReference" else None
+        own = InTwo(self._crossings, Translator(self._own)).translate(node)
+        if is_window_type(own.type):
+            self._add_window_keys(str(node.sql()), column, own)
             return
-        if reason := unsupported_key_type(inner.type):
+        if reason := unsupported_key_type(own.type):
             raise BuildError(
                 f"rows cannot be joined by {node.sql()}: {reason}; use numbers, booleans, strings,"
                 " binary, dates, timestamps or decimals"
             )
-        if isinstance(inner, Column):
-            self._keys.append(inner.name)
-        else:
-            self._keys.append(self._add(name_or_sql(node), translated(node, self._own)))
+        self._keys.append(column.name if column else self._add(name_or_sql(node), own))
 
-    def _add_window_keys(self, name: str, inner: Expression, window: Expression) -> None:
+    def _add_window_keys(self, name: str, column: Column | None, window: Expression) -> None:
         """Windows are the same if they start and end together: by its end event time may go."""
         self._keys.append(self._add(f"{name}.start", bound_of(window, "start")))
         said_by = {column: time for time, column in self._event_times.items()}
-        time = said_by.get(inner.name) if isinstance(inner, Column) else None
+        time = said_by.get(column.name) if column else None
         self._keys.append(time or self._add(f"window_time({name})", last_moment_of(window)))
 
     def found(self) -> FoundInput:
-        return FoundInput(tuple(self._columns), tuple(self._keys), self._event_times)
+        made = self._crossings.settled(each.expression for each in self._columns)
+        columns = (Named(named.name, each) for named, each in zip(self._columns, made, strict=True))
+        return FoundInput(tuple(columns), tuple(self._keys), self._event_times)
 
     def _add(self, wanted: str, expression: Expression) -> str:
         names = (wanted, *(f"{wanted}_{place}" for place in range(2, len(self._taken) + 3)))

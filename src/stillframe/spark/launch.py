@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -33,8 +34,11 @@ from stillframe.spark.frames import resolve_frames
 from stillframe.spark.interrupts import spare_slots
 from stillframe.spark.listeners import SparkQuery
 from stillframe.spark.lookups import with_tables_read
+from stillframe.spark.memory import too_little_overhead
 from stillframe.storage.paths import job_directory, quoted_name
 from stillframe.storage.places import address_of, place_of
+
+log = logging.getLogger("stillframe")
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS_MAX = 10.0
@@ -111,6 +115,9 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     checks.refuse_too_few_slots(plan.slots, runs_spark_jobs, room)
     for end in checks.ends_of(plan):
         end.check_start()
+    too_little = too_little_overhead(spark.sparkContext.getConf(), plan, config)
+    if too_little is not None:
+        log.warning("%s", too_little)
     if not _runs_here(spark) or checks.brings_own_ends(plan):
         checks.refuse_unfit_executors(spark, plan.slots, plan)
     deployment = SparkDeployment(

@@ -7,7 +7,8 @@ in Spark's analyzed plan of the same join of two empty frames (`spark/joins`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +16,23 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
 from stillframe.errors import BuildError, StartRefused
+from stillframe.evaluator.beside import Evaluator
 from stillframe.graph import expressions as graph
-from stillframe.graph.expressions import Named
+from stillframe.graph.expressions import Named, spark_results
 from stillframe.graph.logical import Enrich, Lookup, Node, Transform, moved, walk
 from stillframe.runtime.expressions import project
 from stillframe.runtime.lookups import one_batch
 from stillframe.spark.duplicates import event_time_of
+from stillframe.spark.entry import spark_here
 from stillframe.spark.joins import FoundJoin, found_join, noted_frame, told_apart
 from stillframe.spark.plans import class_name
 from stillframe.spark.stream import Stream, leaf_of, projection_node, refuse_repeated, schema_of
+from stillframe.spark.subqueries import with_values_read
 from stillframe.spark.types import to_arrow_schema
 
 TABLE_BYTES_MAX = 64 * 1024 * 1024
 _MIB = 1024 * 1024
+_EVALUATOR_BYTES = 512 * _MIB
 
 On = str | list[str] | Column | list[Column] | None
 
@@ -157,8 +162,21 @@ class TableOfFrame:
         _refuse_too_large(rows.nbytes)
         nullable = pa.schema([pa.field(f.name, f.type) for f in schema])
         rows = rows.rename_columns(schema.names).cast(nullable)
-        made = project(self._columns, one_batch(rows), schema_of(self._columns))
+        with _evaluator_for(self._columns) as evaluator:
+            made = project(self._columns, one_batch(rows), schema_of(self._columns), evaluator)
         return pa.Table.from_batches([made])
+
+
+@contextmanager
+def _evaluator_for(columns: tuple[Named, ...]) -> Iterator[Evaluator | None]:
+    """Spark's evaluator, where these columns need it: here as beside a slot."""
+    results = spark_results(*(each.expression for each in columns))
+    if not results:
+        yield None
+        return
+    wanted = [each.projection for each in results]
+    with closing(Evaluator(spark_here(), wanted, _EVALUATOR_BYTES)) as evaluator:
+        yield evaluator
 
 
 def _refuse_too_large(size_bytes: int) -> None:
@@ -172,11 +190,14 @@ def _refuse_too_large(size_bytes: int) -> None:
 
 
 def with_tables_read(sinks: Sequence[Node]) -> list[Node]:
-    """The graph with the rows of its tables in it; called once, when the job starts."""
+    """The graph with the rows of its tables, and what its subqueries give, in it; called once, when
+    the job starts."""
     made: dict[int, Node] = {}
     for node in walk(sinks):
         fed = moved(node, made)
-        operator = fed.operator
+        operator = with_values_read(fed.operator)
+        if operator is not fed.operator:
+            fed = Node(operator, fed.schema, fed.inputs, fed.given_uid, fed.parallelism)
         if isinstance(operator, Lookup) and not isinstance(operator.table, pa.Table):
             read = Lookup(
                 operator.table.read(),

@@ -26,15 +26,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from stillframe.errors import BuildError
-from stillframe.graph.expressions import Column, Expression, Literal, Named
+from stillframe.graph.expressions import Expression, Literal, Named
 from stillframe.graph.logical import MapInArrow, Node, WithWatermark
-from stillframe.runtime.exploding import Expanding, Exploding
+from stillframe.runtime.exploding import Expanding
 from stillframe.runtime.limiting import Limiting
 from stillframe.spark.combined import united
 from stillframe.spark.duplicates import deduplicated
-from stillframe.spark.expressions import columns_of, function_of, translated
+from stillframe.spark.evaluated import Crossings, InTwo, columns_below, computed_in_front
+from stillframe.spark.expressions import Translator, columns_of, function_of
+from stillframe.spark.generators import generated
 from stillframe.spark.grouped import aggregated
-from stillframe.spark.joins import joined_streams, noted_frame, told_apart
+from stillframe.spark.joins import joined_streams, told_apart
 from stillframe.spark.leaves import stream_of_leaf
 from stillframe.spark.lookups import joined_with_table
 from stillframe.spark.nodes import constant_of, schema_of_plan
@@ -46,11 +48,10 @@ from stillframe.spark.stream import (
     filtered,
     frame_of_columns,
     projected,
-    schema_of,
     watermarked,
 )
 from stillframe.spark.types import to_arrow_schema
-from stillframe.spark.windows import is_event_time, window_grouped_by, without_note
+from stillframe.spark.windows import window_grouped_by, without_note
 from stillframe.spark.writer import StreamWriter
 
 if TYPE_CHECKING:
@@ -238,44 +239,28 @@ class _Translation:
         return made.with_frame(child.frame)
 
     def generate(self, plan: JavaObject) -> Stream:
-        generator = plan.generator()
-        kind = class_name(generator)
-        known = ("Explode", "PosExplode"), ("array", "map")
-        if kind not in known[0] or _type_name(generator.child()) not in known[1]:
-            raise self._refused(plan)
         child = self.of(plan.child())
-        leaf = analyzed(child.frame)
-        frame = self._with_children(plan, leaf)
-        # A column may be exploded into one of its own name.
-        columns = [
-            Named(field.name, Column(field.name, field.type))
-            for field in to_arrow_schema(frame.schema)
-        ]
-        result = told_apart(tuple(columns))
-        schema = schema_of(result)
-        function = Exploding(
-            translated(generator.child(), columns_of(leaf)),
-            kind == "PosExplode",
-            bool(plan.outer()),
-            schema,
-        )
-        times = {str(each.name()) for each in sequence(leaf.output()) if is_event_time(each)}
-        node = Node(MapInArrow(function, "explode"), schema, (child.node,))
-        return child.after(node, noted_frame(frame, result, times))
+        stream = generated(child, plan, self._over(plan, child))
+        if stream is None:
+            raise self._refused(plan)
+        return stream
 
     def expand(self, plan: JavaObject) -> Stream:
         """Each row for each window it is in, or for each grouping set."""
         below = plan.child()
+        crossings = Crossings(self._spark)
         if class_name(below) == "Project":  # what is grouped by stands in it twice, by one name
             child = self.of(below.child())
-            columns = columns_of(analyzed(self._over(below, child)))
+            columns = columns_below(crossings, analyzed(self._over(below, child)))
         else:
             child = self.of(below)
             columns = columns_of(analyzed(child.frame))
+        in_two = InTwo(crossings, Translator(columns))
         rows = [
-            [translated(each, columns) for each in sequence(row)]
+            [in_two.translate(each) for each in sequence(row)]
             for row in sequence(plan.projections())
         ]
+        front, rows = computed_in_front(crossings, child.node, rows)
         outputs = [
             without_note(self._spark, each) if any(map(_is_null, of)) else each
             for each, of in zip(sequence(plan.output()), zip(*rows, strict=True), strict=True)
@@ -288,7 +273,7 @@ class _Translation:
         )
         schema = to_arrow_schema(frame.schema)
         made = (tuple(Named(n, e) for n, e in zip(names, row, strict=True)) for row in rows)
-        node = Node(MapInArrow(Expanding(tuple(made), schema), "expand"), schema, (child.node,))
+        node = Node(MapInArrow(Expanding(tuple(made), schema), "expand"), schema, (front,))
         return child.after(node, frame)
 
     def map_in_arrow(self, plan: JavaObject) -> Stream:
@@ -422,10 +407,6 @@ def _first_names(plan: JavaObject, number: int) -> tuple[str, ...]:
 
 def _is_null(expression: Expression) -> bool:
     return isinstance(expression, Literal) and not expression.value.is_valid
-
-
-def _type_name(node: JavaObject) -> str:
-    return str(node.dataType().typeName())
 
 
 _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {

@@ -145,7 +145,7 @@ def _ran(still, params, name, stream, counted, output_mode, sink):
     checkpoints_at = os.path.join(params["directory"], "checkpoints")
     writer = stream.writeStream.outputMode(output_mode).format(sink["format"]).queryName(name)
     writer = writer.options(**{option: sink[option] for option in sink if option != "format"})
-    if params.get("source") in ("parquet", "kafka"):
+    if params.get("source") in ("parquet", "files", "kafka"):
         writer = writer.trigger(availableNow=True)
     watch = Watch()
     query = writer.options(**job_options(params, checkpoints_at)).start()
