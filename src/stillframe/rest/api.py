@@ -120,7 +120,11 @@ class Api:
 
         if _as_read(request.method) != "GET":
             return _other_method(request, ["GET", "HEAD", "OPTIONS"])
-        return Answer(200, metrics_text(self.jobs.all()), {"Content-Type": CONTENT_TYPE})
+        return Answer(
+            200,
+            metrics_text(self.jobs.all(), self.jobs.clock.wall_ms()),
+            {"Content-Type": CONTENT_TYPE},
+        )
 
     # --- who may ask ---
 

@@ -25,17 +25,18 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SHARES = ("working", "turn", "backpressured", "held", "idle")
 
 
-def metrics_text(jobs: Iterable[ServedJob]) -> str:
+def metrics_text(jobs: Iterable[ServedJob], now_ms: int) -> str:
     """In the format OpenMetrics."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs(jobs))
+    registry.register(_Jobs(jobs, now_ms))
     text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
     return text.decode()
 
 
 class _Jobs(Collector):
-    def __init__(self, jobs: Iterable[ServedJob]) -> None:
+    def __init__(self, jobs: Iterable[ServedJob], now_ms: int) -> None:
         self._jobs = list(jobs)
+        self._now_ms = now_ms
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_jobs()
@@ -64,6 +65,7 @@ class _Jobs(Collector):
         last_at = _gauge(
             "checkpoint_last_completed_timestamp_seconds", "When the newest one was triggered."
         )
+        interval = _gauge("checkpoint_interval_seconds", "How often one is to be taken.")
         took = _gauge("checkpoint_last_duration_seconds", "How long the newest one took.")
         new = _gauge("checkpoint_last_size_bytes", "What was written for the newest one.")
         full = _gauge("checkpoint_last_full_size_bytes", "All files that the newest one needs.")
@@ -74,6 +76,8 @@ class _Jobs(Collector):
             total.add_metric([job.name, "completed"], counts.completed)
             total.add_metric([job.name, "failed"], counts.failed)
             pending.add_metric(name, counts.in_progress)
+            if (seconds := job.query.config.checkpoint_interval_seconds) is not None:
+                interval.add_metric(name, seconds)
             last = told.latest_completed
             if last is not None:
                 last_id.add_metric(name, last.checkpoint_id)
@@ -82,7 +86,7 @@ class _Jobs(Collector):
                 new.add_metric(name, last.bytes_written)
                 full.add_metric(name, last.state_bytes)
                 flying.add_metric(name, last.in_flight_bytes)
-        yield from (total, pending, last_id, last_at, took, new, full, flying)
+        yield from (total, pending, interval, last_id, last_at, took, new, full, flying)
 
     def _of_tasks(self) -> Iterator[Metric]:
         where = ("task_name", "subtask_index")
@@ -125,13 +129,16 @@ class _Jobs(Collector):
         memory = _gauge("slot_memory_bytes", "Memory of the slot's process.", "slot")
         cpu = _counter("slot_cpu_seconds", "Processor time of the slot's process.", "slot")
         longest = _gauge("slot_longest_step_seconds", "The longest turn of a task lately.", "slot")
+        silence = _gauge("slot_silence_seconds", "Since the slot has told of itself.", "slot")
         for job in self._jobs:
             for slot, told in job.query.measured.items():
                 labels = [job.name, str(slot)]
+                silent_ms = 0 if job.has_ended else max(0, self._now_ms - told.at_ms)
+                silence.add_metric(labels, silent_ms / 1000)
                 memory.add_metric(labels, told.rss_bytes)
                 cpu.add_metric(labels, told.cpu_seconds)
                 longest.add_metric(labels, told.longest_step_seconds)
-        yield from (memory, cpu, longest)
+        yield from (memory, cpu, longest, silence)
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
