@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,7 +21,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from waiting import wait_until
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.sinks import Sink
@@ -109,6 +109,14 @@ class RunningQuery:
 
     def attempts(self) -> list[AttemptStarted]:
         return [event for event in self.told if isinstance(event, AttemptStarted)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Also for drivers that tests start: they import this file without what tests share."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        threading.Event().wait(0.01)
 
 
 class PageViews:

@@ -296,6 +296,9 @@ class KafkaTarget(Target):
                     began_at = self._begin_transaction()
             self._commit(mark.checkpoint_id)
         except KafkaException as error:
+            if error.args[0].code() == KafkaError._STATE:
+                # A transaction that cannot go on: what is told of a record says why.
+                self._producing.producer.poll(_ROOM_SECONDS)
             self._producing.raise_failure()
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 assert self._client is not None
