@@ -63,7 +63,7 @@ def read_with_stops(source, random):
 @pytest.mark.parametrize("seed", range(15))
 def test_parquet_rewinds_to_any_batch(seed, tmp_path, monkeypatch):
     random = Random(seed)
-    monkeypatch.setattr(parquet, "_BATCH_ROWS", random.randint(1, 50))
+    monkeypatch.setattr(parquet, "BATCH_ROWS", random.randint(1, 50))
     start = 0
     for number in range(random.randint(1, 4)):
         stop = start + random.randint(0, 200)
@@ -259,7 +259,7 @@ def rest_of(source, split):
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 40)
-    monkeypatch.setattr(parquet, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 2)
 
 
 def write_numbers(kind, path, first, count=20):
@@ -360,7 +360,7 @@ def test_a_file_that_grows_while_it_is_read_is_not_taken_for_whole(tmp_path, sma
 
 @pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])
 def test_a_position_tells_when_a_file_has_ended(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 2)
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 40)
     path = tmp_path / "file"
     if kind is ParquetSource:
@@ -497,7 +497,7 @@ def test_small_row_groups_are_not_worth_a_dictionary_each(tmp_path):
 
 
 def test_a_file_that_is_read_as_dictionaries_rewinds_to_any_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "_BATCH_ROWS", 300)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 300)
     monkeypatch.setattr(parquet, "_GROUP_ROWS_MIN", 100)
     pq.write_table(APPS, tmp_path / "a.parquet", row_group_size=700)
     source = ParquetSource(str(tmp_path), APP_SCHEMA)

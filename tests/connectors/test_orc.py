@@ -38,7 +38,7 @@ def write_in_stripes(path, table):
 
 
 def test_orc_rewinds_to_any_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(connector, "_BATCH_ROWS", 20)
+    monkeypatch.setattr(connector, "BATCH_ROWS", 20)
     write_in_stripes(tmp_path / "a.orc", table_of(0, 90))
     assert orc.ORCFile(tmp_path / "a.orc").nstripes > 1
     source = OrcSource(str(tmp_path), SCHEMA)
@@ -52,7 +52,7 @@ def test_orc_rewinds_to_any_batch(tmp_path, monkeypatch):
 
 
 def test_an_orc_file_that_is_another_one_is_not_read_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(connector, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(connector, "BATCH_ROWS", 2)
     orc.write_table(table_of(0, 9), tmp_path / "a.orc")
     source = OrcSource(str(tmp_path), SCHEMA)
     after, _ = next(read(source, source.splits(1)))
