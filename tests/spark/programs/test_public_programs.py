@@ -391,7 +391,8 @@ PUBLIC_PROGRAMS = (
         STREAMS,
         "rides without a fare",
         unpaid,
-        here="rides come out that Spark still keeps: a stream that has ended does not hold event time",
+        here="rides come out that Spark still keeps: a stream that has ended does not hold event"
+        " time",
     ),
 )
 
