@@ -8,6 +8,7 @@ attempt (in Flink one does), and a completed one starts the count of restartAtte
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from stillframe.errors import BuildError, UnknownOption
+from stillframe.json_values import JsonObject
 from stillframe.secrets import Conf, Secret, is_secret_name
 
 RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
@@ -201,6 +203,19 @@ def _parse_prepared(option: str, text: str) -> tuple[str, ...]:
     return keys
 
 
+def _parse_defaults(option: str, text: str) -> JsonObject:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise BuildError(
+            f"option {option} is a JSON object of columns and what they begin with, such as"
+            f""" '{{"country": "unknown", "sum(amount)": null}}', not {text!r}"""
+        )
+    return given
+
+
 def _parse_restart_strategy(option: str, text: str) -> RestartStrategyName:
     """Any case, and `off` for `none`, as Flink has it."""
     given = "none" if text.strip().lower() == "off" else text
@@ -319,6 +334,9 @@ class JobConfig:
     """Whether state of operators that the job does not have is left out; otherwise refused."""
     accept_missing_output: frozenset[str] = frozenset()
     """Published files that are gone, and that the job goes on without: `file:rows`, by commas."""
+    state_defaults: JsonObject = field(default_factory=dict)
+    """What columns of a state begin with that the snapshot does not have, by the name of the column
+    or of the aggregate; null: with nothing."""
     discard_prepared: tuple[str, ...] | None = None
     """Output that sinks have prepared and not committed and that nobody wants, each by sink, epoch
     and number of rows."""
@@ -411,6 +429,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "restoreMode": ("restore_mode", _parse_restore_mode),
     "allowNonRestoredState": ("allow_non_restored_state", parse_flag),
     "acceptMissingOutput": ("accept_missing_output", _parse_missing),
+    "stateDefaults": ("state_defaults", _parse_defaults),
     "discardPrepared": ("discard_prepared", _parse_prepared),
     "requireGuarantee": ("required_guarantee", _parse_guarantee),
     "fresh": ("fresh", parse_flag),

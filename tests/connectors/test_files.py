@@ -829,6 +829,23 @@ def test_files_may_be_missing_at_first_and_come_later(followed):
     assert followed.discover() == ["a"]
 
 
+def test_a_file_known_by_its_name_alone_is_not_new_in_another_directory(tmp_path):
+    source = JsonLinesSource(str(tmp_path), SCHEMA, Following(by_name=True)).listing(
+        is_recursive=True
+    )
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a").write_text('{"n": 1}\n')
+    enumerator = source.open_enumerator(None)
+    found = enumerator.discover()
+    assert len(found.splits) == 1
+    (tmp_path / "two").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "two" / name).write_text('{"n": 1}\n')
+
+    for each in (enumerator, source.open_enumerator(found.state)):
+        assert [split.id for split in each.discover().splits] == [str(tmp_path / "two" / "b")]
+
+
 def test_at_the_first_listing_no_file_is_too_old(followed):
     followed.write("old", 1)
     followed.write("new", 1_000_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stillframe.protocol.fit import JobShape, Mismatch, fitted, in_words, mismatches
+from stillframe.protocol.fit import Evolves, JobShape, Mismatch, fitted, in_words, mismatches
 from stillframe.protocol.manifests import (
     ChannelState,
     FileHandle,
@@ -86,6 +86,14 @@ def test_every_mismatch_is_told_at_once_one_line_each():
     words = in_words(SNAPSHOT, found).splitlines()
     assert words[0] == "checkpoint 6 of job 'views' does not fit this job, for 6 reasons:"
     assert [line[:2] for line in words[1:]] == ["- "] * 6
+
+
+def test_a_state_with_other_columns_is_no_mismatch_unless_records_are_under_way():
+    grown = Evolves("count", "sum is new and begins empty for what was kept before")
+
+    assert told(FITTING, replace(SNAPSHOT, channels=()), [grown]) == []
+    [line] = told(FITTING, SNAPSHOT, [grown])
+    assert "records under way, and operator count has other columns in the job" in line
 
 
 def test_one_mismatch_is_one_sentence():

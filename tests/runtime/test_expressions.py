@@ -70,6 +70,21 @@ def test_a_column_that_does_not_fit_its_declared_type_is_an_error() -> None:
         evaluate(X, batch)
 
 
+@pytest.mark.parametrize(
+    ("function", "with_itself"),
+    [("null_safe_equal", True), ("equal", None), ("less", None), ("less_equal", None)],
+)
+def test_a_column_of_no_type_is_null_and_is_compared_as_that(function, with_itself) -> None:
+    void = Column("v", pa.null())
+    batch = pa.record_batch({"v": pa.nulls(2), "x": pa.array([1, None], INT)})
+
+    for one, other in ((void, void), (void, Literal(pa.scalar(None)))):
+        compared = evaluate(call(function, one, other, type=BOOL), batch)
+        assert compared.to_pylist() == [with_itself, with_itself]
+    with_numbers = evaluate(call(function, void, X, type=BOOL), batch).to_pylist()
+    assert with_numbers == ([False, True] if with_itself else [None, None])
+
+
 def test_a_function_of_constants_only_has_one_value_per_record() -> None:
     assert evaluate(call("add", constant(1), constant(2)), BATCH).to_pylist() == [3, 3, 3, 3]
 

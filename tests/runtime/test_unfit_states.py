@@ -32,7 +32,7 @@ from stillframe.graph.logical import (
 )
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
-from stillframe.protocol.fit import Mismatch
+from stillframe.protocol.fit import Evolves, Mismatch
 from stillframe.protocol.manifests import Manifest, OperatorSnapshot
 from stillframe.protocol.restore import SubtaskState
 from stillframe.runtime.building import Site, Surroundings
@@ -108,19 +108,34 @@ def test_an_aggregate_that_has_not_changed_fits_and_no_file_is_read(store, tmp_p
     for file in manifest.files():
         store.delete(file.path)
 
-    assert unfit_states(plan_of(made), manifest, store) == []
+    assert unfit_states(plan_of(made), manifest, store, {}) == []
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("changed", [{"calls": (COUNT, SUM)}, {"keys": ("n",)}], ids=str)
-def test_one_that_has_changed_is_told_with_both_schemas(store, window, changed):
+def test_other_keys_are_told_with_both_schemas(store, window):
     manifest = snapshot_of(store, aggregate(window))
 
-    [mismatch] = unfit_states(plan_of(aggregate(window, **changed)), manifest, store)
+    [mismatch] = unfit_states(plan_of(aggregate(window, keys=("n",))), manifest, store, {})
 
+    assert isinstance(mismatch, Mismatch)
     assert mismatch.operator == "count"
     assert mismatch.what.startswith("operator count: the state of operator 'count' has the columns")
-    assert mismatch.remedy == "group and aggregate as before, or give the operator another uid"
+    assert mismatch.remedy.startswith("group by the same keys in the same order")
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_an_aggregate_that_comes_or_goes_is_said_and_is_no_mismatch(store, window):
+    both, one = aggregate(window, calls=(COUNT, SUM)), aggregate(window)
+
+    grown = unfit_states(plan_of(both), snapshot_of(store, one), store, {"sum": 7})
+    shrunk = unfit_states(
+        plan_of(one), snapshot_of(store.below("two"), both), store.below("two"), {}
+    )
+
+    new = "sum is new and begins with 7 for what was kept before"
+    assert grown == [Evolves(OperatorUid("count"), new)]
+    gone = "sum is not kept any more and left behind"
+    assert shrunk == [Evolves(OperatorUid("count"), gone)]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +158,7 @@ def test_a_window_of_another_length_is_told_though_its_columns_are_the_same(
     manifest = snapshot_of(store, Aggregate(("key",), (COUNT,), before, emits_closed=True))
     changed = Aggregate(("key",), (COUNT,), now, emits_closed=True)
 
-    [mismatch] = unfit_states(plan_of(changed), manifest, store)
+    [mismatch] = unfit_states(plan_of(changed), manifest, store, {})
 
     assert said in mismatch.what
     assert mismatch.remedy == "group and aggregate as before, or give the operator another uid"
@@ -153,14 +168,14 @@ def test_a_window_that_begins_a_whole_slide_later_is_the_same(store):
     manifest = snapshot_of(store, aggregate("side by side"))
     moved = Aggregate(("key",), (COUNT,), Window("at", 10, 10, 20), emits_closed=True)
 
-    assert unfit_states(plan_of(moved), manifest, store) == []
+    assert unfit_states(plan_of(moved), manifest, store, {}) == []
 
 
 def test_sessions_know_when_they_end_so_their_gap_may_change(store):
     manifest = snapshot_of(store, aggregate("sessions"))
     longer = Aggregate(("key",), (COUNT,), SessionWindow("at", 99), emits_closed=True)
 
-    assert unfit_states(plan_of(longer), manifest, store) == []
+    assert unfit_states(plan_of(longer), manifest, store, {}) == []
 
 
 SECOND = pa.schema([pa.field(f"{field.name}_2", field.type) for field in SCHEMA])
@@ -197,7 +212,7 @@ def found(
         dealt = tuple(replace(state, redistribution=how) for state in states)
         snapshot = OperatorSnapshot(OperatorUid("it"), 0, broadcast=dealt)
     manifest = Manifest("views", 1, 1, 0, "checkpoint", 0, 0, 128, (), (snapshot,))
-    return unfit_states(plan, manifest, store)
+    return unfit_states(plan, manifest, store, {})
 
 
 def with_numbers_as_keys(schema: pa.Schema) -> pa.Schema:
@@ -349,10 +364,10 @@ def test_a_file_that_cannot_be_read_is_left_to_who_restores_it(store):
     for file in manifest.files():
         store.delete(file.path)
 
-    assert unfit_states(plan_of(aggregate("none", calls=(SUM,))), manifest, store) == []
+    assert unfit_states(plan_of(aggregate("none", calls=(SUM,))), manifest, store, {}) == []
 
 
 def test_an_operator_that_is_new_has_nothing_to_fit(store):
     nothing = Manifest("views", 1, 1, 0, "checkpoint", 0, 0, 128, (), ())
 
-    assert unfit_states(plan_of(aggregate("none")), nothing, store) == []
+    assert unfit_states(plan_of(aggregate("none")), nothing, store, {}) == []

@@ -56,7 +56,7 @@ def told_before(page_views, plan, **options) -> str:
     config = job_config({"checkpointLocation": page_views.location, **options})
     found = locate(f"{page_views.location}/page-views")
     allows = config.allow_non_restored_state
-    wrong = mismatches_with(plan, found, unfit_states, config, allows_gone=allows)
+    wrong, _ = mismatches_with(plan, found, unfit_states, config, allows_gone=allows)
     return in_words(found.manifest, wrong) if wrong else ""
 
 

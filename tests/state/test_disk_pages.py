@@ -15,6 +15,7 @@ import pytest
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import DataError, StartRefused, StorageError
 from stillframe.key_groups import hash_batch, key_group_range, key_groups_of
+from stillframe.runtime.kept_columns import KeptColumns
 from stillframe.state import pages as pages_module
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.disk import Disk, DiskMemory
@@ -509,7 +510,9 @@ def test_a_database_with_narrower_columns_is_taken_over_and_one_with_others_is_r
     def counted(type_: pa.DataType, column: str, disk: Disk) -> PagedAggregates:
         schema = pa.schema([(column, type_)])
         count = [AggregateCall("count", None, "n", pa.int64())]
-        return PagedAggregates(schema, [column], count, MAX_PARALLELISM, disk, EVERYTHING, 0)
+        what = (schema, [column], count, MAX_PARALLELISM)
+        fit = KeptColumns(AggregateTable(*what).snapshot_schema, "top").fitted
+        return PagedAggregates(*what, disk, EVERYTHING, 0, fit)
 
     narrow = counted(pa.int32(), "k", place.disk())
     narrow.update(pa.record_batch({"k": pa.array(range(2_000), pa.int32())}))

@@ -22,7 +22,7 @@ from stillframe.coordinator.located import LocatedSnapshot, locate
 from stillframe.coordinator.starting import mismatches_with
 from stillframe.errors import BuildError, StillframeError
 from stillframe.graph.plan import Plan
-from stillframe.protocol.fit import Mismatch, in_words
+from stillframe.protocol.fit import Evolves, Mismatch, in_words
 from stillframe.runtime.scratch import scratch_directory
 
 if TYPE_CHECKING:
@@ -46,22 +46,27 @@ def inspect_against(arguments: argparse.Namespace) -> int:
     from stillframe.runtime.unfit_states import unfit_states
 
     allows = config.allow_non_restored_state or arguments.allow_non_restored_state
-    wrong = mismatches_with(plan, found, unfit_states, config, allows_gone=allows)
+    wrong, changed = mismatches_with(plan, found, unfit_states, config, allows_gone=allows)
     if arguments.json:
-        print(json.dumps(_as_json(plan, found, wrong), ensure_ascii=False, indent=1))
+        print(json.dumps(_as_json(plan, found, wrong, changed), ensure_ascii=False, indent=1))
     elif wrong:
         print(f"{found.place}: {in_words(found.manifest, wrong)}")
     else:
         print(f"{found.place}: {found.manifest.title} fits job {plan.job!r} of {job_file}")
+        for each in changed:
+            print(f"- {each}")
     return int(bool(wrong))
 
 
-def _as_json(plan: Plan, found: LocatedSnapshot, wrong: tuple[Mismatch, ...]) -> dict[str, Any]:
+def _as_json(
+    plan: Plan, found: LocatedSnapshot, wrong: tuple[Mismatch, ...], changed: list[Evolves]
+) -> dict[str, Any]:
     return {
         "path": found.place,
         "job": plan.job,
         "fits": not wrong,
         "mismatches": [each.to_json() for each in wrong],
+        "evolves": [each.to_json() for each in changed],
     }
 
 

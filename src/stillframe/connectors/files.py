@@ -20,7 +20,7 @@ import copy
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, cast
 
@@ -71,6 +71,8 @@ class Following:
     """Whether of several new files the newest is read first."""
     cleaning: Cleaning | None = None
     """What becomes of files that have been read; None: nothing."""
+    by_name: bool = False
+    """Whether a file is known by its name alone, in whichever directory it is."""
 
 
 @dataclass(frozen=True, init=False)
@@ -239,12 +241,15 @@ class _FollowedFiles(SplitEnumerator):
         self._seen = dict(seen)
         self._latest_first = following.latest_first
         self._cleaning = following.cleaning
+        self._known_by: Callable[[str], str] = os.path.basename if following.by_name else str
         self._let_go: set[str] = set()
         self._forgotten_before_ms = cast(int, state["forgotten_before_ms"]) if state else None
 
     def discover(self) -> Discovered:
         try:
-            new = [each for each in _listed(self._source.files_now()) if self._is_new(each)]
+            known = {self._known_by(path) for path in self._seen}
+            listed = _listed(self._source.files_now())
+            new = [each for each in listed if self._is_new(each, known)]
             if self._latest_first:
                 new.reverse()
             splits = [self._source.split_of(each.file, each.size_bytes) for each in new]
@@ -265,10 +270,10 @@ class _FollowedFiles(SplitEnumerator):
             self._cleaning.let_go(path, seen[path], self._source.settings)
         self._let_go = set(seen) - unread
 
-    def _is_new(self, listed: _Listed) -> bool:
+    def _is_new(self, listed: _Listed, known: Collection[str]) -> bool:
         # At the first listing nothing is too old, as in Spark.
         forgotten = self._forgotten_before_ms
-        return listed.file.path not in self._seen and (
+        return self._known_by(listed.file.path) not in known and (
             forgotten is None or listed.changed_at_ms >= forgotten
         )
 

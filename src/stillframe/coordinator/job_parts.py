@@ -14,14 +14,17 @@ from stillframe.coordinator.savepoints import OpenStore
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.graph.plan import Plan
 from stillframe.ids import OperatorUid
-from stillframe.protocol.fit import Mismatch
+from stillframe.json_values import JsonObject
+from stillframe.protocol.fit import StateFinding
 from stillframe.protocol.manifests import Manifest
 from stillframe.storage.store import Store, open_store
 
-UnfitStates = Callable[[Plan, Manifest, Store], Sequence[Mismatch]]
+UnfitStates = Callable[[Plan, Manifest, Store, JsonObject], Sequence[StateFinding]]
 
 
-def no_unfit_states(plan: Plan, manifest: Manifest, store: Store) -> Sequence[Mismatch]:
+def no_unfit_states(
+    plan: Plan, manifest: Manifest, store: Store, given: JsonObject
+) -> Sequence[StateFinding]:
     """Where nobody knows how states are kept it is found out when they are restored."""
     return ()
 
@@ -41,7 +44,8 @@ class JobParts:
     on_running: Callable[[], None] = lambda: None
     """Called when all slots of an attempt run, and everybody knows."""
     unfit_states: UnfitStates = no_unfit_states
-    """Which states of a snapshot the plan cannot go on with, as far as that can be told here."""
+    """Which states of a snapshot the plan cannot go on with, or in other columns only, as far as
+    that can be told here."""
     oom_kills: Callable[[], int | None] = lambda: None
     """How many processes the driver's machine has killed for want of memory."""
     locate: Callable[[str], LocatedSnapshot] | None = None

@@ -98,6 +98,7 @@ def run_attempt(
         attempt=attempt,
         incarnation=parts.ledger.incarnation,
         accepts_missing=parts.config.accept_missing_output,
+        state_defaults=parts.config.state_defaults,
         coordinator=Address(stage.driver.host, server.port),
         secret=stage.secret,
         store_address=parts.ledger.store_address,

@@ -25,7 +25,17 @@ from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.json_values import JsonObject
 from stillframe.protocol.failures import AttemptBegun, Restored
-from stillframe.protocol.fit import Fitted, JobShape, Mismatch, fitted, in_words, mismatches
+from stillframe.protocol.fit import (
+    Evolves,
+    Fitted,
+    JobShape,
+    Mismatch,
+    StateFinding,
+    evolving,
+    fitted,
+    in_words,
+    mismatches,
+)
 from stillframe.protocol.joblog import Beginning, JobRecord
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.restore import (
@@ -241,6 +251,8 @@ class Starter:
         if wrong:
             raise StartRefused(in_words(manifest, wrong))
         self._have_states_fit = True
+        for change in evolving(unfit):
+            log.warning("%s", change)
         for lost in fit.lost:
             log.warning(
                 "the state of %r (%s) is not restored: the job has no such operator, and"
@@ -292,7 +304,7 @@ class Starter:
 
     def _unfit_states(
         self, manifest: Manifest, found: LocatedSnapshot | None
-    ) -> Sequence[Mismatch]:
+    ) -> Sequence[StateFinding]:
         """Looked for once: a checkpoint of the job's own that follows has the states it has."""
         address = self._ledger.store_address
         if self._have_states_fit or address is None:
@@ -300,7 +312,9 @@ class Starter:
         store = self._parts.open_store(address)
         if found is not None:
             store = StoreWithSavepoint(store, found.store)
-        return self._parts.unfit_states(self._plan, manifest, store)
+        return self._parts.unfit_states(
+            self._plan, manifest, store, self._parts.config.state_defaults
+        )
 
     def _choose_manifest(self) -> tuple[Manifest | None, bool]:
         """The job's own checkpoint to begin with, and whether all it was is left behind."""
@@ -415,8 +429,9 @@ def mismatches_with(
     config: JobConfig,
     *,
     allows_gone: bool,
-) -> tuple[Mismatch, ...]:
-    """Why a job of this plan cannot begin with this snapshot, told as its start would tell it."""
+) -> tuple[tuple[Mismatch, ...], list[Evolves]]:
+    """Why a job of this plan cannot begin with this snapshot, and which states it would go on with
+    in other columns, told as its start would tell it."""
     manifest = found.manifest
     if manifest.kind == "savepoint" or manifest.job != plan.job:
         manifest = as_savepoint(manifest)  # what was prepared is for the job that prepared it
@@ -424,8 +439,9 @@ def mismatches_with(
     discarded = [each.uid for each in prepared if each.key in (config.discard_prepared or ())]
     manifest = without_prepared(manifest, discarded)
     fit = fit_to(plan, manifest, found.committed, allows_gone=allows_gone)
-    unfit = unfit_states(plan, fit.manifest, found.store)
-    return mismatches(job_shape(plan), fit, unfit, allows_state_lost=allows_gone)
+    unfit = unfit_states(plan, fit.manifest, found.store, config.state_defaults)
+    wrong = mismatches(job_shape(plan), fit, unfit, allows_state_lost=allows_gone)
+    return wrong, evolving(unfit)
 
 
 def fit_to(

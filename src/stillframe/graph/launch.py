@@ -11,6 +11,7 @@ from typing import Literal
 from stillframe.config import CheckpointMode, StateSettings
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt
+from stillframe.json_values import JsonObject
 from stillframe.wire import Address
 
 
@@ -43,6 +44,8 @@ class SlotLaunch:
     """The heap of the JVM with Spark's evaluator beside the slot, if an expression needs it."""
     accepts_missing: frozenset[str] = frozenset()
     """Output that is gone, and that its sinks go on without."""
+    state_defaults: JsonObject = field(default_factory=dict)
+    """What columns of a state begin with that the snapshot does not have."""
 
 
 class RunningSlots(ABC):

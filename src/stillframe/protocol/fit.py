@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from stillframe.ids import Epoch, OperatorUid
 from stillframe.json_values import JsonObject
@@ -51,6 +52,25 @@ class Mismatch:
 
     def to_json(self) -> JsonObject:
         return {"operator": self.operator, "what": self.what, "remedy": self.remedy}
+
+
+@dataclass(frozen=True, slots=True)
+class Evolves:
+    """A state that the job goes on with, in other columns than the snapshot has."""
+
+    operator: OperatorUid
+    what: str
+    """Which columns begin and which are left behind."""
+
+    def __str__(self) -> str:
+        return f"operator {self.operator} goes on with other columns than before: {self.what}"
+
+    def to_json(self) -> JsonObject:
+        return {"operator": self.operator, "what": self.what}
+
+
+StateFinding: TypeAlias = Mismatch | Evolves
+"""What those say of a state who know how states are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +149,7 @@ def left_out(lost: Sequence[Lost], *, allows_state: bool) -> tuple[Lost, ...]:
 def mismatches(
     job: JobShape,
     fit: Fitted,
-    of_states: Sequence[Mismatch] = (),
+    of_states: Sequence[StateFinding] = (),
     *,
     allows_state_lost: bool = False,
 ) -> tuple[Mismatch, ...]:
@@ -143,10 +163,16 @@ def mismatches(
         *_of_key_groups(job, manifest),
         *(_of_lost(each) for each in fit.lost if each not in gone),
         *_of_kinds(job, manifest),
-        *of_states,
+        *(each for each in of_states if isinstance(each, Mismatch)),
         *_of_enumerators(job, manifest),
         *_of_channels(job, manifest),
+        *_of_records_under_way(manifest, evolving(of_states)),
     )
+
+
+def evolving(of_states: Sequence[StateFinding]) -> list[Evolves]:
+    """What is said when the job starts."""
+    return [each for each in of_states if isinstance(each, Evolves)]
 
 
 def in_words(manifest: Manifest, found: Sequence[Mismatch]) -> str:
@@ -239,6 +265,20 @@ def _of_channels(job: JobShape, manifest: Manifest) -> list[Mismatch]:
             "give operators the uids they had, or restore a checkpoint that was not unaligned",
         )
         for edge in edges_lost(job.edges, manifest)
+    ]
+
+
+def _of_records_under_way(manifest: Manifest, changed: Sequence[Evolves]) -> list[Mismatch]:
+    """They have the columns that the operators had."""
+    if not changed or not manifest.channels:
+        return []
+    uid = changed[0].operator
+    return [
+        Mismatch(
+            f"it holds records under way, and operator {uid} has other columns in the job",
+            "start the job as it was, stop it with a savepoint, and begin with that",
+            uid,
+        )
     ]
 
 

@@ -41,6 +41,7 @@ from stillframe.graph.logical import (
 )
 from stillframe.graph.plan import Plan, PlannedOperator, Task
 from stillframe.ids import Attempt, OperatorUid, SlotIndex, SubtaskIndex
+from stillframe.json_values import JsonObject
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.manifests import KeyedState
 from stillframe.protocol.restore import StartingChannels, StartingState, SubtaskState
@@ -49,7 +50,7 @@ from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.deduplicating import Deduplicating, seen_keys
 from stillframe.runtime.disk import AggregatingOnDisk, DiskRoom, rows_of_databases
 from stillframe.runtime.enriching import Enriching, newest_rows
-from stillframe.runtime.fitting import Fit, as_it_is, kept_states
+from stillframe.runtime.fitting import as_it_is, kept_states
 from stillframe.runtime.joining import Joining
 from stillframe.runtime.kept_states import KeptStates, StatesOnDisk, StatesOnHeap
 from stillframe.runtime.keyed_functions import FunctionOperator, Processing
@@ -81,6 +82,7 @@ from stillframe.state.disk import Disk
 from stillframe.state.disk_pages import PagedAggregates
 from stillframe.state.disk_rows import DiskBackend
 from stillframe.state.heap import HeapBackend
+from stillframe.state.pages import Fit
 from stillframe.state.snapshots import read_keyed_snapshot
 from stillframe.storage.store import Store
 from stillframe.user_code import calling
@@ -114,6 +116,8 @@ class Surroundings:
     staging: Staging | None = None
     """Where sinks may keep what they have prepared; None: nothing is kept."""
     accepts_missing: frozenset[str] = frozenset()
+    state_defaults: JsonObject = field(default_factory=dict)
+    """What columns of a state begin with that the snapshot does not have."""
     evaluator: Evaluator | None = None
     """Spark's, beside the slot; None: no expression of the plan needs it."""
 
@@ -152,7 +156,7 @@ class Site:
         """The rows of these files, or of all there are, whose key groups it owns; they fit."""
         for keyed in self.state.keyed if keyed_states is None else keyed_states:
             buffer = read_file(self.around.store, keyed.file)
-            fit = self._fit_of(keyed.name)
+            fit = self.fit_of(keyed.name)
             yield from map(fit, read_keyed_snapshot(buffer, keyed.key_groups, self.owned))
 
     def restored_states(self) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -164,11 +168,12 @@ class Site:
         if self.around.room is None:
             stored = rows_of_databases(self.around.store, self.state.disks, self.owned)
             for name, group in groupby(stored, itemgetter(0)):
-                fit = self._fit_of(name)
+                fit = self.fit_of(name)
                 yield from ((name, fit(batch)) for _, batch in group)
 
-    def _fit_of(self, name: str) -> Fit:
-        kept = kept_states(self.around.plan, self.task, self.planned).get(name)
+    def fit_of(self, name: str) -> Fit:
+        given = self.around.state_defaults
+        kept = kept_states(self.around.plan, self.task, self.planned, given).get(name)
         return as_it_is if kept is None else kept.fit
 
     def own_time_us(self) -> int | None:
@@ -355,7 +360,8 @@ def _aggregating_on_disk(
     )
     disk = Disk.open(directory, room.memory)
     try:
-        table = PagedAggregates(*what, disk, site.owned, room.buffer_bytes_max)
+        fit = site.fit_of(PagedAggregates.TABLE)
+        table = PagedAggregates(*what, disk, site.owned, room.buffer_bytes_max, fit)
         for _, batch in site.restored_states():
             table.restore(batch)
     except BaseException:

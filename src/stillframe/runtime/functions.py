@@ -134,7 +134,19 @@ def _normalize_float(type_: pa.DataType, argument: pa.Array) -> Datum:
 # Comparison
 
 
+def _is_void(left: Datum, right: Datum) -> bool:
+    """Whether one of them has nothing but nulls, of no type: Arrow compares none of these."""
+    return bool(types.is_null(left.type) or types.is_null(right.type))
+
+
+def _unknown(left: Datum, right: Datum) -> Datum:
+    either = pc.or_(pc.is_null(left), pc.is_null(right))
+    return pc.if_else(either, pa.scalar(None, pa.bool_()), False)
+
+
 def _equal(type_: pa.DataType, left: Datum, right: Datum) -> Datum:
+    if _is_void(left, right):
+        return _unknown(left, right)
     same = pc.equal(left, right)
     if types.is_floating(left.type):
         same = pc.or_(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))
@@ -143,10 +155,14 @@ def _equal(type_: pa.DataType, left: Datum, right: Datum) -> Datum:
 
 def _null_safe_equal(type_: pa.DataType, left: Datum, right: Datum) -> Datum:
     both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    if _is_void(left, right):
+        return both_null
     return pc.if_else(both_null, True, pc.fill_null(_equal(type_, left, right), False))
 
 
 def _less(type_: pa.DataType, left: Datum, right: Datum) -> Datum:
+    if _is_void(left, right):
+        return _unknown(left, right)
     less = pc.less(left, right)
     if types.is_floating(left.type):
         less = pc.or_(less, pc.and_(pc.invert(pc.is_nan(left)), pc.is_nan(right)))

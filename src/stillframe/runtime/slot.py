@@ -263,6 +263,7 @@ class _Slot(TaskEvents):
                 incarnation=self._launch.incarnation,
                 staging=_staging(self._launch),
                 accepts_missing=self._launch.accepts_missing,
+                state_defaults=self._launch.state_defaults,
                 evaluator=self._evaluator,
             )
         )

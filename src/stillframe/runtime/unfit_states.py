@@ -30,15 +30,18 @@ from stillframe.clock import SystemClock
 from stillframe.errors import StartRefused, StillframeError
 from stillframe.graph.logical import ProcessStream, Transform
 from stillframe.graph.plan import Plan, PlannedOperator, Task
-from stillframe.protocol.fit import Mismatch
+from stillframe.json_values import JsonObject
+from stillframe.protocol.columns import Changed
+from stillframe.protocol.fit import Evolves, Mismatch, StateFinding
 from stillframe.protocol.manifests import Manifest, Redistribution
-from stillframe.runtime.fitting import Fit, Kept, kept_states
+from stillframe.runtime.fitting import Kept, kept_states
 from stillframe.runtime.stored_states import StatePart, schema_of
 from stillframe.runtime.stream_processing import declared_states, refuse_other_redistribution
 from stillframe.runtime.transforming import KeyedStates
 from stillframe.state.backends import Declared
 from stillframe.state.evolution import fitted_to
 from stillframe.state.heap import HeapBackend
+from stillframe.state.pages import Fit
 from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
@@ -57,13 +60,17 @@ class _Stored:
     """None: by key."""
 
 
-def unfit_states(plan: Plan, manifest: Manifest, store: Store) -> list[Mismatch]:
-    """One mismatch for each state that the plan cannot go on with."""
+def unfit_states(
+    plan: Plan, manifest: Manifest, store: Store, given: JsonObject
+) -> list[StateFinding]:
+    """What is said of each state that the plan cannot go on with, or in other columns only.
+
+    `given`: what new columns begin with."""
     return [
-        mismatch
+        finding
         for task, planned in plan.operators()
         if (stored := _stored(manifest, planned))
-        for mismatch in _unfit(planned, stored, _kept(plan, task, planned), store)
+        for finding in _unfit(planned, stored, _kept(plan, task, planned, given), store, given)
     ]
 
 
@@ -72,7 +79,8 @@ def _unfit(
     stored: Mapping[str, _Stored],
     kept_now: Mapping[str, Kept],
     store: Store,
-) -> Iterator[Mismatch]:
+    given: JsonObject,
+) -> Iterator[StateFinding]:
     for name, kept in kept_now.items():
         found = stored.get(name)
         if found is None:
@@ -81,8 +89,9 @@ def _unfit(
             refuse_other_redistribution(name, found.how, kept.how)
             if kept.is_as_described(found.columns, found.kind):
                 continue
-            schema = schema_of(store, found.part)
-            kept.fit(pa.RecordBatch.from_pylist([], schema=schema))
+            change = kept.change_from(schema_of(store, found.part))
+            if change != Changed():
+                yield Evolves(planned.uid, change.in_words(given))
         except StartRefused as error:
             yield _mismatch(planned, error)
         except (StillframeError, KeyError, pa.ArrowException) as error:
@@ -118,7 +127,7 @@ def _stored(manifest: Manifest, planned: PlannedOperator) -> dict[str, _Stored]:
 # --- what the plan keeps
 
 
-def _kept(plan: Plan, task: Task, planned: PlannedOperator) -> dict[str, Kept]:
+def _kept(plan: Plan, task: Task, planned: PlannedOperator, given: JsonObject) -> dict[str, Kept]:
     """The states of which it can be told, by name."""
     match planned.operator:
         case Transform() as transform:
@@ -127,7 +136,7 @@ def _kept(plan: Plan, task: Task, planned: PlannedOperator) -> dict[str, Kept]:
         case ProcessStream() as process:
             return _declared(planned, partial(_of_stream_function, process))
         case _:
-            return kept_states(plan, task, planned)
+            return kept_states(plan, task, planned, given)
 
 
 def _declared(planned: PlannedOperator, read: Callable[[], dict[str, Kept]]) -> dict[str, Kept]:

@@ -59,7 +59,7 @@ from stillframe.secrets import Secret
 
 _FILE_OPTIONS = (
     *("path", "followInterval", "maxFileAge", "recursiveFileLookup", "pathGlobFilter"),
-    *("latestFirst", "cleanSource", "sourceArchiveDir"),
+    *("latestFirst", "cleanSource", "sourceArchiveDir", "fileNameOnly"),
     *("maxFilesPerTrigger", "maxBytesPerTrigger", "maxCachedFiles", "discardCachedInputRatio"),
 )
 log = logging.getLogger("stillframe")
@@ -374,7 +374,8 @@ def _following(options: Options) -> Following:
     seconds_max = usual.file_age_seconds_max
     if age is not None:
         seconds_max = parse_duration_seconds("maxFileAge", age)
-    return Following(seconds, seconds_max, latest_first, _cleaning(options))
+    by_name = parse_flag("fileNameOnly", options.get("fileNameOnly", "false"))
+    return Following(seconds, seconds_max, latest_first, _cleaning(options), by_name)
 
 
 def _cleaning(options: Options) -> Cleaning | None:

@@ -47,7 +47,7 @@ from stillframe.state.aggregates import AggregateTable, FrozenTable, key_index
 from stillframe.state.columns import Array, with_capacity
 from stillframe.state.disk import Disk
 from stillframe.state.folding import Touched
-from stillframe.state.pages import Held, PageStore, RowOrder, hashes_of
+from stillframe.state.pages import Fit, Held, PageStore, RowOrder, hashes_of
 
 _DELTAS_MAX_IF_READ_SOON = 1
 """What does not fit is read again and again, and each delta is one more thing to read. Measured on
@@ -76,14 +76,16 @@ class PagedAggregates:
         disk: Disk,
         owned: range,
         front_bytes_max: int,
+        fit: Fit | None = None,
     ) -> None:
-        """`disk` is empty or holds what these key groups had; it is closed with this."""
+        """`disk` is empty or holds what these key groups had, made to fit by `fit` where it was
+        kept with other columns; it is closed with this."""
         self._what = (input_schema, tuple(keys), tuple(calls), max_parallelism)
         table = AggregateTable(*self._what)
         self._snapshot_schema, self._result_schema = table.snapshot_schema, table.result_schema
         self._disk = disk
         self._pages = PageStore(
-            disk, self.TABLE, table.snapshot_schema, len(keys), max_parallelism, owned
+            disk, self.TABLE, table.snapshot_schema, len(keys), max_parallelism, owned, fit=fit
         )
         self._front_bytes_max = front_bytes_max // _FRONT_SHARE
         self._bytes_when_empty = table.state_bytes

@@ -12,7 +12,6 @@ import pyarrow.types as pt
 from stillframe.errors import StartRefused
 from stillframe.key_groups import is_text
 from stillframe.state.backends import EXPIRES, EXPIRES_TYPE, USER_KEY, VALUE, Declared, Kind
-from stillframe.state.key_places import key_places
 from stillframe.state.snapshots import kind_of, schema_text
 
 
@@ -38,42 +37,6 @@ def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) 
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def fitted_columns(
-    batch: pa.RecordBatch, schema: pa.Schema, uid: str, as_before: str = "group and aggregate"
-) -> pa.RecordBatch:
-    """Rows of a state with a column for each value, which is taken back by place: so the names have
-    to be these, in this order, and the types such that nothing is lost. `as_before` is what to do
-    as it was done."""
-    remedy = f"{as_before} as before, or give the operator another uid"
-    found, wanted = kind_of(batch.schema), kind_of(schema)
-    if found and found != wanted:
-        raise StartRefused(
-            f"the state of operator {uid!r} holds {found} in the snapshot, and the job keeps"
-            f" {wanted or 'none'}: {remedy}"
-        )
-    if batch.schema.equals(schema):
-        return batch
-    try:
-        if _can_become(batch.schema, schema):
-            return batch.cast(schema)
-        problem = ""
-    except pa.ArrowException as error:
-        problem = f" ({error})"
-    raise StartRefused(
-        f"the state of operator {uid!r} has the columns {schema_text(batch.schema)} in the"
-        f" snapshot, and the job keeps {schema_text(schema)}{problem}: {remedy}"
-    )
-
-
-def _can_become(found: pa.Schema, wanted: pa.Schema) -> bool:
-    """By the types alone, so that the driver says the same of no rows as a slot of many."""
-    keys = key_places(wanted) or ()
-    return found.names == wanted.names and all(
-        hash_alike(old.type, new.type) if place in keys else _can_be_cast(old.type, new.type)
-        for place, (old, new) in enumerate(zip(found, wanted, strict=True))
-    )
-
-
 def hash_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a key of one type belongs to the same key group, and is found, with the other."""
     if found.equals(wanted) or (is_text(found) and is_text(wanted)):
@@ -83,7 +46,7 @@ def hash_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     return (both_float or both_integer) and _is_wider(found, wanted)
 
 
-def _can_be_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
+def can_be_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     """What a value that is lost by it raises, the cast says."""
     return (
         _fits(found, wanted)
@@ -134,7 +97,7 @@ def _cast(declared: Declared, column: pa.Array, wanted: pa.DataType) -> pa.Array
             " fields or widen numbers, or give the new state"
             f"{' of this ' + declared.kind if declared.kind is Kind.MAP else ''} another name"
         )
-    return _made(column, wanted)
+    return made(column, wanted)
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -167,7 +130,7 @@ def _is_wider(found: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(pt.is_float32(found) and pt.is_float64(wanted))
 
 
-def _made(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+def made(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The column with the wanted type; null structs have become rows of the state long ago."""
     if column.type.equals(wanted):
         return column
@@ -175,7 +138,7 @@ def _made(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         there = {field.name: number for number, field in enumerate(column.type)}
         parts = column.flatten()
         arrays = [
-            _made(parts[there[field.name]], field.type)
+            made(parts[there[field.name]], field.type)
             if field.name in there
             else pa.nulls(len(column), field.type)
             for field in wanted

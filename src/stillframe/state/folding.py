@@ -85,6 +85,10 @@ class Accumulator(ABC):
     def to_snapshot(self, parts: Sequence[Array]) -> list[pa.Array]:
         return [self.result(parts)]
 
+    def empty(self, count: int) -> list[pa.Array]:
+        """What a snapshot has of so many rows of which no value has come yet."""
+        return self.to_snapshot([np.full(count, s.initial, dtype=s.dtype) for s in self.columns])
+
     @abstractmethod
     def from_snapshot(self, columns: Sequence[pa.Array]) -> list[Array]:
         """The columns' values, the reverse of `to_snapshot`."""

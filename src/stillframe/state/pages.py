@@ -52,7 +52,6 @@ from stillframe.state.columns import runs
 from stillframe.state.disk import METADATA, PIECE_BYTES, Changes, Disk, group_prefix
 from stillframe.state.disk_entries import entries_of
 from stillframe.state.disk_layout import Layout, say_layout, say_table, tables_of
-from stillframe.state.evolution import fitted_columns
 from stillframe.state.key_names import GROUP_BYTES
 from stillframe.state.key_places import key_places
 
@@ -67,6 +66,9 @@ _ROWS_READ_AT_ONCE = 65_536
 _ROWS_WRITTEN_AT_ONCE = 8_192
 """Fewer, because a write to the database holds Python's lock."""
 _KEY_GROUP_SHIFT = 48
+
+Fit = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Makes rows of a snapshot fit, or raises `StartRefused`."""
 
 _COUNTS = struct.Struct("<II")
 _NUMBERS = [bytes((number,)) for number in range(256)]
@@ -311,10 +313,12 @@ class PageStore:
         owned: range,
         table: bytes = b"",
         present: str | None = None,
+        fit: Fit | None = None,
     ) -> None:
         """`table` is what the entries have behind their key group if the database has others too;
         whoever gives it says what is in the database. Rows whose column `present` is not true are
-        left out of pages that are written as a whole."""
+        left out of pages that are written as a whole. `fit` makes rows fit that were kept with
+        other columns."""
         self._disk = disk
         self._schema = schema
         self._key_count = key_count
@@ -322,10 +326,10 @@ class PageStore:
         self.lock = threading.Lock()
         self._present = schema.get_field_index(present) if present else -1
         if not table:
-            self._begin(name, owned)
+            self._begin(name, owned, fit)
         self.directory = Directory.of(disk, owned, table)
 
-    def _begin(self, name: str, owned: range) -> None:
+    def _begin(self, name: str, owned: range, fit: Fit | None) -> None:
         """Say what is here, and give up key groups that others own by now: else they would be in
         two snapshots."""
         stored = {table.name: table.snapshot_schema for table in tables_of(self._disk)}
@@ -334,19 +338,20 @@ class PageStore:
         changes.delete_range(group_prefix(owned.stop), METADATA)
         self._disk.write(changes)
         if not stored.get(name, self._schema).equals(self._schema):
-            self._fit_entries(name, stored[name])
+            assert fit is not None, f"the columns of {name} have changed and nobody can fit them"
+            self._fit_entries(stored[name], fit)
         changes = Changes()
         say_layout(changes, Layout.PAGES, pa.schema(list(self._schema)[: self._key_count]))
         say_table(changes, name, self._schema)
         self._disk.write(changes)
 
-    def _fit_entries(self, name: str, stored: pa.Schema) -> None:
-        """The job keeps other types by now: write anew what was kept; raises if it does not fit."""
+    def _fit_entries(self, stored: pa.Schema, fit: Fit) -> None:
+        """The job keeps other columns by now: write again what was kept; raises if it does not
+        fit."""
         changes = Changes()
         for key, value in self._disk.scan(group_prefix(0), METADATA):
             batch = pa.ipc.read_record_batch(value, stored)
-            fitted = fitted_columns(batch, self._schema, name)
-            changes.put(key, _entry(fitted, *_COUNTS.unpack(value[-_COUNTS.size :])))
+            changes.put(key, _entry(fit(batch), *_COUNTS.unpack(value[-_COUNTS.size :])))
             if changes.size_bytes > PIECE_BYTES:
                 self._disk.write(changes)
                 changes = Changes()

@@ -307,8 +307,6 @@ ROW_PROGRAMS: tuple[Program, ...] = (
         lambda at: (
             at.spark.readStream.schema("n long").option("fileNameOnly", True).json(at.path("years"))
         ),
-        here="refused with the option's name: files are known by their paths",
-        match="fileNameOnly",
     ),
     Program(
         BASIC,
