@@ -48,8 +48,7 @@ class RestServer:
     ) -> None:
         """Listens when it returns; raises `StartRefused` if it cannot."""
         self._jobs = ServedJobs(clock or SystemClock(), self._tell_event)
-        operations = Operations(self._tell_operation)
-        self._api = Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
+        self._api = self._made_api(token, bind_host)
         try:
             self._listening = _listen(bind_host, port)
         except (OSError, UnicodeError) as error:
@@ -68,6 +67,10 @@ class RestServer:
         self._streams = Streams(self._jobs, self._loop, self._workers)
         self._thread = threading.Thread(target=self._serve, name="stillframe-rest", daemon=True)
         self._thread.start()
+
+    def _made_api(self, token: str, bind_host: str) -> Api:
+        operations = Operations(self._tell_operation)
+        return Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
 
     def _serve(self) -> None:
         from stillframe.rest.connections import serve
