@@ -251,6 +251,12 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--quiet", action="store_true", help="say only what goes wrong, and show no progress"
     )
+    command.add_argument(
+        "--log-format",
+        choices=["text", "json"],
+        help="instead of progress, a line for each event on stderr, with job, attempt, checkpoint,"
+        " task and slot; those of slots are in the logs of Spark's executors",
+    )
     _add_signals(command)
     return command
 
