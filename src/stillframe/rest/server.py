@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -142,7 +143,9 @@ class RestServer:
         self._answering.await_none(seconds_max)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._closing.set)
+        """May be called more than once."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS_MAX)
 
 
