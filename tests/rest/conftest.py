@@ -134,6 +134,7 @@ def counting(
     """A job that runs, with two checkpoints between which nothing has changed."""
     made = Driver(tmp_path_factory.mktemp(request.param))
     query = made.start(stateBackend=request.param, checkpointsRetained="3")
+    wait_until(lambda: query.summary.records_in == 200)  # all there is to read for now
     checkpoints = [query.checkpoint(), query.checkpoint()]
     yield made, query, [number for number in checkpoints if number is not None]
     assert query.isActive

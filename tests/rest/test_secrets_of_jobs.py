@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 from served_jobs import TOKEN
 
+from stillframe.cli.main import main
 from stillframe.logs import About, slot_log
 
 STATE = "/jobs/counts/state"
@@ -37,24 +39,13 @@ def test_without_the_token_nothing_is_told_on_this_machine_either(quiet, method,
 def test_a_key_is_found_while_the_job_runs(counting):
     driver, _, (_, newest) = counting
 
-    (state,) = ask(driver, STATE)["states"]
     found = ask(driver, f"{STATE}?uid=count&key=app-1")
 
-    assert (state["uid"], found["state"], found["checkpoint"]) == ("count", state["state"], newest)
+    assert found["checkpoint"] == newest
     assert [row["key"] for row in found["rows"]] == [{"app_id": "app-1"}]
     assert found["rows"][0]["value"]["count"] == 30
     assert found["rows"][0]["key_group"] == found["key_group"]
     assert found["subtask"] in (0, 1)
-
-
-def test_the_first_rows_are_shown_and_those_of_no_key_are_none(counting):
-    driver, _, (first, _) = counting
-
-    found = ask(driver, f"{STATE}?uid=count&checkpoint={first}")
-    assert len(found["rows"]) == 7
-    assert not found["more"]
-
-    assert ask(driver, f"{STATE}?key=nobody")["rows"] == []
 
 
 def test_two_checkpoints_are_compared(counting, until):
@@ -69,20 +60,31 @@ def test_two_checkpoints_are_compared(counting, until):
     assert (state["uid"], state["changed"], state["added"], state["gone"]) == ("count", 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("asked", "status", "sentence"),
-    [
-        ("?checkpoint=999", 409, "has no checkpoint 999 that is complete and retained"),
-        ("?uid=nobody", 409, "there is no such state"),
-    ],
-)
-def test_what_is_not_there_is_said(quiet, asked, status, sentence):
+def test_the_command_shows_the_same_rows(counting, capsys):
+    """In this process; what is asked over HTTP runs it in another one."""
+    driver, _, (first, _) = counting
+    place = f"{driver.location}/counts/chk-{first}-1"
+
+    def said(*options):
+        assert main(["inspect", place, "--json", *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    (state,) = said("--states")["states"]
+    assert (state["uid"], state["operator"]) == ("count", "aggregate count(*) by app_id")
+    rows = said("--operator=count", "--rows=3")
+    assert (len(rows["rows"]), rows["more"], rows["key_group"]) == (3, True, None)
+    assert said("--key=nobody")["rows"] == []
+    assert main(["inspect", place, "--operator=nobody"]) == 1
+    assert "there is no such state: say which" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(quiet):
     driver, _ = quiet
 
-    said = driver.client.ask("GET", STATE + asked, token=TOKEN)
+    said = driver.client.ask("GET", f"{STATE}?checkpoint=999", token=TOKEN)
 
-    assert said.status == status
-    assert sentence in said.error
+    assert said.status == 409
+    assert said.error == "job 'counts' has no checkpoint 999 that is complete and retained"
 
 
 # --- the log ---
