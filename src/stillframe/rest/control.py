@@ -234,7 +234,7 @@ def rescale_job(call: Call) -> JsonObject:
 
 def begin_difference(call: Call) -> JsonObject:
     job, given = call.job, call.body
-    before, after = _place_of(job, given["a"]), _place_of(job, given["b"])
+    before, after = (_place_of(job, int(given[name])) for name in ("a", "b"))
     settings = job.query.config.storage_settings
     command = ["diff", before, after, f"--rows={_ROWS_SHOWN}"]
     if "uid" in given:

@@ -13,7 +13,6 @@ from stillframe.rest.control import Handler
 from stillframe.rest.log_ring import LEVELS
 from stillframe.rest.refusals import Refused
 from stillframe.rest.schemas import (
-    COUNT,
     FLAG,
     ID,
     Schema,
@@ -153,7 +152,13 @@ ROUTES = (
         "GET", "/jobs/{jobid}/logs", "The last lines of the driver's log about it, oldest first",
         control.job_logs, shapes.LOGS,
         parameters=(
-            Parameter("slot", described(COUNT, "Only lines of this slot.")),
+            Parameter(
+                "slot",
+                described(
+                    {"type": "integer", "minimum": 0, "maximum": PARALLELISM_MAX},
+                    "Only lines of this slot.",
+                ),
+            ),
             Parameter("level", described(one_of(*LEVELS), "Only lines as grave as this.")),
             Parameter(
                 "before",
