@@ -59,15 +59,28 @@ def test_every_subtask_tells_what_its_part_of_a_checkpoint_cost(page_views):
     assert statistics.to_json()["counts"]["completed"] == 1
 
 
-def test_a_slot_that_is_killed_is_a_failure_with_its_place_and_its_recovery(page_views):
-    gate = page_views.gate("second-half")
-    source = page_views.halves(gate)
-    running = page_views.start(page_views.plan(source))
+def test_a_slot_that_is_killed_is_a_failure_with_its_place_and_its_recovery(page_views, until):
+    first, second = page_views.gate("first"), page_views.gate("second")
+    source = page_views.three_parts(first, second)
+    running = page_views.start(page_views.plan(source), checkpointInterval="1 hour")
+    running.wait_for_records(1_000)
+    running.query.checkpoint()
     completed = running.wait(CheckpointCompleted)
+    first.open()
+    running.wait_for_records(2_000)
     running.kill(slot=1)
     running.wait(SlotsRunning, attempt=2)
-    gate.open()
+    until(lambda: running.query.attempts[0]["phases"]["caught_up"] is not None)
+    second.open()
     running.finish()
+
+    after, before = kept_by(page_views).attempts_json()
+    assert after == running.query.attempts[0]
+    moments = list(after["phases"].values())
+    assert None not in moments
+    assert moments == sorted(moments)
+    assert (after["replayed"], before["replayed"]) == (1_000, 0), "half of what had been read"
+    assert (before["ended"]["kind"], after["ended"]["outcome"]) == ("lost slot", "finished")
 
     [failure] = running.query.failures
     assert "slot 1" in failure.reason
