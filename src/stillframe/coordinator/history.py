@@ -19,6 +19,7 @@ from stillframe.coordinator.kept_history import HistoryThread, Kept
 from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
+from stillframe.logs import About
 from stillframe.protocol import messages
 from stillframe.protocol.failures import AttemptBegun, EndOutcome, Failure, in_words
 from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
@@ -284,6 +285,27 @@ Event = (
     | Waiting
     | JobEnded
 )
+
+
+def level_of(event: Event) -> int:
+    """A job may go on for long without a new checkpoint: whoever looks at the log should know."""
+    is_warning = isinstance(event, _WARNINGS) or (
+        isinstance(event, GuaranteeGiven) and event.word in ("at-most-once", "none")
+    )
+    return logging.WARNING if is_warning else logging.INFO
+
+
+def about_event(job: str | None, event: Event) -> About:
+    hanging = event.hanging if isinstance(event, Hanging) else None
+    return About(
+        job,
+        getattr(event, "attempt", None),
+        getattr(event, "checkpoint_id", None),
+        None if hanging is None else hanging.task,
+        getattr(event, "slot", None),
+    )
+
+
 Listener = Callable[[Event], None]
 _WARNINGS = (CheckpointFailed, AlreadyFinished, AttemptFailed, Hanging, Waiting)
 
@@ -341,8 +363,10 @@ class History:
         keeping: HistoryThread | None = None,
         clock: Clock | None = None,
         checkpoints_max: int = CHECKPOINTS_MAX,
+        job: str | None = None,
     ) -> None:
         """`keeping`: None, it all is in memory only."""
+        self.job = job
         self._keeping = keeping
         self._clock = clock or SystemClock()
         self._checkpoints_max = checkpoints_max
@@ -374,12 +398,7 @@ class History:
             self._listeners.append(listener)
 
     def tell(self, event: Event) -> None:
-        # A job may go on for long without a new checkpoint: whoever looks at the log should know.
-        is_warning = isinstance(event, _WARNINGS) or (
-            isinstance(event, GuaranteeGiven) and event.word in ("at-most-once", "none")
-        )
-        level = logging.WARNING if is_warning else logging.INFO
-        event_log.log(level, "%s", event)
+        event_log.log(level_of(event), "%s", event, extra=about_event(self.job, event).extra())
         with self._lock:
             self._note(event)
             listeners = list(self._listeners)

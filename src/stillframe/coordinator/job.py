@@ -101,7 +101,7 @@ class Job(threading.Thread):
             store = location.below(job_directory(plan.job))
         kept_max = config.history_checkpoints
         keeping = HistoryThread(store, kept_max) if store is not None else None
-        self.history = History(keeping, clock, kept_max)
+        self.history = History(keeping, clock, kept_max, plan.job)
         self.failure: JobFailed | None = None
         self._cancels_between = False
         """Whether a person who ended the job between two attempts has cancelled it."""

@@ -270,6 +270,11 @@ class Query:
         return self._job.history.measured()
 
     @property
+    def measured_lately(self) -> dict[SlotIndex, tuple[Measured, Measured]]:
+        """Of each slot of the running attempt, two reports some seconds apart."""
+        return self._job.history.measured_lately()
+
+    @property
     def slot_places(self) -> tuple[SlotPlace, ...]:
         """Where the slots of the running attempt are; empty before all are there."""
         return self._job.history.places()

@@ -115,6 +115,7 @@ def run_attempt(
         metrics_interval_seconds=parts.config.metrics_interval_seconds,
         state=parts.config.state,
         evaluator_memory_bytes=parts.config.evaluator_memory_bytes,
+        log_format=parts.config.log_format,
     )
     slots: RunningSlots | None = None
     waits = _Waits(parts, running, watch, store)

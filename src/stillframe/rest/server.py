@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -13,17 +14,23 @@ import time
 from contextlib import closing
 
 from stillframe.clock import Clock, SystemClock
+from stillframe.coordinator.history import Event, about_event, level_of
 from stillframe.coordinator.query import Query
 from stillframe.errors import StartRefused
 from stillframe.rest.announcing import Announcement
 from stillframe.rest.api import Api
-from stillframe.rest.jobs import ServedJobs
-from stillframe.rest.operations import Operations
+from stillframe.rest.jobs import ServedJob, ServedJobs
+from stillframe.rest.log_ring import LogLine, log_ring
+from stillframe.rest.news import Happened, Logged, OperationNews
+from stillframe.rest.operations import Done, Failed, Kind, Operations
 from stillframe.rest.registry import this_process
+from stillframe.rest.streams import Streams
+from stillframe.rest.workers import Workers
 from stillframe.storage.store import canonical_address
 
 REQUEST_SECONDS_MAX = 10.0
-"""From its first byte, or from the end of the last one: idle connections are closed too."""
+"""From its first byte, or from the end of the last one: idle connections are closed too. Who
+follows a stream and takes nothing of it has as long."""
 _CLOSE_SECONDS_MAX = 10.0
 _BACKLOG = 32
 """Who connects before the server's thread is ready waits here."""
@@ -41,8 +48,8 @@ class RestServer:
         request_seconds_max: float = REQUEST_SECONDS_MAX,
     ) -> None:
         """Listens when it returns; raises `StartRefused` if it cannot."""
-        self._jobs = ServedJobs(clock or SystemClock())
-        self._api = Api(self._jobs, Operations(), token, bind_host, is_loopback(bind_host))
+        self._jobs = ServedJobs(clock or SystemClock(), self._tell_event)
+        self._api = self._made_api(token, bind_host)
         try:
             self._listening = _listen(bind_host, port)
         except (OSError, UnicodeError) as error:
@@ -57,22 +64,48 @@ class RestServer:
         self._answering = _Answering()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._workers = Workers(self._loop)
+        self._streams = Streams(self._jobs, self._loop, self._workers)
         self._thread = threading.Thread(target=self._serve, name="stillframe-rest", daemon=True)
         self._thread.start()
+
+    def _made_api(self, token: str, bind_host: str) -> Api:
+        operations = Operations(self._tell_operation)
+        return Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
 
     def _serve(self) -> None:
         from stillframe.rest.connections import serve
 
-        with closing(self._loop):
+        with closing(self._loop), log_ring().heard_by(self._tell_line):
             self._loop.run_until_complete(
                 serve(
                     self._listening,
                     self._api,
+                    self._streams,
+                    self._workers,
                     self._answering,
                     self._request_seconds_max,
                     self._closing,
                 )
             )
+
+    def _tell_event(self, job: ServedJob, event: Event) -> None:
+        at_ms = self._jobs.clock.wall_ms()
+        self._streams.post(job, Happened(at_ms, event))
+        log_ring().add(at_ms, level_of(event), about_event(job.name, event), str(event))
+
+    def _tell_line(self, line: LogLine) -> None:
+        for job in self._jobs.all():
+            if line.is_of(job.name):
+                self._streams.post(job, Logged(line.at_ms, line.to_json()))
+
+    def _tell_operation(
+        self, jid: str, kind: Kind, trigger_id: str, outcome: Done | Failed | None
+    ) -> None:
+        at_ms = self._jobs.clock.wall_ms()
+        for job in self._jobs.all():
+            if job.jid == jid:
+                self._streams.post(job, OperationNews(at_ms, kind, trigger_id, outcome))
 
     @property
     def url(self) -> str:
@@ -110,7 +143,9 @@ class RestServer:
         self._answering.await_none(seconds_max)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._closing.set)
+        """May be called more than once."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS_MAX)
 
 
