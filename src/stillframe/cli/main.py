@@ -290,6 +290,13 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--rows", type=_count, default=0, metavar="N", help="show so many rows of each state"
     )
+    command.add_argument("--states", action="store_true", help="list the states, verifying nothing")
+    command.add_argument(
+        "--key",
+        metavar="KEY",
+        help="show the rows of this key, verifying nothing else; a JSON list for several columns",
+    )
+    _add_state(command)
     command.add_argument(
         "--against",
         metavar="JOB.py",
@@ -317,12 +324,17 @@ def _add_diff(commands: _Commands) -> argparse.ArgumentParser:
             metavar=which,
             help="a checkpoint (chk-7-1), a savepoint, or a job's directory for its newest one",
         )
-    command.add_argument("--operator", metavar="UID", help="only the states of this operator")
-    command.add_argument("--state", metavar="NAME", help="only states of this name")
+    _add_state(command)
     command.add_argument(
         "--rows", type=_count, default=5, metavar="N", help="show so many keys of each kind (5)"
     )
     return command
+
+
+def _add_state(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--operator", metavar="UID", help="only the states of this operator")
+    command.add_argument("--state", metavar="NAME", help="only states of this name")
+    command.add_argument("--settings-on-stdin", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_simulate(commands: _Commands) -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from stillframe.json_values import JsonObject
 from stillframe.rest.control import Call
 from stillframe.rest.jobs import ServedJobs
+from stillframe.rest.lookups import Lookups
 from stillframe.rest.openapi import document
 from stillframe.rest.operations import Operations
 from stillframe.rest.refusals import Refused
@@ -72,6 +73,7 @@ class Api:
     token: str
     bind_host: str
     is_loopback: bool
+    lookups: Lookups = field(default_factory=Lookups)
 
     def answer(self, request: Request) -> Answer | Stream:
         """Never raises, whatever was sent."""
@@ -115,6 +117,7 @@ class Api:
         call = Call(
             self.jobs,
             self.operations,
+            self.lookups,
             route.path_values(parts),
             _parameters(route, behind),
             _body(route, request.body),

@@ -13,13 +13,14 @@ import time
 from contextlib import closing
 
 from stillframe.clock import Clock, SystemClock
-from stillframe.coordinator.history import Event
+from stillframe.coordinator.history import Event, about_event, level_of
 from stillframe.coordinator.query import Query
 from stillframe.errors import StartRefused
 from stillframe.rest.announcing import Announcement
 from stillframe.rest.api import Api
 from stillframe.rest.jobs import ServedJob, ServedJobs
-from stillframe.rest.news import Happened, OperationNews
+from stillframe.rest.log_ring import LogLine, log_ring
+from stillframe.rest.news import Happened, Logged, OperationNews
 from stillframe.rest.operations import Done, Failed, Kind, Operations
 from stillframe.rest.registry import this_process
 from stillframe.rest.streams import Streams
@@ -71,7 +72,7 @@ class RestServer:
     def _serve(self) -> None:
         from stillframe.rest.connections import serve
 
-        with closing(self._loop):
+        with closing(self._loop), log_ring().heard_by(self._tell_line):
             self._loop.run_until_complete(
                 serve(
                     self._listening,
@@ -85,7 +86,14 @@ class RestServer:
             )
 
     def _tell_event(self, job: ServedJob, event: Event) -> None:
-        self._streams.post(job, Happened(self._jobs.clock.wall_ms(), event))
+        at_ms = self._jobs.clock.wall_ms()
+        self._streams.post(job, Happened(at_ms, event))
+        log_ring().add(at_ms, level_of(event), about_event(job.name, event), str(event))
+
+    def _tell_line(self, line: LogLine) -> None:
+        for job in self._jobs.all():
+            if line.is_of(job.name):
+                self._streams.post(job, Logged(line.at_ms, line.to_json()))
 
     def _tell_operation(
         self, jid: str, kind: Kind, trigger_id: str, outcome: Done | Failed | None
