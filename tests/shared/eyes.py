@@ -1,4 +1,4 @@
-"""What tests of the page share: a driver whose jobs flow, and a tab that notes what it did wrong."""
+"""What tests of the page share: a driver whose jobs flow, and a tab that notes what it did."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ function suggested(job) {
 }
 
 const KINDS = {
-  checkpoint: { fields: () => ({}), command: (name) => `stillframe checkpoint ${quoted(name)}`,
+  checkpoint: { fields: () => ({}), command: (name) => `stillframe trigger ${quoted(name)}`,
     order: (triggerId) => ({ method: 'POST', path: ['checkpoints'], body: { triggerId } }), outcome: 'checkpoints' },
   savepoint: { fields: (job) => ({ directory: suggested(job) }), command: (name, { directory }) => `stillframe savepoint ${quoted(name)} ${quoted(directory)}`,
     order: (triggerId, { directory }) => ({ method: 'POST', path: ['savepoints'], body: { triggerId, 'target-directory': directory } }), outcome: 'savepoints' },
