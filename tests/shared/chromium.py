@@ -22,7 +22,10 @@ _DOWNLOAD_SECONDS_MAX = 240
 _FONTS = """\
 <?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 <fontconfig><dir>/usr/share/fonts</dir><dir>{root}/usr/share/fonts</dir>
-<cachedir>{root}/fonts-cache</cachedir></fontconfig>
+<cachedir>{root}/fonts-cache</cachedir>
+<alias><family>system-ui</family><prefer><family>Noto Sans CJK SC</family></prefer></alias>
+<alias><family>sans-serif</family><prefer><family>Noto Sans CJK SC</family></prefer></alias>
+</fontconfig>
 """
 
 
@@ -56,7 +59,7 @@ def _unpacked() -> Path:
         if not found.exists():
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 _unpack(Path(scratch)).rename(found)
-            (found / "fonts.conf").write_text(_FONTS.format(root=found))
+        (found / "fonts.conf").write_text(_FONTS.format(root=found))
     return found
 
 

@@ -98,9 +98,12 @@ class Eyes:
         )
 
     def has_done_nothing_wrong(self) -> None:
-        assert self.page.evaluate("window.forbidden") == []
-        assert self.errors == []
-        assert [url for url in self.asked if not url.startswith(self.url)] == []
+        wrong = [
+            *self.page.evaluate("window.forbidden"),
+            *self.errors,
+            *(url for url in self.asked if not url.startswith(self.url)),
+        ]
+        assert not wrong, wrong
 
     def picture(self, name: str) -> None:
         if os.environ.get(_PICTURES):

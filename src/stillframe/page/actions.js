@@ -57,6 +57,8 @@ function Dialog({ kind, job, name }) {
   const number = useRef(crypto.randomUUID().replaceAll('-', ''));
   useEffect(() => { if (!place.current.open) place.current.showModal(); }, []);
   useEffect(() => { if (given) setAsksToken(false); }, [given]);
+  // What had the focus has gone with the form before.
+  useEffect(() => { place.current.querySelector('input, button[type=submit]')?.focus(); }, [asksToken]);
   const close = () => { place.current?.close(); opened.set({ kind: null }); };
   const isWrong = of.mustType && fields.typed !== job.name;
   const isUnderWay = progress?.isLoading;
