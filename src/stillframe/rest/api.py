@@ -28,7 +28,7 @@ from stillframe.rest.routes import (
 )
 from stillframe.rest.schemas import checked, parsed
 from stillframe.rest.static import page_file
-from stillframe.rest.streams import Stream
+from stillframe.rest.streams import OwnStream, Stream
 
 BODY_BYTES_MAX = 64 * 1024
 _PARAMETERS_MAX = 50
@@ -75,7 +75,7 @@ class Api:
     is_loopback: bool
     lookups: Lookups = field(default_factory=Lookups)
 
-    def answer(self, request: Request) -> Answer | Stream:
+    def answer(self, request: Request) -> Answer | Stream | OwnStream:
         """Never raises, whatever was sent."""
         try:
             return self._answer(request)
@@ -86,7 +86,7 @@ class Api:
             sentence = f"the driver failed on this request ({type(error).__name__}): see its log"
             return refusal(Refused(500, sentence))
 
-    def _answer(self, request: Request) -> Answer | Stream:
+    def _answer(self, request: Request) -> Answer | Stream | OwnStream:
         self._refuse_other_hosts(request.host)
         _refuse_other_origins(request)
         path, behind = _split_target(request.target)
@@ -111,7 +111,7 @@ class Api:
 
     def _routed(
         self, route: Route, parts: list[str], behind: str, request: Request
-    ) -> Answer | Stream:
+    ) -> Answer | Stream | OwnStream:
         if route.needs_token:
             self._refuse_without_token(request)
         call = Call(

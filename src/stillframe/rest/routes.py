@@ -131,15 +131,15 @@ ROUTES = (
     ),
     Route("GET", "/jobs/{jobid}", "One job", control.job_details, shapes.JOB),
     Route(
+        "PATCH", "/jobs/{jobid}", "Cancel the job: end it now", control.cancel_job,
+        shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),
+    ),
+    Route(
         "GET", "/jobs/{jobid}/events", "What happens to it, as it happens, until you close it",
         control.job_events, shapes.EVENT_STREAM,
         parameters=(
             Parameter("watch", described(ID, "A task whose subtasks are to be told too.")),
         ),
-    ),
-    Route(
-        "PATCH", "/jobs/{jobid}", "Cancel the job: end it now", control.cancel_job,
-        shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),
     ),
     Route(
         "GET", "/jobs/{jobid}/diagnosis", "What it waits for, in one sentence",

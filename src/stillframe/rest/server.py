@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -48,8 +49,7 @@ class RestServer:
     ) -> None:
         """Listens when it returns; raises `StartRefused` if it cannot."""
         self._jobs = ServedJobs(clock or SystemClock(), self._tell_event)
-        operations = Operations(self._tell_operation)
-        self._api = Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
+        self._api = self._made_api(token, bind_host)
         try:
             self._listening = _listen(bind_host, port)
         except (OSError, UnicodeError) as error:
@@ -68,6 +68,10 @@ class RestServer:
         self._streams = Streams(self._jobs, self._loop, self._workers)
         self._thread = threading.Thread(target=self._serve, name="stillframe-rest", daemon=True)
         self._thread.start()
+
+    def _made_api(self, token: str, bind_host: str) -> Api:
+        operations = Operations(self._tell_operation)
+        return Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
 
     def _serve(self) -> None:
         from stillframe.rest.connections import serve
@@ -139,7 +143,9 @@ class RestServer:
         self._answering.await_none(seconds_max)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._closing.set)
+        """May be called more than once."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS_MAX)
 
 

@@ -7,6 +7,7 @@ from typing import get_args
 from stillframe.protocol.diagnosis import Code
 from stillframe.rest.answers import TASK_STATES
 from stillframe.rest.jobs import STATES
+from stillframe.rest.kept_jobs import KEPT_STATES
 from stillframe.rest.schemas import (
     COUNT,
     FLAG,
@@ -38,7 +39,7 @@ EVENT_STREAM = {**TEXT, "contentMediaType": "text/event-stream"}
 
 # --- jobs ---
 
-_STATE = one_of(*STATES)
+_STATE = one_of(*STATES, *KEPT_STATES)
 _TASK_COUNTS = dict.fromkeys(TASK_STATES, COUNT)
 _STATUS_COUNTS = record({state.upper(): COUNT for state in TASK_STATES})
 _TIMES: dict[str, Schema] = {"start-time": MOMENT, "end-time": MOMENT, "duration": MS}
