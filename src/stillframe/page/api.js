@@ -3,6 +3,8 @@
 import { store, useEffect, useState } from './dom.js';
 
 const KEPT = 'stillframe-token';
+const AGAIN_MAX = 20;
+const AGAIN_MS = 500;
 const base = new URL('..', import.meta.url);
 export const token = store({ text: sessionStorage.getItem(KEPT) ?? '' });
 
@@ -37,8 +39,21 @@ export const headers = (more = {}) => (token.value.text
 export const address = (path) => new URL(path.replace(/^\//, ''), base);
 export const jobPath = (job, ...rest) => ['jobs', job, ...rest].map((each) => encodeURIComponent(each)).join('/');
 
-/** The answer's JSON; raises `Refused` with the host's own sentence. */
-export async function ask(path, { method = 'GET', body, signal } = {}) {
+/** The answer's JSON; raises `Refused` with the host's own sentence. One thing at a time is looked up
+    in checkpoints: who comes second asks again. */
+export async function ask(path, given = {}) {
+  for (let left = AGAIN_MAX; ; left -= 1) {
+    try {
+      return await askOnce(path, given);
+    } catch (error) {
+      if (error.status !== 429 || left === 0) throw error;
+      await new Promise((done) => setTimeout(done, AGAIN_MS));
+      given.signal?.throwIfAborted();
+    }
+  }
+}
+
+async function askOnce(path, { method = 'GET', body, signal } = {}) {
   let answer;
   let told;
   try {

@@ -28,7 +28,7 @@ export function Logs({ name, query }) {
   return html`<h1 class="hidden">${t('view.logs')}</h1><section class="panel">
     <form class="filters" onSubmit=${(event) => event.preventDefault()}>
       <label>${t('level')} <select value=${level} onChange=${(event) => filter({ level: event.target.value })}><option value="">${t('filter.all')}</option>
-        ${LEVELS.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>
+        ${LEVELS.map((each) => html`<option value=${each} lang="en">${each}</option>`)}</select></label>
       <label><input type="checkbox" checked=${follows} onChange=${(event) => setFollows(event.target.checked)} /> ${t('logs.follow')}</label>
       ${data.more && lines.length > 0 && html`<button type="button" onClick=${more}>${t('pages.older')}</button>`}</form>
     ${lines.length === 0 ? html`<${Empty}>${t('logs.none')}<//>` : html`<div class="table logs" role="region" aria-label=${t('view.logs')} tabindex="0"><table>
