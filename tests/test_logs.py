@@ -58,7 +58,7 @@ def test_what_has_several_lines_is_one(as_json):
 
 
 def test_an_event_is_logged_with_what_it_is_about(caplog):
-    history = History("page-views")
+    history = History(job="page-views")
     with caplog.at_level(logging.INFO, "stillframe.events"):
         history.tell(AttemptFailed(2, "slot 0 was lost", 1.0))
 

@@ -141,6 +141,10 @@ def _parse_port(option: str, text: str) -> int | Literal["off"]:
     return int(text)
 
 
+def _parse_interval(option: str, text: str) -> float | Literal["off"]:
+    return "off" if text.strip().lower() == "off" else _parse_time_span_seconds(option, text)
+
+
 def parse_flag(option: str, text: str) -> bool:
     flags = {"true": True, "false": False}
     if text.strip().lower() not in flags:
@@ -274,6 +278,10 @@ class JobConfig:
     tolerable_failed_checkpoints: float = 10
     """How many checkpoints in a row may fail before the attempt counts as failed."""
     checkpoints_retained: int = 2
+    history_checkpoints: int = 1_000
+    """How many checkpoints the job remembers, failed ones included."""
+    metrics_interval_seconds: float | Literal["off"] = 1.0
+    """How often a slot tells what it has measured."""
     lease_timeout_seconds: float = 15.0
     """How long a driver that does not renew its lease is waited for; 0: it is not asked at all."""
     heartbeat_timeout_seconds: float = 50.0
@@ -381,6 +389,8 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "maxConcurrentCheckpoints": ("max_concurrent_checkpoints", parse_count),
     "tolerableFailedCheckpoints": ("tolerable_failed_checkpoints", _parse_tolerable),
     "checkpointsRetained": ("checkpoints_retained", parse_count),
+    "historyCheckpoints": ("history_checkpoints", parse_count),
+    "metricsInterval": ("metrics_interval_seconds", _parse_interval),
     "leaseTimeout": ("lease_timeout_seconds", parse_duration_seconds),
     "heartbeatTimeout": ("heartbeat_timeout_seconds", _parse_time_span_seconds),
     "stuckTimeout": ("stuck_timeout_seconds", _parse_duration_or_zero),

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from stillframe.bench.catalogue import benchmarks, chosen
+from stillframe.bench.connectors import GROUPS
 from stillframe.bench.engines import Engines
 from stillframe.bench.peers import PROGRAMS
 from stillframe.bench.trials import PEERS, Benchmark
 from stillframe.cli.bench import asked_for
+from stillframe.cli.main import main
 from stillframe.errors import BuildError
 
 ALL = benchmarks()
@@ -34,7 +36,7 @@ def test_every_benchmark_that_was_promised_is_there():
     assert list(ALL) == [
         "views", "users", "views-rocksdb", "users-rocksdb", "views-parquet", "rows", "rows-by-key",
         "latency", "slow-channel", "checkpoint-cost", "state-size", "recovery", "growth",
-        "kafka-counts", "kafka-values", "kafka-sink", "kafka-latency",
+        "observing", "kafka-counts", "kafka-values", "kafka-sink", "kafka-latency",
         "postgres-sink", "mysql-sink", "s3-sink",
         "language-json", "language-words", "language-decimals", "language-evaluator",
     ]  # fmt: skip
@@ -61,7 +63,7 @@ def test_every_target_of_the_table_is_judged_somewhere():
         ("rows", "≥ 20 ×"), ("rows-by-key", "≥ 10 ×"), ("rows-by-key", "≥ 2 ×"),
         ("latency", "≤ 20 ms"), ("latency", "≤ 2 ×"), ("latency", "≤ 0.1 ×"),
         ("checkpoint-cost", "≥ 0.95 ×"), ("checkpoint-cost", "≥ 0.95 ×"),
-        ("recovery", "≤ 5 s"),
+        ("recovery", "≤ 5 s"), ("observing", "≥ 0.99 ×"),
         ("kafka-counts", "≥ 3 ×"), ("kafka-counts", "≥ 1 ×"), ("kafka-values", "≥ 0.8 ×"),
         ("kafka-sink", "≥ 0.6 ×"), ("kafka-latency", "≤ 300 ms"),
         ("postgres-sink", "≥ 0.85 ×"), ("postgres-sink", "≥ 5 ×"),
@@ -70,6 +72,14 @@ def test_every_target_of_the_table_is_judged_somewhere():
         ("language-json", "≥ 3 ×"), ("language-words", "≥ 3 ×"), ("language-decimals", "≥ 3 ×"),
         ("language-evaluator", "≥ 0.5 ×"),
     ]  # fmt: skip
+
+
+def test_the_help_names_every_benchmark_and_every_group(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+
+    told = "".join(capsys.readouterr().out.split())  # names are broken at their hyphens
+    assert [name for name in (*ALL, *GROUPS) if name not in told] == []
 
 
 @pytest.mark.parametrize("benchmark", ALL.values(), ids=ALL)

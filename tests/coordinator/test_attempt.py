@@ -55,7 +55,7 @@ class Attempt:
         self.ports = Ports()
         ledger = Ledger(None, "views", 2, self.clock)
         ledger.begin_attempt(None)
-        self.history = History()
+        self.history = History(clock=self.clock)
         self.oom_kills = 0
         parts = JobParts(
             plan,

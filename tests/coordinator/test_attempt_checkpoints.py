@@ -77,7 +77,8 @@ class Attempt:
         read = Node(Read(CLICKS), CLICKS.schema, given_uid="read")
         sink = sink or DiscardSink()
         self.plan = build_plan("views", [Node(Write(sink), CLICKS.schema, (read,), "write")], 1)
-        self.clock, self.ports, self.history = ManualClock(), Ports(), History()
+        self.clock, self.ports = ManualClock(), Ports()
+        self.history = History(clock=self.clock)
         self.ledger = after.ledger if after else Ledger(store, "views", 2, self.clock)
         self.ledger.begin_attempt(None)
         parts = JobParts(

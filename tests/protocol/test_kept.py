@@ -8,16 +8,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import Blame, SnapshotDamaged, StorageError
-from stillframe.protocol.documents import JsonFields, encode_document
-from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure, Restored
+from stillframe.protocol.documents import encode_document
+from stillframe.protocol.failures import (
+    AttemptBegun,
+    AttemptEnded,
+    AttemptPhases,
+    Failure,
+    Restored,
+)
 from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
 from stillframe.protocol.joblog import JobRecord
-from stillframe.protocol.kept import KeptHistory, Totals, decode_kept, encode_kept
+from stillframe.protocol.kept import (
+    RECORD_VERSION,
+    KeptHistory,
+    Totals,
+    decode_kept,
+    encode_kept,
+    within_bounds,
+)
 from stillframe.protocol.manifests import SubtaskTimings
-from stillframe.protocol.statistics import TaskShape
+from stillframe.protocol.statistics import SubtaskStatistics, TaskShape
 
 TASKS = (TaskShape("v1", "read", 1), TaskShape("v2", "count", 1))
 TIMINGS = SubtaskTimings(1.5, 2.0, 3.0, 4.0, 5, 6, 7, task="read", subtask=0)
+TOTALS = {"completed": 0, "failed": 0, "restored": 0}
 FAILURE = Failure(2, 1, 4_711, "slot 1 was lost", "lost slot", 1.5, "count", 0, 1)
 
 
@@ -44,6 +58,7 @@ RECORDS = [
     completed(7),
     begun(3),
     begun(3, restored=7),
+    AttemptPhases(3, 1, 2, 3, 4, 5, None, 700),
     AttemptEnded(3, 5_000, "stopped"),
     FAILURE,
     replace(FAILURE, restart_delay_seconds=None, task=None, subtask=None, slot=None),
@@ -55,7 +70,7 @@ RECORDS = [
 def test_a_record_is_read_back_as_it_was_written(record):
     data = encode_kept(record, Totals(1, 2, 3))
 
-    assert decode_kept(data, "here") == (record, Totals(1, 2, 3))
+    assert decode_kept(data, "here") == ((record,), Totals(1, 2, 3))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
@@ -75,23 +90,28 @@ def test_a_record_with_a_field_of_another_type_is_damage_or_still_a_record(recor
     written = json.loads(encode_kept(record, Totals()))
     field = data.draw(st.sampled_from(sorted(written["body"])))
     body = {**written["body"], field: json.loads(value)}
-    altered = encode_document(body, 1, "here")
+    altered = encode_document(body, RECORD_VERSION, "here")
 
     try:
-        again, _ = decode_kept(altered, "here")
+        (again,), _ = decode_kept(altered, "here")
     except SnapshotDamaged:
         return
     assert type(again) is type(record)
 
 
 def test_a_record_of_the_version_before_is_read():
-    body = {"record": "failure", "totals": Totals().record(), **FAILURE.record()}
+    kept = {"record": "failure", "attempt": 2, "number": 1, "at_ms": 4_711, "kind": "bystander"}
+    more = {"reason": "slot 1 was lost", "task": "count", "subtask": 0, "slot": 1}
+    body = {**kept, **more, "restart_delay_ms": 1_500, "totals": TOTALS}
 
-    assert decode_kept(encode_document(body, 1, "it"), "it") == (FAILURE, Totals())
+    assert decode_kept(encode_document(body, 1, "it"), "it") == ((FAILURE,), Totals())
+    restored = {"id": 7, "restore_timestamp": 1, "is_savepoint": False, "external_path": "chk-7"}
+    body = {"record": "begun", "attempt": 3, "at_ms": 300, "restored": restored, "totals": TOTALS}
+    assert decode_kept(encode_document(body, 2, "it"), "it")[0] == (begun(3, restored=7),)
 
 
 def test_a_record_of_a_newer_stillframe_is_refused_by_name():
-    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":2', b'"format_version":3')
+    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":3', b'"format_version":4')
 
     with pytest.raises(StorageError, match="newer Stillframe"):
         decode_kept(data, "here")
@@ -177,7 +197,7 @@ def test_whatever_the_reason_is_it_can_be_kept(reason):
         figures.on_aborted(1, reason, at(1.0)),
     ):
         data = encode_kept(record, Totals())
-        assert decode_kept(data, "here")[0] == record
+        assert decode_kept(data, "here")[0] == (record,)
         assert len(data) < 20_000
 
 
@@ -278,7 +298,86 @@ def test_where_the_end_is_known_no_driver_was_lost(before, kept):
     assert driver_lost(before, kept, at(10.0)) is None
 
 
-def test_a_failure_that_an_earlier_version_has_kept_is_read_with_its_newer_word():
-    kept = {**FAILURE.record(), "kind": "bystander"}
+# --- how attempts come up ---
 
-    assert Failure.from_record(JsonFields(kept)) == FAILURE
+
+def complete_at(figures, number, records_read, seconds, attempt=1):
+    figures.on_triggered(triggered(number, attempt, seconds))
+    figures.on_acknowledged(number, "v1", replace(TIMINGS, records_read=records_read), at(seconds))
+    figures.on_completed(number, None, 0, at(seconds))
+
+
+def test_an_attempt_tells_how_it_came_up_and_how_much_it_has_read_once_more():
+    figures = Figures()
+    figures.on_begun(begun(1))
+    figures.on_read(500, at(1.0))
+    complete_at(figures, 1, 400, 2.0)
+    figures.on_read(900, at(3.0))
+    figures.on_noticed(1_003_000, at(3.5))
+    figures.on_noticed(None, at(3.6))
+    figures.on_attempt_over("slot 1 was lost", at(3.6))
+    figures.on_begun(begun(2, restored=1))
+    figures.on_slots(at(5.0))
+    figures.on_running(at(5.5))
+    assert figures.on_read(499, at(6.0)) is None, "it had read 900 before, 400 of them for good"
+    kept = figures.on_read(500, at(7.0))
+    assert figures.on_read(501, at(8.0)) is None, "told once"
+
+    second, first = figures.kept(at(9.0)).attempts_json()
+
+    assert second["phases"] == {
+        "heard": 1_003_000,
+        "noticed": 1_003_500,
+        "begun": 200,
+        "slots": 1_005_000,
+        "running": 1_005_500,
+        "first_record": 1_006_000,
+        "caught_up": 1_007_000,
+    }
+    assert (second["replayed"], second["restored"]["id"], kept.replayed) == (500, 1, 500)
+    assert (first["replayed"], first["phases"]["noticed"]) == (0, None)
+
+
+def test_one_that_fails_before_it_has_caught_up_leaves_the_goal_to_the_next():
+    figures = Figures()
+    figures.on_begun(begun(1))
+    complete_at(figures, 1, 100, 1.0)
+    figures.on_read(900, at(2.0))
+    figures.on_begun(begun(2, restored=1))
+    figures.on_read(300, at(3.0))
+    [phases] = figures.on_attempt_over("slot 0 was lost", at(4.0))
+    figures.on_begun(begun(3, restored=1))
+
+    assert (phases.replayed, phases.caught_up) == (800, None)
+    assert figures.kept(at(5.0)).attempts_json()[0]["replayed"] == 800
+
+
+def test_of_an_attempt_that_follows_a_lost_driver_it_is_told_when_that_was_found_out():
+    lost = replace(FAILURE, attempt=1, kind="driver lost", at_ms=2_000_000)
+    kept = KeptHistory.of([(each, Totals()) for each in (begun(1), completed(1), lost, begun(2))])
+
+    second, first = kept.attempts_json()
+
+    assert second["phases"]["heard"] == 1_001_000, "when its last checkpoint was complete"
+    assert second["phases"]["noticed"] == 2_000_000
+    assert (first["ended"]["outcome"], first["ended"]["kind"]) == ("failed", "driver lost")
+    assert (second["ended"], second["replayed"]) == (None, None)
+
+
+def test_all_subtasks_are_remembered_of_the_newest_the_failed_and_the_slowest():
+    part = SubtaskStatistics.of("v1", TIMINGS, 1, 1.0)
+    parts = tuple(replace(part, index=index, arrivals=(("read", 0, 1.0),)) for index in range(5))
+    one = replace(completed(1), subtasks=parts)
+    many = [replace(one, checkpoint_id=number) for number in range(1, 301)]
+    many[4] = replace(many[4], status="FAILED")
+    many[5] = replace(many[5], end_to_end_ms=9_999.0)
+
+    kept = within_bounds(many, 250)
+    assert len(kept) == 250
+    kept = within_bounds(many, 1_000)
+
+    whole = [each.checkpoint_id for each in kept if len(each.subtasks) == 5]
+    assert {5, 6} <= set(whole) >= set(range(201, 301))
+    assert len(whole) <= 100 + 1 + 10
+    replayed = [each.checkpoint_id for each in kept if each.subtasks[0].arrivals]
+    assert replayed == list(range(291, 301))

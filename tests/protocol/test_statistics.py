@@ -1,13 +1,14 @@
 """Checkpoints in figures: their sums, their quantiles, and the JSON that Flink's users know."""
 
+from dataclasses import replace
+
 import pytest
 
+from stillframe.protocol.checkpointing import CheckpointingStatistics, Counts
 from stillframe.protocol.failures import Restored
 from stillframe.protocol.manifests import SubtaskTimings
 from stillframe.protocol.statistics import (
-    CheckpointingStatistics,
     CheckpointStatistics,
-    Counts,
     StatsSummary,
     SubtaskStatistics,
     TaskShape,
@@ -74,14 +75,6 @@ def test_what_was_processed_between_barriers_is_told_of_subtask_task_checkpoint_
     assert [each["alignment"]["processed"] for each in told["subtasks"]] == [70, 30]
     assert told["summary"]["alignment"]["processed"]["max"] == 70
     assert statistics(one).to_json()["summary"]["processed_data"]["max"] == 100
-
-
-def test_a_subtask_that_was_kept_before_processed_bytes_were_counted_has_none():
-    kept = subtask(READ, 0, processed=70).record()
-    assert SubtaskStatistics.from_record(kept).processed_bytes == 70
-    del kept["processed_bytes"]
-
-    assert SubtaskStatistics.from_record(kept).processed_bytes == 0
 
 
 @pytest.mark.parametrize("kind", ["SAVEPOINT", "SYNC_SAVEPOINT"])
@@ -157,3 +150,101 @@ def test_the_latest_of_each_kind_is_named():
 def test_a_vertex_keeps_its_id_as_long_as_its_first_operator_keeps_its_uid():
     assert vertex_id("read") == vertex_id("read") != vertex_id("count")
     assert len(vertex_id("read")) == 32
+
+
+# --- where the time of a checkpoint went ---
+
+
+def took(vertex, index, delay, align, sync, background, at, last_from=None):
+    timings = SubtaskTimings(delay, align, sync, background, 1, 1, 0, task="t", subtask=index)
+    sent = ((*last_from, delay + align),) if last_from else ()
+    return SubtaskStatistics.of(vertex, replace(timings, arrivals=sent), 1_000, at)
+
+
+def phases_of(one):
+    told = one.phases_json()
+    assert sum(told[name] for name in ("start", "align", "sync", "async", "store")) == (
+        pytest.approx(one.end_to_end_ms, abs=1)
+    )
+    return told
+
+
+def test_the_phases_of_a_checkpoint_follow_its_critical_path_and_add_up_to_its_duration():
+    quick = took(COUNT, 0, 3.0, 1.0, 1.0, 5.0, 12.0, ("read", 0))
+    slow = took(COUNT, 1, 6.0, 30.0, 2.0, 50.0, 90.0, ("read", 0))
+    one = checkpoint(subtasks=(took(READ, 0, 1.0, 0.0, 2.0, 4.0, 8.0), quick, slow))
+
+    told = phases_of(one)
+
+    assert (told["start"], told["align"], told["sync"]) == (1 + 3, 30, 2 + 2)
+    assert told["store"] == 210 - 90, "and what is left until 90 ms was written in the background"
+    words = one.to_json()["stillframe"]
+    assert words["critical-path"] == [["read", 0], ["count", 1]]
+    assert words["slowest"]["waited-for"] == ["read", 0]
+
+
+def test_clocks_that_differ_do_not_make_phases_longer_than_the_checkpoint():
+    ahead = took(COUNT, 1, 500.0, 300.0, 2.0, 5.0, 90.0)
+
+    assert min(phases_of(checkpoint(subtasks=(ahead,))).values(), key=lambda v: v or 0) in (0, None)
+
+
+def test_time_in_which_subtasks_did_not_answer_counts_as_waiting_for_them():
+    told = phases_of(checkpoint(status="FAILED", subtasks=(took(READ, 0, 1, 0, 2, 4, 8.0),)))
+
+    assert (told["align"], told["store"]) == (210 - 8, 0)
+
+
+def test_an_older_checkpoint_shrinks_to_its_three_slowest_subtasks_and_keeps_its_sums():
+    tasks = (TaskShape(COUNT, "count", 64),)
+    parts = tuple(took(COUNT, index, 1, 1, 1, 1, float(index)) for index in range(64))
+    whole = replace(checkpoint(subtasks=parts), tasks=tasks)
+
+    small = whole.shrunk()
+
+    assert [part.index for part in small.subtasks] == [61, 62, 63]
+    assert small.sums == whole.sums
+    told = small.to_json()
+    assert (told["num_acknowledged_subtasks"], told["stillframe"]["details"]) == (64, "slowest")
+    assert len(small.task_to_json(COUNT)["subtasks"]) == 3, "none of the others is said to pend"
+
+
+def test_a_page_has_what_is_older_and_of_one_status_and_counts_all():
+    many = [checkpoint(n, status="FAILED" if n % 2 else "COMPLETED") for n in range(300, 0, -1)]
+    told = statistics(*many)
+
+    assert [each["id"] for each in told.to_json()["history"]] == list(range(300, 200, -1))
+    page = told.to_json(limit=2, before=19, status="FAILED")
+    assert [each["id"] for each in page["history"]] == [17, 15]
+    assert page["latest"]["failed"]["id"] == 299
+
+
+def test_the_series_tells_every_checkpoint_of_a_time_in_columns():
+    many = [replace(checkpoint(n), triggered_at_ms=n * 1_000) for n in (4, 3, 2, 1)]
+    failed = replace(checkpoint(5, status="FAILED"), triggered_at_ms=5_000)
+
+    told = statistics(failed, *many).series_json(2_000, 5_000)
+
+    assert (told["id"], told["status"]) == ([2, 3, 4, 5], "cccf")
+    assert {len(column) for column in told.values()} == {4}
+    assert told["new"][0] == 350
+
+
+def test_barriers_are_told_in_the_order_in_which_they_came():
+    arrivals = (("edge", 1, 6.1), ("edge", 0, 31.0))
+    timings = SubtaskTimings(6.1, 24.9, 2.2, 15.8, 1, 1, 0, task="t", subtask=1, arrivals=arrivals)
+    part = SubtaskStatistics.of(COUNT, timings, 1_000, 51.0, senders={"edge": "clicks"})
+
+    [told] = checkpoint(subtasks=(part,)).barriers_json()["subtasks"]
+
+    assert told == {
+        "vertex": COUNT,
+        "index": 1,
+        "first": 6.1,
+        "last": 31.0,
+        "last_from": ["clicks", 0],
+        "taken": 33.2,
+        "durable": 49.0,
+        "ack": 51.0,
+        "arrivals": [["clicks", 1, 6.1], ["clicks", 0, 31.0]],
+    }

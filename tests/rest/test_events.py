@@ -67,9 +67,9 @@ def test_what_happens_to_a_job_is_told_once_and_in_order(driver, follow):
     assert ("log", None) in told
     ids = [int(each.id.rpartition("-")[2]) for each in came]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
-    completed = next(each for each in came if is_checkpoint("completed", number)(each))
+    committed = next(each for each in came if is_checkpoint("committed", number)(each))
     details = driver.client.get(f"/jobs/counts/checkpoints/details/{number}")
-    assert completed.data["checkpoint"] == {**details, "tasks": {}}
+    assert committed.data["checkpoint"] == {**details, "tasks": {}}
 
 
 def test_who_was_cut_off_gets_what_it_missed_and_nothing_twice(driver, follow):

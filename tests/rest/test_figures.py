@@ -74,7 +74,30 @@ def test_prometheus_is_told_the_same(quiet, figures):
     assert value("job_state", stillframe_job_state="RUNNING") == 1
     assert value("job_restarts_total") == query.summary.restarts == 1
     assert value("checkpoint_last_completed_id") == query.summary.last_checkpoint
-    assert value("slot_memory_bytes", slot="0") > 1 << 20
+    assert value("slot_memory_bytes", slot="0", host="127.0.0.1") > 1 << 20
+    took = sum(each.end_to_end_ms for each in query.checkpoint_statistics.completed) / 1000
+    phases = ("start", "align", "sync", "async", "store")
+    spent = sum(value("checkpoint_phase_seconds_total", phase=each) for each in phases)
+    assert spent == pytest.approx(took, abs=0.001)
+    assert value("checkpoint_duration_seconds_sum") == pytest.approx(took, abs=0.001)
+    counted = len(query.checkpoint_statistics.completed)
+    assert value("checkpoint_duration_seconds_count") == counted >= 2
+
+
+def test_state_and_place_of_a_subtask_are_those_of_its_last_checkpoint(quiet, figures, until):
+    driver, query = quiet
+    newest = query.checkpoint_statistics.completed[0]
+
+    def told():
+        return figures()["aggregate"]
+
+    until(lambda: all(each["state-rows"] is not None for each in told()))
+    assert sum_of(told(), "state-rows") == 7, "one for each app"
+    kept = {part.index: part for part in newest.subtasks if part.last_from is not None}
+    assert [each["state-bytes"] for each in told()] == [kept[n].state_bytes for n in (0, 1)]
+    slots = driver.client.get("/jobs/counts/figures")["slots"]
+    assert [each["pid"] for each in slots] == list(query.slot_pids)
+    assert {each["aligning"] for each in told()} == {None}
 
 
 def test_other_methods_than_reading_are_refused(quiet):

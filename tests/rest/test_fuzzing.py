@@ -21,9 +21,12 @@ ENDED_BY = {"cancel_job": "doomed", "stop_job": "halted"}
 """The jobs that requests of these kinds are about: the others want one that runs."""
 
 description = document(reading_needs_token=False)
-described = schemathesis.openapi.from_dict(description).exclude(
-    operation_id=["events_of_all", "job_events"]  # they do not end: see test_events.py
-)
+ENDLESS = ["events_of_all", "job_events"]
+"""See test_events.py."""
+SLOW = ["job_state"]
+"""A process for each request."""
+described = schemathesis.openapi.from_dict(description).exclude(operation_id=ENDLESS + SLOW)
+slow = schemathesis.openapi.from_dict(description).include(operation_id=SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +57,14 @@ def test_the_description_is_valid(needs_token):
     schemathesis.openapi.from_dict(document(reading_needs_token=needs_token)).validate()
 
 
-def name_what_is_there(case: Any, known: dict[str, Any]) -> None:
-    """Three times of four, where the fuzzer meant the path to be right."""
+def name_what_is_there(case: Any, known: dict[str, Any], of_eight: int) -> None:
+    """So often, where the fuzzer meant the path to be right."""
     part = case.meta.components.get(ParameterLocation.PATH)
     if part is None or part.mode is not GenerationMode.POSITIVE:
         return
     job = ENDED_BY.get(case.operation.definition.raw["operationId"], known["jobid"])
     for name, value in case.path_parameters.items():
-        if zlib.crc32(str(value).encode()) % 4:
+        if zlib.crc32(str(value).encode()) % 8 < of_eight:
             case.path_parameters[name] = job if name == "jobid" else known[name]
 
 
@@ -83,18 +86,33 @@ def keep_inside(case: Any, home: Any) -> None:
         case.path_parameters["jobid"] = "doomed"
 
 
+def fuzzed(examples: int) -> hypothesis.settings:
+    return hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+
+
 @pytest.mark.slow
 @described.parametrize()
-@hypothesis.settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
+@fuzzed(examples=15)
 def test_every_request_of_the_description_is_answered_as_described(case, quiet, known):
+    ask_and_check(case, quiet, known, of_eight=6)
+
+
+@pytest.mark.slow
+@slow.parametrize()
+@fuzzed(examples=4)
+def test_so_is_every_one_that_takes_long(case, quiet, known):
+    ask_and_check(case, quiet, known, of_eight=1)
+
+
+def ask_and_check(case, quiet, known, of_eight):
     driver, query = quiet
-    name_what_is_there(case, known)
+    name_what_is_there(case, known, of_eight)
     keep_inside(case, driver.home)
 
     case.call_and_validate(

@@ -1,8 +1,11 @@
 """A subtask fed by channels, stepped by hand: what it waits for, holds, gives up and passes on."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
+from stillframe.protocol.measures import Aligning
 from stillframe.runtime.elements import CancelBarrier, EndOfRecords
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -58,6 +61,34 @@ def test_how_long_the_barriers_waited_for_each_other_is_measured(new_inner):
 
     timings = inner.events.take()[-1][3]
     assert (timings.start_delay_ms, timings.alignment_ms) == (100, 400)
+    assert timings.arrivals == (("in", 0, 100.0), ("in", 1, 500.0))
+
+
+def test_while_a_barrier_is_missing_it_is_told_on_which_channel_and_since_when(new_inner):
+    inner = new_inner()
+    inner.clock.advance(0.1)
+    inner.inputs[1].send(inner.barrier(1))
+    assert inner.subtask.measures(0).aligning is None
+    inner.run()
+
+    told = inner.subtask.measures(0).aligning
+    assert told == Aligning(1, 1, 2, inner.clock.wall_ms(), (("in", 0),))
+    inner.inputs[0].send(inner.barrier(1))
+    inner.run()
+    assert inner.subtask.measures(0).aligning is None
+
+
+def test_what_overtakes_is_told_of_every_channel_also_after_the_snapshot(new_inner):
+    inner = new_inner()
+    barrier = replace(inner.barrier(1), alignment_timeout_ms=0)
+    inner.inputs[0].send(barrier)
+    inner.run()
+    inner.clock.advance(0.4)
+    inner.inputs[1].send(barrier)
+    inner.run()
+
+    arrivals = timings_of(inner, 1).arrivals
+    assert [(source, at) for _, source, at in arrivals] == [(0, 0.0), (1, 400.0)]
 
 
 def timings_of(inner, checkpoint_id):

@@ -103,8 +103,10 @@ def test_the_names_of_a_history_are_in_the_order_of_what_they_tell() -> None:
         [
             paths.attempt_history_path(Attempt(9), "begun"),
             paths.attempt_history_path(Attempt(9), "ended"),
+            paths.attempt_history_path(Attempt(9), "phases"),
             paths.attempt_history_path(Attempt(10), "begun"),
         ],
+        [paths.rolled_history_path(CheckpointId(n), Attempt(1)) for n in (100, 1_100)],
     ]
     assert told == [sorted(each) for each in told]
     places = {path.rpartition("/")[0] for each in told for path in each}
@@ -112,7 +114,7 @@ def test_the_names_of_a_history_are_in_the_order_of_what_they_tell() -> None:
     assert all(paths.is_history_file(path.rpartition("/")[2]) for each in told for path in each)
     shown = [paths.numbers_in_history(*path.rpartition("/")[::2]) for each in told for path in each]
     assert shown[3:5] == [(110, 1), (None, 2)]
-    assert shown[-1] == (None, 10)
+    assert shown[-3:] == [(None, 10), (100, 1), (1_100, 1)]
     assert paths.numbers_in_history("history/checkpoints", f"{1:020d}-begun.json") is None
     foreign = (".tmp-1", "notes.txt", f"{1:020d}.json", f"{1:020d}-x.json", f"{1:020d}-1.json.bak")
     assert not any(map(paths.is_history_file, foreign))

@@ -54,6 +54,7 @@ def benchmarks() -> dict[str, Benchmark]:
         _state_size(),
         _recovery(),
         _growth(),
+        _observing(),
         *connectors.benchmarks(),
         *language.benchmarks(),
     )
@@ -346,6 +347,28 @@ def _checkpoint_cost() -> Benchmark:
         RATE,
         tuple(trials),
         tuple(targets),
+    )
+
+
+def _observing() -> Benchmark:
+    measured, unmeasured = "Stillframe, figures each second", "Stillframe, no figures"
+    return Benchmark(
+        "observing",
+        "What it costs to measure tasks and slots",
+        RATE,
+        (
+            trial_of(measured, "stillframe", "strings", metrics_interval="1 second"),
+            trial_of(unmeasured, "stillframe", "strings", metrics_interval="off"),
+        ),
+        (
+            Target(
+                "speed with figures each second, to that without",
+                RATE,
+                measured,
+                (unmeasured,),
+                at_least=0.99,
+            ),
+        ),
     )
 
 

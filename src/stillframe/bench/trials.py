@@ -65,6 +65,7 @@ _PARAMS: dict[str, Any] = {
     "slow_channel": False,
     "state_bytes": None,
     "channels": None,
+    "metrics_interval": None,
 }
 # Some five seconds of each: enough for a JVM to have compiled what matters, and to tell the speed.
 _WARM_UP: dict[tuple[str, str], int] = {

@@ -407,6 +407,10 @@ def _add_simulate(commands: _Commands) -> argparse.ArgumentParser:
 
 
 def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
+    # Names and numbers only, so that --help is still answered at once.
+    from stillframe.bench.catalogue import benchmarks
+    from stillframe.bench.connectors import GROUPS
+
     command = commands.add_parser(
         "bench",
         help="Stillframe beside Flink, PyFlink, Spark and Bytewax, in one run on this machine",
@@ -418,9 +422,7 @@ def _add_bench(commands: _Commands) -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help="views, users, views-rocksdb, users-rocksdb, views-parquet, rows, rows-by-key,"
-        " latency, slow-channel, checkpoint-cost, state-size, recovery, growth, kafka-counts,"
-        " kafka-values, kafka-sink, kafka-latency, or kafka for the last four (all)",
+        help=f"{', '.join(benchmarks())}; or a group: {', '.join(GROUPS)} (all)",
     )
     command.add_argument(
         "--quick",

@@ -68,6 +68,7 @@ from stillframe.protocol.messages import (
     doing_in_words,
 )
 from stillframe.protocol.restore import StartingState, starting_channels
+from stillframe.protocol.statistics import SlotPlace
 from stillframe.stacks import bounded, called, dumped_frames, innermost_own
 
 _JOIN_SECONDS_MAX = 120.0
@@ -213,6 +214,7 @@ class RunningAttempt:
         self._joined[joined.slot] = joined
         if len(self._joined) < self._plan.slots:
             return
+        self._history.note_slots([self._place(slot) for slot in sorted(self._joined)])
         peers = {slot: mate.data_address for slot, mate in self._joined.items()}
         channels = starting_channels(describe_edges(self._plan), self._restored)
         own = self._restored
@@ -228,6 +230,10 @@ class RunningAttempt:
             )
             for order in in_pieces(start):
                 self._slots.send(slot, order)
+
+    def _place(self, slot: SlotIndex) -> SlotPlace:
+        joined = self._joined[slot]
+        return SlotPlace(slot, joined.data_address[0], joined.pid)
 
     def _on_running(self, slot: SlotIndex) -> None:
         if slot in self._running:
@@ -365,7 +371,7 @@ class RunningAttempt:
                 self._complained.add(slot)
                 self._break(_failure(slot, report))
             case Acknowledged() | Declined() | Committed() | Drained() | CaughtUp():
-                self._checkpoints.on_report(report)
+                self._checkpoints.on_report(report, self._place(slot))
 
     def _note_said(self, slot: SlotIndex, lines: tuple[SaidLine, ...]) -> None:
         of = About(self._plan.job, self._attempt, slot=slot)
@@ -400,6 +406,7 @@ class RunningAttempt:
         """Note the failure; a reason that explains little is given a moment to be bettered."""
         if self._outcome is not None or self._broken is not None:
             return
+        self._history.note_noticed(self._heard_at.get(broke.at.slot) if broke.at else None)
         self._broken = broke
         patience = _BETTER_REASON_SECONDS if broke.cause == "lost slot" else 0.0
         self._broken_for_good_at = self._now() + patience

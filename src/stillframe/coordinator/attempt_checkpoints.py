@@ -25,9 +25,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from stillframe.coordinator.checkpoint_news import CheckpointNews
+from stillframe.coordinator.completed import completed
 from stillframe.coordinator.deletions import Deletions
 from stillframe.coordinator.enumerators import Enumerators
+from stillframe.coordinator.history import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    SavepointCompleted,
+)
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger_mail import (
     LedgerEvent,
@@ -46,7 +51,11 @@ from stillframe.coordinator.mail import (
     CheckpointWanted,
     Outcome,
 )
-from stillframe.coordinator.plan_descriptions import describe_operators
+from stillframe.coordinator.plan_descriptions import (
+    describe_operators,
+    shapes_of,
+    vertex_of,
+)
 from stillframe.coordinator.ports import CommitsPort, LedgerPort, SlotsPort
 from stillframe.coordinator.rescaling import RescaleFailed, RescaleWanted
 from stillframe.coordinator.resting import Rest
@@ -74,6 +83,7 @@ from stillframe.protocol.checkpoints import (
     TriggerSavepoint,
 )
 from stillframe.protocol.checkpoints import Acknowledged as Answer
+from stillframe.protocol.figures import Triggered
 from stillframe.protocol.manifests import Manifest, OperatorSnapshot
 from stillframe.protocol.messages import (
     AbortCheckpoint,
@@ -86,7 +96,7 @@ from stillframe.protocol.messages import (
     TriggerCheckpoint,
     cause_of,
 )
-from stillframe.protocol.statistics import TriggeredType
+from stillframe.protocol.statistics import SlotPlace, TriggeredType
 
 log = logging.getLogger("stillframe")
 
@@ -121,7 +131,11 @@ class AttemptCheckpoints:
         self._on_outcome = on_outcome
         self._attempt = parts.ledger.attempt
         self._protocol = _protocol(parts, what_does, restored)
-        self._news = CheckpointNews(parts)
+        self._history = parts.history
+        self._shapes = shapes_of(parts.plan)
+        self._senders = {
+            edge.name: parts.plan.tasks[edge.source_task].name for edge in parts.plan.edges
+        }
         self._savepoints = Savepoints(parts.open_store, store)
         self._deletions = Deletions(parts, store)
         self._rest = Rest()
@@ -199,10 +213,11 @@ class AttemptCheckpoints:
 
     # --- what slots and sinks say ---
 
-    def on_report(self, report: CheckpointReport) -> None:
+    def on_report(self, report: CheckpointReport, place: SlotPlace | None = None) -> None:
+        """`place`: of the slot that says so."""
         match report:
             case Acknowledged(task, subtask):
-                self._on_acknowledged(SubtaskRef(task, subtask), report)
+                self._on_acknowledged(SubtaskRef(task, subtask), report, place)
             case Declined(checkpoint_id, reason):
                 self._carry_out(self._protocol.on_declined(checkpoint_id, reason, self._now()))
             case Committed(task, subtask, checkpoint_id):
@@ -215,13 +230,16 @@ class AttemptCheckpoints:
                 ref = SubtaskRef(task, subtask)
                 self._carry_out(self._protocol.on_caught_up(ref, self._now()))
 
-    def _on_acknowledged(self, ref: SubtaskRef, report: Acknowledged) -> None:
+    def _on_acknowledged(
+        self, ref: SubtaskRef, report: Acknowledged, place: SlotPlace | None
+    ) -> None:
         checkpoint_id = report.checkpoint_id
         if checkpoint_id not in self._savepoints:
             self._deletions.on_acknowledged(checkpoint_id, report.files())
         answer, instructions = self._protocol.on_acknowledged(checkpoint_id, ref, report)
         if answer is Answer.COUNTED:
-            self._news.on_acknowledged(checkpoint_id, self._plan.tasks[ref.task], report.timings)
+            vertex = vertex_of(self._plan.tasks[ref.task])
+            self._history.note_acknowledged(checkpoint_id, vertex, report.timings, place)
         self._carry_out(instructions)
 
     def on_epoch_committed(self, epoch: Epoch) -> None:
@@ -287,7 +305,7 @@ class AttemptCheckpoints:
                 case NoteCommitted(checkpoint_id):
                     noted = self._ledger.note_committed_everywhere
                     self._store.write(partial(noted, self._sinks.uids, checkpoint_id))
-                    self._news.on_committed(checkpoint_id)
+                    self._history.tell(CheckpointCommitted(checkpoint_id))
                 case Abort(checkpoint_id, reason):
                     self._abort(checkpoint_id, reason)
                 case BreakAttempt(reason):
@@ -331,7 +349,17 @@ class AttemptCheckpoints:
     def _note_triggered(self, checkpoint_id: CheckpointId, triggered_as: TriggeredType) -> int:
         self._ledger.note_used(checkpoint_id)
         self._enumerators.on_triggered(checkpoint_id)
-        triggered_at = self._news.on_triggered(checkpoint_id, triggered_as)
+        triggered_at = self._history.now()
+        self._history.note_triggered(
+            Triggered(
+                checkpoint_id,
+                self._attempt,
+                triggered_as,
+                self._shapes,
+                triggered_at,
+                self._senders,
+            )
+        )
         self._triggered_at_ms[checkpoint_id] = triggered_at.wall_ms
         return triggered_at.wall_ms
 
@@ -351,7 +379,15 @@ class AttemptCheckpoints:
         manifest, triggered_at_seconds = self._storing
         checkpoint_id = manifest.checkpoint_id
         self._next_epoch = Epoch(manifest.epoch + 1)
-        self._news.on_completed(manifest, stored.completed, triggered_at_seconds)
+        self._history.tell(
+            completed(
+                manifest,
+                stored.completed,
+                (self._now() - triggered_at_seconds) * 1000,
+                self._history.records_of_attempt(),
+                self._ledger.store_address,
+            )
+        )
         self._forget(checkpoint_id)
         # One that completes holds what older ones would have held: it answers them all.
         self._requests = [each for each in self._requests if each[0] > checkpoint_id]
@@ -380,13 +416,14 @@ class AttemptCheckpoints:
     def _on_savepoint_stored(self, checkpoint_id: CheckpointId) -> None:
         assert self._storing is not None
         manifest, _ = self._storing
-        self._news.on_savepoint_completed(manifest, self._savepoints.address)
+        told = SavepointCompleted(checkpoint_id, self._savepoints.address, manifest.state_bytes())
+        self._history.tell(told)
         self._savepoints.on_stored()
         self._forget(checkpoint_id)
         self._carry_out(self._protocol.on_savepoint_stored(checkpoint_id, self._now()))
 
     def _abort(self, checkpoint_id: CheckpointId, reason: str) -> None:
-        self._news.on_aborted(checkpoint_id, reason)
+        self._history.tell(CheckpointFailed(checkpoint_id, reason))
         self._slots.broadcast(AbortCheckpoint(checkpoint_id))
         if checkpoint_id in self._savepoints:
             self._savepoints.on_failed(reason)
@@ -421,7 +458,7 @@ class AttemptCheckpoints:
             snapshots=tuple(
                 self._without_committed(part) for report in reports for part in report.operators
             ),
-            timings=tuple(report.timings for report in reports),
+            timings=tuple(report.timings.kept() for report in reports),
             channels=tuple(channel for report in reports for channel in report.channels),
             enumerators=self._enumerators.at_trigger(checkpoint_id),
         )

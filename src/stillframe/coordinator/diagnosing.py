@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from stillframe.coordinator.history import Event, Hanging, History, Waiting
 from stillframe.graph.plan import Plan
 from stillframe.ids import SlotIndex, SubtaskIndex
+from stillframe.protocol.checkpointing import CheckpointingStatistics
 from stillframe.protocol.diagnosis import (
     CheckpointWaits,
     JobNow,
@@ -17,7 +18,7 @@ from stillframe.protocol.diagnosis import (
 )
 from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import SubtaskDoing, doing_in_words
-from stillframe.protocol.statistics import CheckpointingStatistics, CheckpointStatistics
+from stillframe.protocol.statistics import CheckpointStatistics
 
 Spans = Mapping[SlotIndex, tuple[Measured, Measured]]
 """Of each slot two reports, some seconds apart."""

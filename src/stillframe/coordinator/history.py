@@ -1,28 +1,40 @@
-"""What happened to a job: events as they come, and figures, kept bounded."""
+"""What happens to a job: told once, folded once, shown to whoever asks.
+
+The job's thread tells it. Listeners hear of events at once; `protocol/figures` makes records of
+them, which a `HistoryThread` keeps beyond the driver's life, where there is a place for that; and
+the newest figures of slots are here to be looked at. Any thread may ask.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from stillframe.clock import Clock, SystemClock
+from stillframe.coordinator.kept_history import HistoryThread, Kept
 from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.logs import About
 from stillframe.protocol import messages
-from stillframe.protocol.failures import in_words
+from stillframe.protocol.failures import AttemptBegun, EndOutcome, Failure, in_words
+from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
+from stillframe.protocol.joblog import JobRecord
+from stillframe.protocol.kept import CHECKPOINTS_MAX, KeptHistory, Record, Totals
 from stillframe.protocol.manifests import SubtaskTimings
 from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import Progress, SourceLag, SubtaskDoing, lag_of_each
+from stillframe.protocol.statistics import SlotPlace
 
 _KEPT_MAX = 100
 _SAMPLE_SECONDS = 1.0
 _SAMPLES_MAX = 10
-_MEASURED_MAX = 11
-"""Five seconds of what a slot tells twice a second."""
+_MEASURED_MAX = 6
+"""Five seconds of what a slot tells once a second."""
 log = logging.getLogger("stillframe")
 event_log = log.getChild("events")
 """Where events go; a command that shows them by itself turns it off."""
@@ -137,6 +149,9 @@ class CheckpointCompleted:
     watermark_us: int | None = None
     """How far event time had come in the slowest operator, as last reported."""
     operators: tuple[OperatorFigures, ...] = ()
+    path: str | None = None
+    """Where it is."""
+    metadata_bytes: int = 0
 
     def __str__(self) -> str:
         size = format_bytes(self.state_bytes)
@@ -343,8 +358,19 @@ class Summary:
 class History:
     """Collects events and figures on the job's thread; may be read from any."""
 
-    def __init__(self, job: str | None = None) -> None:
+    def __init__(
+        self,
+        keeping: HistoryThread | None = None,
+        clock: Clock | None = None,
+        checkpoints_max: int = CHECKPOINTS_MAX,
+        job: str | None = None,
+    ) -> None:
+        """`keeping`: None, it all is in memory only."""
         self.job = job
+        self._keeping = keeping
+        self._clock = clock or SystemClock()
+        self._checkpoints_max = checkpoints_max
+        self._figures = Figures(checkpoints_max)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         self._events: deque[Event] = deque(maxlen=_KEPT_MAX)
@@ -360,6 +386,7 @@ class History:
         self._this_attempt: dict[SlotIndex, Progress] = {}
         self._measured: dict[SlotIndex, deque[Measured]] = {}
         """Of each slot, those of the last seconds."""
+        self._places: tuple[SlotPlace, ...] = ()
         self._present: dict[str, Event] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
         """When how many records had been read in this attempt, a second apart and more."""
@@ -381,11 +408,115 @@ class History:
             except Exception:  # a curious listener must not harm the job
                 log.exception("a listener failed on %s", event)
 
+    def now(self) -> Moment:
+        return Moment(self._clock.wall_ms(), self._clock.monotonic_seconds())
+
+    # --- what is kept ---
+
+    def kept(self) -> KeptHistory:
+        """All that is known, also of earlier drivers; waits some seconds until that is read."""
+        earlier = self._keeping.earlier() if self._keeping is not None else KeptHistory()
+        with self._lock:
+            return earlier.followed_by(self._figures.kept(self.now()), self._checkpoints_max)
+
+    def start(self) -> None:
+        """Begin to read what earlier drivers left. Nothing is written before an attempt begins."""
+        if self._keeping is not None:
+            self._keeping.start()
+
+    def abandon(self) -> None:
+        """Another driver has taken over: it is its history now."""
+        if self._keeping is not None:
+            self._keeping.abandon()
+
+    def close(self, outcome: EndOutcome) -> None:
+        """The driver's part is over; waits some seconds until that is written."""
+        with self._lock:
+            self._keep(self._figures.on_ended(outcome, self.now()))
+        if self._keeping is not None:
+            self._keeping.close()
+
+    def sweep(self) -> None:
+        """The job is this driver's now: remove what others have begun to write and never ended."""
+        if self._keeping is not None:
+            self._keeping.sweep()
+
+    def note_begun(self, begun: AttemptBegun, before: JobRecord | None) -> None:
+        """An attempt begins; `before` is what the log said until then."""
+        with self._lock:
+            if not self._figures.has_begun and self._keeping is not None:
+                now = self.now()
+                self._keeping.sweep()
+                self._keeping.submit(lambda earlier: self._lost(before, earlier, now))
+            self._keep(self._figures.on_begun(begun))
+
+    def note_noticed(self, heard_at_seconds: float | None) -> None:
+        """It is known now that the attempt has failed, and when what failed was heard of last."""
+        now = self.now()
+        heard_ms = None
+        if heard_at_seconds is not None:
+            heard_ms = now.wall_ms - round((now.monotonic_seconds - heard_at_seconds) * 1000)
+        with self._lock:
+            self._figures.on_noticed(heard_ms, now)
+
+    def note_slots(self, places: Sequence[SlotPlace]) -> None:
+        """All slots of the attempt are there."""
+        with self._lock:
+            self._places = tuple(places)
+            self._figures.on_slots(self.now())
+
+    def places(self) -> tuple[SlotPlace, ...]:
+        """Where the slots of the attempt run; of none before all are there."""
+        with self._lock:
+            return self._places
+
+    def note_failure(self, failure: Failure) -> None:
+        """An attempt did not go on; before the first of this driver there is nothing to keep."""
+        with self._lock:
+            self._figures.on_noticed(None, self.now())
+            if self._figures.has_begun:
+                self._keep(self._figures.on_failed(failure))
+
+    def note_attempt_over(self, reason: str) -> None:
+        """What was under way is not any more."""
+        with self._lock:
+            self._keep(*self._figures.on_attempt_over(reason, self.now()))
+
+    def note_triggered(self, triggered: Triggered) -> None:
+        with self._lock:
+            self._figures.on_triggered(triggered)
+
+    def note_acknowledged(
+        self,
+        checkpoint_id: CheckpointId,
+        vertex: str,
+        timings: SubtaskTimings,
+        place: SlotPlace | None = None,
+    ) -> None:
+        with self._lock:
+            self._figures.on_acknowledged(checkpoint_id, vertex, timings, self.now(), place)
+
+    def _keep(self, *records: Record | None) -> None:
+        for record in records:
+            if record is not None and self._keeping is not None:
+                self._keeping.submit(partial(_after, record, self._figures.totals))
+
+    def _lost(self, before: JobRecord | None, earlier: KeptHistory, now: Moment) -> Kept | None:
+        """On the history's thread: only now it is known what earlier drivers have told."""
+        lost = driver_lost(before, earlier, now)
+        if lost is None:
+            return None
+        with self._lock:
+            return self._figures.on_failed(lost), earlier.totals
+
+    # --- what slots tell ---
+
     def report_progress(self, slot: SlotIndex, progress: Progress, now_seconds: float) -> None:
         with self._lock:
             self._this_attempt[slot] = progress
+            read = sum(each.records_in for each in self._this_attempt.values())
+            self._keep(self._figures.on_read(read, self.now()))
             if not self._samples or now_seconds - self._samples[-1][0] >= _SAMPLE_SECONDS:
-                read = sum(each.records_in for each in self._this_attempt.values())
                 self._samples.append((now_seconds, read))
                 lags = [lag.records for each in self._this_attempt.values() for lag in each.lags]
                 if lags:
@@ -490,24 +621,40 @@ class History:
                 self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
                 self._measured = {}
+                self._places = ()
                 self._lags.clear()
                 self._samples.clear()
                 self._present.clear()
             case SlotsRunning():
                 self._present.pop("slots", None)  # and not only at the next look
+                self._figures.on_running(self.now())
             case AttemptFailed():
                 self._samples.clear()
                 self._present.clear()
             case CheckpointCompleted():
                 self._checkpoints_completed += 1
                 self._completed.append(event)
-            case CheckpointFailed():
+                of = event.checkpoint_id, event.path, event.metadata_bytes
+                self._keep(self._figures.on_completed(*of, self.now()))
+            case SavepointCompleted(checkpoint_id, address):
+                self._keep(self._figures.on_completed(checkpoint_id, address, 0, self.now()))
+            case CheckpointCommitted(checkpoint_id):
+                told = self._figures.on_committed(checkpoint_id, self.now())
+                if told is not None and self._keeping is not None:
+                    self._keeping.amend(told)
+            case CheckpointFailed(checkpoint_id, reason):
                 self._checkpoints_failed += 1
+                self._keep(self._figures.on_aborted(checkpoint_id, reason, self.now()))
             case GuaranteeGiven(word):
                 self._guarantee = word
             case JobEnded(outcome):
                 self._outcome = outcome
                 self._present.clear()
+
+
+def _after(record: Record, own: Totals, earlier: KeptHistory) -> Kept:
+    """What is written: with the totals of this driver and of those before it."""
+    return record, earlier.totals.plus(own)
 
 
 def _sum_of(parts: Collection[Progress]) -> Progress:

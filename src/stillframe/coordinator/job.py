@@ -35,7 +35,6 @@ from stillframe.coordinator.mail import (
     Outcome,
     StopWanted,
 )
-from stillframe.coordinator.recorder import Recorder
 from stillframe.coordinator.rescaling import Replan, RescaleOutcome, RescaleWanted, Scale
 from stillframe.coordinator.running import DriverAddress, Stage, run_attempt
 from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointWanted
@@ -96,7 +95,13 @@ class Job(threading.Thread):
         refuse_weaker(guarantee_of(plan, config), config)
         self.plan = plan
         self.config = config
-        self.history = History(plan.job)
+        store = None
+        if config.checkpoint_location is not None:
+            location = open_store(config.checkpoint_location, config.storage_settings)
+            store = location.below(job_directory(plan.job))
+        kept_max = config.history_checkpoints
+        keeping = HistoryThread(store, kept_max) if store is not None else None
+        self.history = History(keeping, clock, kept_max, plan.job)
         self.failure: JobFailed | None = None
         self._cancels_between = False
         """Whether a person who ended the job between two attempts has cancelled it."""
@@ -107,15 +112,10 @@ class Job(threading.Thread):
             config.restart_same_crash_max, config.restart_same_error_max
         )
         self._scale = Scale(parallelism or plan.slots, replan, config, clock, self.history)
-        store = None
-        if config.checkpoint_location is not None:
-            location = open_store(config.checkpoint_location, config.storage_settings)
-            store = location.below(job_directory(plan.job))
         self._lease: DriverLease | None = None
         if store is not None and config.lease_timeout_seconds > 0:
             self._lease = DriverLease(store, config.lease_timeout_seconds)
         self._ledger = Ledger(store, plan.job, config.checkpoints_retained, clock)
-        self._recorder = Recorder(HistoryThread(store) if store is not None else None)
         self._sinks = DriverSinks(
             plan,
             StagedFiles(store) if store is not None else None,
@@ -132,7 +132,6 @@ class Job(threading.Thread):
             self._on_running,
             unfit_states=unfit_states,
             oom_kills=oom_kills,
-            recorder=self._recorder,
         )
         self._stage = Stage(deployment, driver, secrets.token_bytes(32), self._mailbox)
         self._parts = replace(self._parts, commit=CommitWatch(self._parts, deployment).commit)
@@ -140,7 +139,7 @@ class Job(threading.Thread):
 
     def kept_history(self) -> KeptHistory:
         """What became of checkpoints and attempts, in earlier drivers too."""
-        kept = self._recorder.history(self._parts.now())
+        kept = self.history.kept()
         record = self._ledger.record
         if record is None:
             return kept
@@ -194,7 +193,7 @@ class Job(threading.Thread):
 
     def run(self) -> None:
         outcome: EndOutcome = "failed"
-        self._recorder.start()
+        self.history.start()
         try:
             self.history.tell(GuaranteeGiven(self.guarantee.word, self.guarantee.reasons))
             outcome = self._run_attempts()
@@ -208,7 +207,7 @@ class Job(threading.Thread):
             self.failure = self._failed_by(error, f"{type(error).__name__}: {error}")
         finally:
             self._sinks.close()
-            self._recorder.close(outcome, self._parts.now())
+            self.history.close(outcome)
             if self._lease is not None:
                 self._lease.release(when_ended=self._sinks.left_behind)
             self._turn_away(outcome)
@@ -233,7 +232,7 @@ class Job(threading.Thread):
         """Remember why the job failed, unless that is done; written down only if the history is
         not somebody else's by now."""
         if isinstance(error, Fenced) and not isinstance(error, Unsettled):
-            self._recorder.abandon()
+            self.history.abandon()
         if not isinstance(error, JobFailed):
             reason = str(error) if isinstance(error, StillframeError) else repr(error)
             self._note_failure(
@@ -241,13 +240,12 @@ class Job(threading.Thread):
             )
 
     def _note_failure(self, broke: AttemptBroke, delay_seconds: float | None) -> None:
-        now = self._parts.now()
-        self._recorder.on_attempt_over(f"the attempt failed: {broke.reason}", now)
-        self._recorder.on_failed(
+        self.history.note_attempt_over(f"the attempt failed: {broke.reason}")
+        self.history.note_failure(
             Failure(
                 attempt=self._ledger.record.attempt if self._ledger.record else Attempt(0),
                 number=1,
-                at_ms=now.wall_ms,
+                at_ms=self._clock.wall_ms(),
                 reason=broke.reason,
                 kind=broke.cause,
                 restart_delay_seconds=delay_seconds,
@@ -339,7 +337,7 @@ class Job(threading.Thread):
             self._restarts.on_progress()
             self._same_failure.on_progress()
         if not isinstance(outcome, AttemptBroke):
-            self._recorder.on_attempt_over("the attempt was over before it", self._parts.now())
+            self.history.note_attempt_over("the attempt was over before it")
         if isinstance(outcome, AttemptFinished):
             self._starter.finish()  # a storage that is down now costs a restart, not the job
         return outcome

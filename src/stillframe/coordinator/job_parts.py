@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
 from stillframe.coordinator.history import History
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.located import LocatedSnapshot, locate
-from stillframe.coordinator.recorder import Recorder
 from stillframe.coordinator.savepoints import OpenStore
 from stillframe.coordinator.sinks import DriverSinks
 from stillframe.graph.plan import Plan
 from stillframe.ids import OperatorUid
-from stillframe.protocol.figures import Moment
 from stillframe.protocol.fit import Mismatch
 from stillframe.protocol.manifests import Manifest
 from stillframe.storage.store import Store, open_store
@@ -48,9 +46,6 @@ class JobParts:
     """How many processes the driver's machine has killed for want of memory."""
     locate: Callable[[str], LocatedSnapshot] | None = None
     """How a snapshot from elsewhere is found by its address; None: where addresses lead to."""
-    recorder: Recorder = field(default_factory=Recorder)
-    """What became of checkpoints and attempts, for people."""
-
     commit: Callable[[OperatorUid, Manifest], None] | None = None
     """Calls a sink that commits on the driver before an attempt begins; None: the sinks' own."""
 
@@ -58,6 +53,3 @@ class JobParts:
         if self.locate is not None:
             return self.locate(address)
         return locate(address, self.config.storage_settings)
-
-    def now(self) -> Moment:
-        return Moment(self.clock.wall_ms(), self.clock.monotonic_seconds())

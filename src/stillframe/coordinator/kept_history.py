@@ -3,10 +3,11 @@
 Theory of operation
 -------------------
 Every record (`protocol/kept`) is a small file of its own below `history/`, created once and never
-changed; beyond the bound the oldest go. One thread does it all, so that a slow storage holds nobody
-up: first it reads what earlier drivers left, then it writes what it is given. What does not fit its
-queue any more is lost with a warning, and so is what the storage refuses: a job does not depend on
-its history.
+changed; beyond the bound the oldest go. Where many checkpoints are to be kept, the oldest hundred
+of two hundred files are rolled into one first, with less detail, so that a start reads few. One
+thread does it all, so that a slow storage holds nobody up: first it reads what earlier drivers
+left, then it writes what it is given. What does not fit its queue any more is lost with a warning,
+and so is what the storage refuses: a job does not depend on its history.
 
 Two drivers of one job never meet: names carry the attempt, a file that is there already is left
 alone, and a driver deletes only what was there when it came and what it wrote itself. What others
@@ -20,7 +21,7 @@ import logging
 import threading
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -29,14 +30,17 @@ from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.errors import StillframeError, StorageError
 from stillframe.ids import CheckpointId
-from stillframe.protocol.failures import AttemptBegun, AttemptEnded, Failure
+from stillframe.protocol.failures import AttemptBegun, AttemptEnded, AttemptPhases, Failure
 from stillframe.protocol.kept import (
+    CHECKPOINTS_MAX,
     KEPT_MAX,
     KeptHistory,
     Record,
     Totals,
     decode_kept,
     encode_kept,
+    encode_rolled,
+    within_bounds,
 )
 from stillframe.protocol.statistics import CheckpointStatistics
 from stillframe.storage.paths import (
@@ -45,12 +49,15 @@ from stillframe.storage.paths import (
     checkpoint_history_path,
     failure_history_path,
     is_history_file,
+    rolled_history_path,
 )
 from stillframe.storage.store import Store
 
 log = logging.getLogger("stillframe")
 
 _WAITING_MAX = 100
+_ROLLED_TOGETHER = 100
+_CHECKPOINTS, _, _, _ROLLED = HISTORY_DIRECTORIES
 _READERS = 8
 _READ_SECONDS_MAX = 10.0
 CLOSE_SECONDS_MAX = 5.0
@@ -67,7 +74,7 @@ def read_history(store: Store) -> KeptHistory:
     A file that cannot be read is passed over with a warning. Raises `StorageError` if the storage
     does not even say which files there are.
     """
-    return replace(_read(store, _list(store), KEPT_MAX), retained=_retained(store))
+    return replace(_read(store, CHECKPOINTS_MAX)[0], retained=_retained(store))
 
 
 def _retained(store: Store) -> frozenset[CheckpointId] | None:
@@ -79,49 +86,56 @@ def _retained(store: Store) -> frozenset[CheckpointId] | None:
     return frozenset(each.checkpoint_id for each in record.checkpoints) if record else None
 
 
-def _list(store: Store) -> dict[str, list[str]]:
-    """The files of each directory, oldest first."""
-    return {
-        directory: [name for name in store.list(directory) if _is_ours(store, directory, name)]
-        for directory in HISTORY_DIRECTORIES
-    }
+def _read(store: Store, checkpoints_max: int) -> tuple[KeptHistory, dict[str, list[str]]]:
+    """And the names of the files of each directory, oldest first."""
+    unreadable: list[str] = []
 
+    def pass_over(why: str) -> None:
+        log.warning("of the job's history something is passed over: %s", why)
+        unreadable.append(why)
 
-def _is_ours(store: Store, directory: str, name: str) -> bool:
-    if not is_history_file(name):
-        log.warning("%s/%s/%s is no record of ours: passed over", store.address, directory, name)
-        return False
-    return True
-
-
-def _read(store: Store, names: Mapping[str, list[str]], kept_max: int) -> KeptHistory:
+    names: dict[str, list[str]] = {}
+    for directory in HISTORY_DIRECTORIES:
+        names[directory] = []
+        for name in store.list(directory):
+            if is_history_file(name):
+                names[directory].append(name)
+            else:
+                pass_over(f"{store.address}/{directory}/{name} is no record of ours")
     paths = [
         f"{directory}/{name}"
         for directory, there in names.items()
-        for name in there[-_files_max(directory, kept_max) :]
+        for name in there[-_files_max(directory, checkpoints_max) :]
     ]
-    if not paths:
-        return KeptHistory()
-    with ThreadPoolExecutor(_READERS, "stillframe-history-reader") as readers:
-        return KeptHistory.of(_found(readers.map(partial(_read_file, store), paths)))
+    found: list[Kept] = []
+    if paths:
+        with ThreadPoolExecutor(_READERS, "stillframe-history-reader") as readers:
+            for records, totals in readers.map(partial(_read_file, store, pass_over), paths):
+                found += ((record, totals) for record in records)
+    kept = KeptHistory.of(found, checkpoints_max)
+    return replace(kept, unreadable=tuple(unreadable)), names
 
 
-def _found(read: Iterable[Kept | None]) -> Iterator[Kept]:
-    return (each for each in read if each is not None)
-
-
-def _read_file(store: Store, path: str) -> Kept | None:
-    where = f"{store.address}/{path}"
+def _read_file(
+    store: Store, pass_over: Callable[[str], None], path: str
+) -> tuple[Sequence[Record], Totals]:
     try:
-        return decode_kept(store.read(path), where)
+        return decode_kept(store.read(path), f"{store.address}/{path}")
     except StillframeError as error:
-        log.warning("a record of the job's history is passed over: %s", error)
-        return None
+        pass_over(str(error))
+        return (), Totals()
 
 
-def _files_max(directory: str, kept_max: int) -> int:
-    # An attempt has two files, for its beginning and its end.
-    return 2 * kept_max if directory.endswith("attempts") else kept_max
+def _files_max(directory: str, checkpoints_max: int) -> int:
+    match directory:
+        case "history/checkpoints":
+            return min(checkpoints_max, 2 * _ROLLED_TOGETHER)
+        case "history/rolled":
+            return max(0, -(-checkpoints_max // _ROLLED_TOGETHER) - 1)
+        case "history/attempts":
+            return 3 * min(checkpoints_max, KEPT_MAX)  # its beginning, its phases and its end
+        case _:
+            return min(checkpoints_max, KEPT_MAX)
 
 
 def _path(record: Record) -> str:
@@ -132,6 +146,8 @@ def _path(record: Record) -> str:
             return failure_history_path(attempt, number)
         case AttemptBegun(attempt):
             return attempt_history_path(attempt, "begun")
+        case AttemptPhases(attempt):
+            return attempt_history_path(attempt, "phases")
         case AttemptEnded(attempt):
             return attempt_history_path(attempt, "ended")
 
@@ -139,10 +155,12 @@ def _path(record: Record) -> str:
 class HistoryThread:
     """Keeps the history of one job, in one driver. Everything may be called by any thread."""
 
-    def __init__(self, store: Store, kept_max: int = KEPT_MAX) -> None:
+    def __init__(self, store: Store, checkpoints_max: int = CHECKPOINTS_MAX) -> None:
         """`store` is rooted at the job's own directory."""
         self._store = store
-        self._kept_max = kept_max
+        self._checkpoints_max = checkpoints_max
+        self._unrolled: dict[str, CheckpointStatistics] = {}
+        """What is in the files of single checkpoints, by their names."""
         self._names: dict[str, list[str]] = {}
         self._earlier = KeptHistory()
         self._is_read = threading.Event()
@@ -176,6 +194,10 @@ class HistoryThread:
                 )
             self._waiting.append(telling)
             self._news.notify()
+
+    def amend(self, record: CheckpointStatistics) -> None:
+        """More is known of it; that is written when it is rolled up."""
+        self._unrolled[_path(record).rpartition("/")[2]] = record
 
     def sweep(self) -> None:
         """Remove what drivers that died were writing; only where the job is this driver's now."""
@@ -217,10 +239,12 @@ class HistoryThread:
 
     def _read_back(self) -> None:
         try:
-            self._names = _list(self._store)
-            self._earlier = _read(self._store, self._names, self._kept_max)
+            self._earlier, self._names = _read(self._store, self._checkpoints_max)
         except Exception as error:  # whatever it is, the job does not depend on it
             log.warning("the history of earlier drivers cannot be read: %s", error)
+            return
+        read = {_path(each).rpartition("/")[2]: each for each in self._earlier.checkpoints}
+        self._unrolled |= {name: read[name] for name in self._names[_CHECKPOINTS] if name in read}
 
     def _delete_unfinished(self) -> None:
         for directory in HISTORY_DIRECTORIES:
@@ -234,11 +258,43 @@ class HistoryThread:
     def _write(self, kept: Kept | None) -> None:
         if kept is None:
             return
-        path = _path(kept[0])
-        self._store.create_if_absent(path, encode_kept(*kept))
-        directory, _, name = path.rpartition("/")
+        record, totals = kept
+        directory, _, name = _path(record).rpartition("/")
+        self._create(directory, name, encode_kept(record, totals))
+        if isinstance(record, CheckpointStatistics):
+            self._unrolled.setdefault(name, record)
+            if len(self._names[directory]) >= 2 * _ROLLED_TOGETHER:
+                self._roll(totals)
+
+    def _roll(self, totals: Totals) -> None:
+        """One file first, and then none of those it stands for: a driver that dies in between
+        leaves some of them twice, which does no harm."""
+        if self._checkpoints_max <= 2 * _ROLLED_TOGETHER:
+            return
+        oldest = self._names[_CHECKPOINTS][:_ROLLED_TOGETHER]
+        records = [self._unrolled[name] for name in oldest if name in self._unrolled]
+        in_order = sorted(self._unrolled.copy().items())
+        all_of_them = within_bounds([each for _, each in in_order], self._checkpoints_max)
+        whole = {each.checkpoint_id for each in all_of_them if not each.is_shrunk}
+        if records:
+            newest = records[-1]
+            path = rolled_history_path(newest.checkpoint_id, newest.attempt)
+            shown = [each if each.checkpoint_id in whole else each.shrunk() for each in records]
+            self._create(_ROLLED, path.rpartition("/")[2], encode_rolled(shown, totals))
+        for name in oldest:
+            self._delete_oldest(_CHECKPOINTS)
+            self._unrolled.pop(name, None)
+
+    def _create(self, directory: str, name: str, data: bytes) -> None:
+        self._store.create_if_absent(f"{directory}/{name}", data)
         names = self._names.setdefault(directory, [])
         if name not in names:
             insort(names, name)
-        while len(names) > _files_max(directory, self._kept_max) and not self._is_over:
-            self._store.delete(f"{directory}/{names.pop(0)}")
+        while len(names) > _files_max(directory, self._checkpoints_max):
+            self._unrolled.pop(self._delete_oldest(directory), None)
+
+    def _delete_oldest(self, directory: str) -> str:
+        name = self._names[directory].pop(0)
+        if not self._is_over:
+            self._store.delete(f"{directory}/{name}")
+        return name

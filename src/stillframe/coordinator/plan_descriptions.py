@@ -9,10 +9,22 @@ from stillframe.graph.plan import (
     Partitioning,
     Plan,
     Rebalance,
+    Task,
     describe,
 )
 from stillframe.protocol.manifests import OperatorDescription, Place
 from stillframe.protocol.restore import ChannelKind, EdgeDescription
+from stillframe.protocol.statistics import TaskShape, vertex_id
+
+
+def vertex_of(task: Task) -> str:
+    """The id of a task in Flink's paths."""
+    return vertex_id(task.operators[0].uid)
+
+
+def shapes_of(plan: Plan) -> tuple[TaskShape, ...]:
+    """The tasks as figures of checkpoints name them."""
+    return tuple(TaskShape(vertex_of(task), task.name, task.parallelism) for task in plan.tasks)
 
 
 def describe_operators(plan: Plan) -> tuple[OperatorDescription, ...]:

@@ -31,11 +31,13 @@ from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.guarantees import Guarantee
 from stillframe.graph.plan import Plan
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
+from stillframe.json_values import JsonObject
+from stillframe.protocol.checkpointing import CheckpointingStatistics
 from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.diagnosis import Diagnosis, diagnose
 from stillframe.protocol.failures import Failure
 from stillframe.protocol.measures import Measured
-from stillframe.protocol.statistics import CheckpointingStatistics
+from stillframe.protocol.statistics import SlotPlace
 from stillframe.storage.paths import job_id
 
 _STOP_SECONDS_MAX = 120.0
@@ -237,9 +239,14 @@ class Query:
 
     @property
     def checkpoint_statistics(self) -> CheckpointingStatistics:
-        """What became of the last hundred checkpoints and savepoints, those that failed included,
-        and figures over them; also of those that earlier drivers of the job have taken."""
+        """What became of the last checkpoints and savepoints (`historyCheckpoints`), those that
+        failed included, and figures over them; also of those of earlier drivers of the job."""
         return self._job.kept_history().statistics()
+
+    @property
+    def attempts(self) -> list[JsonObject]:
+        """How the last hundred attempts came up and what became of them, the newest first."""
+        return self._job.kept_history().attempts_json()
 
     @property
     def failures(self) -> list[Failure]:
@@ -266,6 +273,11 @@ class Query:
     def measured_lately(self) -> dict[SlotIndex, tuple[Measured, Measured]]:
         """Of each slot of the running attempt, two reports some seconds apart."""
         return self._job.history.measured_lately()
+
+    @property
+    def slot_places(self) -> tuple[SlotPlace, ...]:
+        """Where the slots of the running attempt are; empty before all are there."""
+        return self._job.history.places()
 
     def diagnosis(self, state: str) -> Diagnosis:
         """One sentence: what the job waits for, or that it keeps up. `state`: Flink's word."""

@@ -111,6 +111,7 @@ def run_attempt(
         ahead_seconds_max=parts.config.watermark_ahead_seconds_max,
         heartbeat_timeout_seconds=parts.config.heartbeat_timeout_seconds,
         stuck_timeout_seconds=parts.config.stuck_timeout_seconds,
+        metrics_interval_seconds=parts.config.metrics_interval_seconds,
         state=parts.config.state,
         evaluator_memory_bytes=parts.config.evaluator_memory_bytes,
         log_format=parts.config.log_format,

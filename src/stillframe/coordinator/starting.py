@@ -155,18 +155,18 @@ class Starter:
         self, before: JobRecord | None, own: Manifest | None, found: LocatedSnapshot | None
     ) -> None:
         """For people: an attempt that fails in what it does first has begun too."""
-        now = self._parts.now()
+        now_ms = self._parts.clock.wall_ms()
         restored = None
         if own is not None:
             directory = checkpoint_directory(own.checkpoint_id, own.attempt)
             path = f"{self._ledger.store_address}/{directory}"
-            restored = Restored(own.checkpoint_id, now.wall_ms, False, path)
+            restored = Restored(own.checkpoint_id, now_ms, False, path)
         elif found is not None:
             taken = found.manifest
             is_savepoint = taken.kind == "savepoint"
-            restored = Restored(taken.checkpoint_id, now.wall_ms, is_savepoint, found.place)
-        begun = AttemptBegun(self._ledger.attempt, now.wall_ms, restored)
-        self._parts.recorder.on_begun(begun, before, now)
+            restored = Restored(taken.checkpoint_id, now_ms, is_savepoint, found.place)
+        begun = AttemptBegun(self._ledger.attempt, now_ms, restored)
+        self._parts.history.note_begun(begun, before)
 
     def stopped(self) -> None:
         """The job may go on some time; what its sinks have committed is known until then."""
@@ -194,7 +194,7 @@ class Starter:
     def _sweep_after_the_end(self) -> None:
         """What a driver or a slot of the past has written since, or the last sweep did not get."""
         self._ledger.sweep_log()
-        self._parts.recorder.sweep()
+        self._parts.history.sweep()
         self._ledger.take_stock()
         self._ledger.sweep(self._ledger.attempt)
         self._ledger.settle()

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from stillframe.config import CheckpointMode, LogFormat, StateSettings
 from stillframe.graph.plan import Plan
@@ -29,6 +30,7 @@ class SlotLaunch:
     ahead_seconds_max: float = math.inf
     heartbeat_timeout_seconds: float = 50.0
     stuck_timeout_seconds: float = 300.0
+    metrics_interval_seconds: float | Literal["off"] = 1.0
     state: StateSettings = StateSettings()  # noqa: RUF009 - frozen
     store_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What the store needs besides its address; keys and secrets are among it."""

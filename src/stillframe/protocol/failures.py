@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, SlotIndex, SubtaskIndex
@@ -69,16 +69,6 @@ class Restored:
             "external_path": self.path,
         }
 
-    @classmethod
-    def from_json(cls, value: JsonObject) -> Restored:
-        fields = JsonFields(value)
-        return cls(
-            CheckpointId(fields.integer("id")),
-            fields.integer("restore_timestamp"),
-            fields.flag("is_savepoint"),
-            fields.text_or_none("external_path"),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class AttemptBegun:
@@ -88,17 +78,25 @@ class AttemptBegun:
     at_ms: int
     restored: Restored | None
 
-    def record(self) -> JsonObject:
-        restored = {} if self.restored is None else {"restored": self.restored.to_json()}
-        return {"attempt": self.attempt, "at_ms": self.at_ms, **restored}
 
-    @classmethod
-    def from_record(cls, fields: JsonFields) -> AttemptBegun:
-        return cls(
-            Attempt(fields.integer("attempt")),
-            fields.integer("at_ms"),
-            fields.part_if_any("restored", Restored.from_json),
-        )
+@dataclass(frozen=True, slots=True)
+class AttemptPhases:
+    """How an attempt came up: moments in milliseconds since 1970, None where there is none."""
+
+    attempt: Attempt
+    heard: int | None = None
+    """When the slot that was lost before it had been heard of last."""
+    noticed: int | None = None
+    """When it was known that the attempt before had failed."""
+    slots: int | None = None
+    """All its slots were there."""
+    running: int | None = None
+    """All had their state."""
+    first_record: int | None = None
+    caught_up: int | None = None
+    """Its sources had read as much as had been read before."""
+    replayed: int | None = None
+    """Records that were read once more; None: the driver before knew how many, and is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +106,6 @@ class AttemptEnded:
     attempt: Attempt
     at_ms: int
     outcome: EndOutcome
-
-    def record(self) -> JsonObject:
-        return {"attempt": self.attempt, "at_ms": self.at_ms, "outcome": self.outcome}
-
-    @classmethod
-    def from_record(cls, fields: JsonFields) -> AttemptEnded:
-        outcome = cast(EndOutcome, fields.one_of("outcome", get_args(EndOutcome)))
-        return cls(Attempt(fields.integer("attempt")), fields.integer("at_ms"), outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,43 +181,3 @@ class Failure:
             if self.recovered_from is None
             else self.recovered_from.to_json(),
         }
-
-    def record(self) -> JsonObject:
-        blame = {} if self.blame is None else {"blame": blame_to_json(self.blame)}
-        return {
-            **blame,
-            "attempt": self.attempt,
-            "number": self.number,
-            "at_ms": self.at_ms,
-            "reason": self.reason,
-            "kind": self.kind,
-            "restart_delay_ms": None
-            if self.restart_delay_seconds is None
-            else round(self.restart_delay_seconds * 1000),
-            "task": self.task,
-            "subtask": self.subtask,
-            "slot": self.slot,
-        }
-
-    @classmethod
-    def from_record(cls, fields: JsonFields) -> Failure:
-        delay_ms = fields.integer_or_none("restart_delay_ms")
-        subtask, slot = fields.integer_or_none("subtask"), fields.integer_or_none("slot")
-        return cls(
-            attempt=Attempt(fields.integer("attempt")),
-            number=fields.integer("number"),
-            at_ms=fields.integer("at_ms"),
-            reason=fields.text("reason"),
-            kind=_kind(fields),
-            restart_delay_seconds=None if delay_ms is None else delay_ms / 1000,
-            task=fields.text_or_none("task"),
-            subtask=None if subtask is None else SubtaskIndex(subtask),
-            slot=None if slot is None else SlotIndex(slot),
-            blame=fields.part_if_any("blame", blame_from_json),
-        )
-
-
-def _kind(fields: JsonFields) -> FailureKind:
-    """Files of earlier versions have another word for a lost slot."""
-    kind = fields.one_of("kind", (*get_args(FailureKind), "bystander"))
-    return "lost slot" if kind == "bystander" else cast(FailureKind, kind)

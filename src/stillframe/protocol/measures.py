@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stillframe.ids import SubtaskIndex
+from stillframe.ids import CheckpointId, SubtaskIndex
 
 
 class TimeShares(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +39,18 @@ class TimeShares(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+class Aligning(msgspec.Struct, frozen=True, array_like=True):
+    """Barriers of a checkpoint have come to a subtask, and others have not."""
+
+    checkpoint: CheckpointId
+    arrived: int
+    channels: int
+    since_ms: int
+    """When the first one came."""
+    missing: tuple[tuple[str, SubtaskIndex], ...]
+    """Where one is waited for: the edge by its name, and the sender; eight at most."""
+
+
 class SubtaskMeasures(msgspec.Struct, frozen=True, array_like=True):
     """One subtask, since the attempt began."""
 
@@ -57,6 +69,17 @@ class SubtaskMeasures(msgspec.Struct, frozen=True, array_like=True):
     records_late: int
     queued_bytes: int
     """Waiting in front of it now."""
+    state_rows: int | None = None
+    """Of its keyed states, when its last snapshot was durable; None: there was none, or they are in
+    a database, which does not tell."""
+    state_bytes: int | None = None
+    """Of all files of that snapshot."""
+    lag_records: int | None = None
+    """That its source has not read yet; None: it does not tell."""
+    lag_ms: int | None = None
+    """Since the newest record that was read was written."""
+    aligning: Aligning | None = None
+    """The oldest checkpoint for which it waits for barriers."""
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -6,8 +6,10 @@ It travels in a slot's acknowledgement in the same JSON form in which the metada
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex, Writer
 from stillframe.json_values import JsonObject
@@ -180,15 +182,35 @@ class SnapshotCost:
         }
 
 
+Arrival = tuple[str, SubtaskIndex, float]
+"""A barrier has come: the edge by its name, the sender, and how long after the trigger in ms."""
+ARRIVALS_MAX = 4_096
+"""Where there are more channels, only the first barrier and the last are told."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskTimings(SnapshotCost):
     """What it cost, as the subtask itself says."""
 
     task: str
     subtask: SubtaskIndex
+    arrivals: tuple[Arrival, ...] = ()
+    """Of its barriers, in the order in which they came; told the driver and not kept."""
+    records_read: int = 0
+    """Of a source: in this attempt before its barrier; told the driver and not kept."""
+
+    def kept(self) -> SubtaskTimings:
+        """As the metadata of a checkpoint keeps it."""
+        return replace(self, arrivals=(), records_read=0)
 
     def to_json(self) -> JsonObject:
-        return {"task": self.task, "subtask": self.subtask, **self.figures()}
+        return {
+            "task": self.task,
+            "subtask": self.subtask,
+            **self.figures(),
+            **({"arrivals": [list(each) for each in self.arrivals]} if self.arrivals else {}),
+            **({"records_read": self.records_read} if self.records_read else {}),
+        }
 
     @classmethod
     def from_json(cls, value: JsonObject) -> SubtaskTimings:
@@ -196,5 +218,7 @@ class SubtaskTimings(SnapshotCost):
         return cls(
             task=fields.text("task"),
             subtask=SubtaskIndex(fields.integer("subtask")),
+            arrivals=msgspec.convert(value.get("arrivals", ()), tuple[Arrival, ...]),
+            records_read=fields.integer_if_any("records_read") or 0,
             **cls.figures_in(fields),
         )

@@ -4,26 +4,26 @@ Rules of this file
 ------------------
 1. Pure: the caller says what happened and when (`protocol/figures`).
 2. In Flink's JSON (`to_json`) durations are whole milliseconds and sizes bytes, as in Flink; in our
-   own records (`record`), which are kept, durations have their fractions.
+   own fields, and in what is kept (`protocol/kept`), durations have their fractions.
+3. What is asked of a thousand checkpoints at once is summed up when one is over (`Sums`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar, cast, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
-from stillframe.json_values import JsonObject, JsonValue
-from stillframe.protocol.documents import JsonFields
-from stillframe.protocol.failures import Restored
-from stillframe.protocol.snapshots import SnapshotCost, SubtaskTimings
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
+from stillframe.json_values import JsonObject
+from stillframe.protocol.snapshots import Arrival, SnapshotCost, SubtaskTimings
 
 CheckpointStatus = Literal["IN_PROGRESS", "COMPLETED", "FAILED"]
 CheckpointType = Literal["CHECKPOINT", "UNALIGNED_CHECKPOINT", "SAVEPOINT", "SYNC_SAVEPOINT"]
 """Flink's names; a SYNC_SAVEPOINT is one the job ends with."""
+_SHRUNK_SUBTASKS = 3
 TriggeredType = Literal["CHECKPOINT", "SAVEPOINT", "SYNC_SAVEPOINT"]
 """As far as it is known at the trigger: whether a barrier overtakes records shows later."""
 
@@ -42,13 +42,18 @@ class TaskShape:
     name: str
     parallelism: int
 
-    def record(self) -> JsonObject:
-        return {"vertex": self.vertex, "name": self.name, "parallelism": self.parallelism}
 
-    @classmethod
-    def from_record(cls, value: JsonObject) -> TaskShape:
-        fields = JsonFields(value)
-        return cls(fields.text("vertex"), fields.text("name"), fields.integer("parallelism"))
+@dataclass(frozen=True, slots=True)
+class SlotPlace:
+    """Where a subtask runs."""
+
+    slot: SlotIndex
+    host: str
+    pid: int
+
+
+Sender = tuple[str, SubtaskIndex]
+"""A subtask by the name of its task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +65,60 @@ class SubtaskStatistics(SnapshotCost):
     acknowledged_at_ms: int
     end_to_end_ms: float
     """From the trigger until the acknowledgement was here."""
+    place: SlotPlace | None = None
+    """Where it ran; None: an older format does not say."""
+    last_barrier_ms: float | None = None
+    """From the trigger until its last barrier came; None: it is a source, or nothing is known."""
+    last_from: Sender | None = None
+    """Who has sent that one, and so was waited for last."""
+    arrivals: tuple[Arrival, ...] = ()
+    """Of all its barriers, each by the task that has sent it; of the newest checkpoints only."""
 
     @classmethod
     def of(
-        cls, vertex: str, timings: SubtaskTimings, acknowledged_at_ms: int, end_to_end_ms: float
+        cls,
+        vertex: str,
+        timings: SubtaskTimings,
+        acknowledged_at_ms: int,
+        end_to_end_ms: float,
+        place: SlotPlace | None = None,
+        senders: Mapping[str, str] | None = None,
     ) -> SubtaskStatistics:
+        """`senders`: of each edge the task at its beginning, by name."""
+        names = senders or {}
+        arrivals = tuple(
+            (names.get(edge, edge), source, at_ms) for edge, source, at_ms in timings.arrivals
+        )
         return cls(
             vertex=vertex,
             index=timings.subtask,
             acknowledged_at_ms=acknowledged_at_ms,
             end_to_end_ms=round(end_to_end_ms, 3),
+            place=place,
+            last_barrier_ms=arrivals[-1][2] if arrivals else None,
+            last_from=arrivals[-1][:2] if arrivals else None,
+            arrivals=arrivals,
             **timings.figures(),
         )
+
+    @property
+    def taken_ms(self) -> float:
+        """From the trigger until its snapshot was taken, by the clocks of two machines."""
+        return self.start_delay_ms + self.alignment_ms + self.sync_ms
+
+    def barriers_json(self) -> JsonObject:
+        """When what happened here, in milliseconds since the trigger."""
+        return {
+            "vertex": self.vertex,
+            "index": self.index,
+            "first": round(self.start_delay_ms, 3),
+            "last": self.last_barrier_ms,
+            "last_from": None if self.last_from is None else list(self.last_from),
+            "taken": round(self.taken_ms, 3),
+            "durable": round(self.taken_ms + self.async_ms, 3),
+            "ack": self.end_to_end_ms,
+            "arrivals": [list(each) for each in self.arrivals],
+        }
 
     @property
     def is_unaligned(self) -> bool:
@@ -97,27 +144,49 @@ class SubtaskStatistics(SnapshotCost):
             "start_delay": round(self.start_delay_ms),
             "unaligned_checkpoint": self.is_unaligned,
             "aborted": aborted,
+            "stillframe": {
+                "slot": None if self.place is None else self.place.slot,
+                "host": None if self.place is None else self.place.host,
+                "pid": None if self.place is None else self.place.pid,
+                "last_barrier": self.last_barrier_ms,
+                "last_from": None if self.last_from is None else list(self.last_from),
+            },
         }
 
-    def record(self) -> JsonObject:
-        return {
-            "vertex": self.vertex,
-            "index": self.index,
-            "acknowledged_at_ms": self.acknowledged_at_ms,
-            "end_to_end_ms": self.end_to_end_ms,
-            **self.figures(),
-        }
 
-    @classmethod
-    def from_record(cls, value: JsonObject) -> SubtaskStatistics:
-        fields = JsonFields(value)
-        return cls(
-            vertex=fields.text("vertex"),
-            index=SubtaskIndex(fields.integer("index")),
-            acknowledged_at_ms=fields.integer("acknowledged_at_ms"),
-            end_to_end_ms=fields.number("end_to_end_ms"),
-            **cls.figures_in(fields),
-        )
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Where the time of a checkpoint went, in milliseconds: together they are all of it.
+
+    Along its critical path: from the subtask that acknowledged last to the one whose barrier it
+    waited for last, and so on up to a source.
+    """
+
+    start: float = 0.0
+    """Barriers were under way."""
+    align: float = 0.0
+    """Some had come and others were waited for; of one that failed, subtasks that did not answer"""
+    sync: float = 0.0
+    background: float = 0.0
+    """What was taken was written."""
+    store: float = 0.0
+    """The metadata and the entry in the job log were written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What is told of a checkpoint in a line; of one that is over nothing of it changes."""
+
+    acknowledged: int
+    acknowledged_at_ms: int | None
+    """When the last acknowledgement came, so far."""
+    bytes_written: int
+    state_bytes: int
+    in_flight_bytes: int
+    processed_bytes: int
+    phases: Phases
+    critical_path: tuple[Sender, ...] = ()
+    """From a source to the subtask that acknowledged last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +208,10 @@ class CheckpointStatistics:
     """Where it is, if it is complete."""
     failed_at_ms: int | None = None
     failure: str | None = None
+    commit_ms: float | None = None
+    """From when it was complete until all sinks had committed it; None: nothing is known."""
+    summed: Sums | None = None
+    """None: all subtasks are there to be summed up."""
     is_discarded: bool = False
     """Whether it is complete and not retained any more; worked out, not kept."""
 
@@ -148,34 +221,116 @@ class CheckpointStatistics:
 
     @property
     def checkpoint_type(self) -> CheckpointType:
-        unaligned = not self.is_savepoint and any(part.is_unaligned for part in self.subtasks)
+        unaligned = not self.is_savepoint and self.in_flight_bytes > 0
         return "UNALIGNED_CHECKPOINT" if unaligned else self.triggered_as
+
+    @property
+    def sums(self) -> Sums:
+        return self.summed or self._sum_up()
 
     @property
     def acknowledged_at_ms(self) -> int | None:
         """When the last acknowledgement came, so far."""
-        return max((part.acknowledged_at_ms for part in self.subtasks), default=None)
+        return self.sums.acknowledged_at_ms
 
     @property
     def bytes_written(self) -> int:
-        return self.metadata_bytes + sum(part.bytes_written for part in self.subtasks)
+        return self.sums.bytes_written
 
     @property
     def state_bytes(self) -> int:
         """Of all files it needs, its metadata included."""
-        return self.metadata_bytes + sum(part.state_bytes for part in self.subtasks)
+        return self.sums.state_bytes
 
     @property
     def in_flight_bytes(self) -> int:
-        return sum(part.in_flight_bytes for part in self.subtasks)
+        return self.sums.in_flight_bytes
 
     @property
     def processed_bytes(self) -> int:
-        return sum(part.processed_bytes for part in self.subtasks)
+        return self.sums.processed_bytes
 
     @property
     def subtasks_total(self) -> int:
         return sum(task.parallelism for task in self.tasks)
+
+    @property
+    def is_shrunk(self) -> bool:
+        """Whether only its slowest subtasks are remembered."""
+        return len(self.subtasks) < self.sums.acknowledged
+
+    @property
+    def slowest(self) -> SubtaskStatistics | None:
+        """Who acknowledged last."""
+        return max(self.subtasks, key=lambda part: part.end_to_end_ms, default=None)
+
+    def summed_up(self) -> CheckpointStatistics:
+        """Nothing more comes: so that nobody sums it up again."""
+        return self if self.summed is not None else replace(self, summed=self._sum_up())
+
+    def shrunk(self) -> CheckpointStatistics:
+        """With the three slowest of its subtasks only."""
+        if len(self.subtasks) <= _SHRUNK_SUBTASKS:
+            return self
+        slowest = sorted(self.subtasks, key=lambda part: -part.end_to_end_ms)[:_SHRUNK_SUBTASKS]
+        left = tuple(part for part in self.subtasks if part in slowest)
+        return replace(self.summed_up(), subtasks=left)
+
+    def with_arrivals(self, channels_max: int) -> CheckpointStatistics:
+        """Where more channels are told of, only with the first and the last barrier of each
+        subtask; with none at all if there may be none."""
+        if sum(len(part.arrivals) for part in self.subtasks) <= channels_max:
+            return self
+        parts = []
+        for part in self.subtasks:
+            ends = (part.arrivals[:1] + part.arrivals[1:][-1:]) if channels_max else ()
+            parts.append(replace(part, arrivals=ends))
+        return replace(self, subtasks=tuple(parts))
+
+    def _sum_up(self) -> Sums:
+        parts, metadata_bytes = self.subtasks, self.metadata_bytes
+        path = self._critical_path()
+        return Sums(
+            acknowledged=len(parts),
+            acknowledged_at_ms=max((part.acknowledged_at_ms for part in parts), default=None),
+            bytes_written=metadata_bytes + sum(part.bytes_written for part in parts),
+            state_bytes=metadata_bytes + sum(part.state_bytes for part in parts),
+            in_flight_bytes=sum(part.in_flight_bytes for part in parts),
+            processed_bytes=sum(part.processed_bytes for part in parts),
+            phases=self._phases(path),
+            critical_path=tuple((self._name_of(part), part.index) for part in path),
+        )
+
+    def _name_of(self, part: SubtaskStatistics) -> str:
+        return next(task.name for task in self.tasks if task.vertex == part.vertex)
+
+    def _critical_path(self) -> list[SubtaskStatistics]:
+        """From the source to who acknowledged last, as far as it is known who waited for whom."""
+        names = {task.vertex: task.name for task in self.tasks}
+        there = {(names[part.vertex], part.index): part for part in self.subtasks}
+        path: list[SubtaskStatistics] = []
+        step = self.slowest
+        while step is not None and step not in path:
+            path.insert(0, step)
+            step = None if step.last_from is None else there.get(step.last_from)
+        return path
+
+    def _phases(self, path: Sequence[SubtaskStatistics]) -> Phases:
+        """Clocks of several machines are compared, so that a step may seem to end too early."""
+        until = min(path[-1].end_to_end_ms, self.end_to_end_ms) if path else 0.0
+        start = align = sync = at = 0.0
+        for part in path:
+            first = max(at, min(part.start_delay_ms, until))
+            aligned = max(first, min(part.start_delay_ms + part.alignment_ms, until))
+            taken = max(aligned, min(part.taken_ms, until))
+            start, align, sync = start + first - at, align + aligned - first, sync + taken - aligned
+            at = taken
+        rest = self.end_to_end_ms - until
+        is_stored = len(self.subtasks) == self.subtasks_total
+        waited, store = (0.0, rest) if is_stored else (rest, 0.0)
+        return Phases(
+            *(round(each, 3) for each in (start, align + waited, sync, until - at, store))
+        )
 
     def subtasks_of(self, vertex: str) -> tuple[SubtaskStatistics, ...]:
         found = (part for part in self.subtasks if part.vertex == vertex)
@@ -199,10 +354,50 @@ class CheckpointStatistics:
             "processed_data": self.processed_bytes,
             "persisted_data": self.in_flight_bytes,
             "num_subtasks": self.subtasks_total,
-            "num_acknowledged_subtasks": len(self.subtasks),
+            "num_acknowledged_subtasks": self.sums.acknowledged,
             "checkpoint_type": self.checkpoint_type,
             "tasks": tasks,
             **self._outcome_figures(),
+            "stillframe": self._own_words(),
+        }
+
+    def phases_json(self) -> JsonObject:
+        """In milliseconds. All but the commit, which comes after it, are the whole duration."""
+        phases = self.sums.phases
+        return {
+            "start": phases.start,
+            "align": phases.align,
+            "sync": phases.sync,
+            "async": phases.background,
+            "store": phases.store,
+            "commit": self.commit_ms,
+        }
+
+    def barriers_json(self) -> JsonObject:
+        """When which barrier came, as far as it is remembered."""
+        return {
+            "triggered": self.triggered_at_ms,
+            "details": "slowest" if self.is_shrunk else "all",
+            "subtasks": [part.barriers_json() for part in self.subtasks],
+        }
+
+    def _own_words(self) -> JsonObject:
+        slowest = self.slowest
+        return {
+            "attempt": self.attempt,
+            "duration": self.end_to_end_ms,
+            "phases": self.phases_json(),
+            "critical-path": [list(each) for each in self.sums.critical_path],
+            "slowest": None
+            if slowest is None
+            else {
+                "task": self._name_of(slowest),
+                "subtask": slowest.index,
+                "slot": None if slowest.place is None else slowest.place.slot,
+                "host": None if slowest.place is None else slowest.place.host,
+                "waited-for": None if slowest.last_from is None else list(slowest.last_from),
+            },
+            "details": "slowest" if self.is_shrunk else "all",
         }
 
     def task_to_json(self, vertex: str) -> JsonObject | None:
@@ -221,6 +416,7 @@ class CheckpointStatistics:
                 if index in there
                 else {"className": "pending", "index": index, "status": "pending_or_failed"}
                 for index in map(SubtaskIndex, range(found[0].parallelism))
+                if index in there or not self.is_shrunk
             ],
         }
 
@@ -253,41 +449,6 @@ class CheckpointStatistics:
             "num_subtasks": task.parallelism,
             "num_acknowledged_subtasks": len(subtasks),
         }
-
-    def record(self) -> JsonObject:
-        return {
-            "checkpoint_id": self.checkpoint_id,
-            "attempt": self.attempt,
-            "status": self.status,
-            "triggered_as": self.triggered_as,
-            "triggered_at_ms": self.triggered_at_ms,
-            "end_to_end_ms": self.end_to_end_ms,
-            "tasks": [task.record() for task in self.tasks],
-            "subtasks": [part.record() for part in self.subtasks],
-            "metadata_bytes": self.metadata_bytes,
-            "path": self.path,
-            "failed_at_ms": self.failed_at_ms,
-            "failure": self.failure,
-        }
-
-    @classmethod
-    def from_record(cls, fields: JsonFields) -> CheckpointStatistics:
-        return cls(
-            checkpoint_id=CheckpointId(fields.integer("checkpoint_id")),
-            attempt=Attempt(fields.integer("attempt")),
-            status=cast(CheckpointStatus, fields.one_of("status", get_args(CheckpointStatus))),
-            triggered_as=cast(
-                TriggeredType, fields.one_of("triggered_as", get_args(TriggeredType))
-            ),
-            triggered_at_ms=fields.integer("triggered_at_ms"),
-            end_to_end_ms=fields.number("end_to_end_ms"),
-            tasks=fields.parts("tasks", TaskShape.from_record),
-            subtasks=fields.parts("subtasks", SubtaskStatistics.from_record),
-            metadata_bytes=fields.integer("metadata_bytes"),
-            path=fields.text_or_none("path"),
-            failed_at_ms=fields.integer_or_none("failed_at_ms"),
-            failure=fields.text_or_none("failure"),
-        )
 
 
 def _or_minus_one(moment_ms: int | None) -> int:
@@ -365,93 +526,3 @@ def _subtasks_summary(subtasks: Sequence[SubtaskStatistics]) -> JsonObject:
         },
         "start_delay": over(lambda part: part.start_delay_ms),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many there were since the job's very beginning, and are under way."""
-
-    restored: int
-    total: int
-    in_progress: int
-    completed: int
-    failed: int
-
-    def to_json(self) -> JsonObject:
-        return {
-            "restored": self.restored,
-            "total": self.total,
-            "in_progress": self.in_progress,
-            "completed": self.completed,
-            "failed": self.failed,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointingStatistics:
-    """What Flink's `GET /jobs/:jobid/checkpoints` tells."""
-
-    counts: Counts
-    history: tuple[CheckpointStatistics, ...]
-    """Newest first; those under way included."""
-    restored: Restored | None
-    """By the last attempt that started from something."""
-
-    @property
-    def completed(self) -> tuple[CheckpointStatistics, ...]:
-        """Those in the history that are complete, savepoints included; newest first."""
-        return tuple(each for each in self.history if each.status == "COMPLETED")
-
-    @property
-    def latest_completed(self) -> CheckpointStatistics | None:
-        return _first(each for each in self.completed if not each.is_savepoint)
-
-    @property
-    def latest_savepoint(self) -> CheckpointStatistics | None:
-        return _first(each for each in self.completed if each.is_savepoint)
-
-    @property
-    def latest_failed(self) -> CheckpointStatistics | None:
-        return _first(each for each in self.history if each.status == "FAILED")
-
-    def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointStatistics | None:
-        """The one of this number; of two drivers' that of the newer."""
-        return _first(each for each in self.history if each.checkpoint_id == checkpoint_id)
-
-    def summary(self, value: Callable[[CheckpointStatistics], float]) -> StatsSummary:
-        """Over the completed ones in the history: `summary(lambda each: each.end_to_end_ms)`."""
-        return StatsSummary.of(value(each) for each in self.completed)
-
-    def to_json(self) -> JsonObject:
-        return {
-            "counts": self.counts.to_json(),
-            "summary": self._summary_json(),
-            "latest": {
-                "completed": _json_or_none(self.latest_completed),
-                "savepoint": _json_or_none(self.latest_savepoint),
-                "failed": _json_or_none(self.latest_failed),
-                "restored": _json_or_none(self.restored),
-            },
-            "history": [each.to_json() for each in self.history],
-        }
-
-    def _summary_json(self) -> JsonObject:
-        return {
-            "checkpointed_size": self.summary(lambda each: each.bytes_written).to_json(),
-            "state_size": self.summary(lambda each: each.state_bytes).to_json(),
-            "end_to_end_duration": self.summary(lambda each: each.end_to_end_ms).to_json(),
-            "alignment_buffered": self.summary(lambda each: 0).to_json(),
-            "processed_data": self.summary(lambda each: each.processed_bytes).to_json(),
-            "persisted_data": self.summary(lambda each: each.in_flight_bytes).to_json(),
-        }
-
-
-def _json_or_none(value: CheckpointStatistics | Restored | None) -> JsonValue:
-    return None if value is None else value.to_json()
-
-
-_T = TypeVar("_T")
-
-
-def _first(found: Iterable[_T]) -> _T | None:
-    return next(iter(found), None)

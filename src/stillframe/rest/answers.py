@@ -7,7 +7,7 @@ know of a job is in its field `stillframe`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from stillframe.config import settings_in_force
@@ -123,11 +123,13 @@ def diagnosis(job: ServedJob) -> JsonObject:
 
 def figures(job: ServedJob) -> JsonObject:
     """What slots have measured last. Counts are since the attempt began."""
-    measured = job.query.measured
+    measured, plan = job.query.measured, job.query.plan
+    places = {place.slot: place for place in job.query.slot_places}
+    senders = {edge.name: plan.tasks[edge.source_task].name for edge in plan.edges}
     of_task: dict[int, list[JsonValue]] = {}
     for slot, told in sorted(measured.items()):
         for subtask in told.subtasks:
-            of_task.setdefault(subtask.task, []).append(_subtask_figures(slot, subtask))
+            of_task.setdefault(subtask.task, []).append(_subtask_figures(slot, subtask, senders))
     return {
         "attempt": job.query.summary.attempts,
         "tasks": [
@@ -136,11 +138,13 @@ def figures(job: ServedJob) -> JsonObject:
                 "name": task.name,
                 "subtasks": of_task.get(number, []),
             }
-            for number, task in enumerate(job.query.plan.tasks)
+            for number, task in enumerate(plan.tasks)
         ],
         "slots": [
             {
                 "slot": slot,
+                "host": places[slot].host if slot in places else None,
+                "pid": places[slot].pid if slot in places else None,
                 "at": told.at_ms,
                 "memory-bytes": told.rss_bytes,
                 "cpu-seconds": told.cpu_seconds,
@@ -151,8 +155,8 @@ def figures(job: ServedJob) -> JsonObject:
     }
 
 
-def _subtask_figures(slot: int, told: SubtaskMeasures) -> JsonObject:
-    shares = told.shares
+def _subtask_figures(slot: int, told: SubtaskMeasures, senders: Mapping[str, str]) -> JsonObject:
+    shares, aligning = told.shares, told.aligning
     return {
         "subtask": told.subtask,
         "slot": slot,
@@ -170,6 +174,19 @@ def _subtask_figures(slot: int, told: SubtaskMeasures) -> JsonObject:
         "watermark": None if told.watermark_us is None else told.watermark_us // 1000,
         "records-late": told.records_late,
         "queued-bytes": told.queued_bytes,
+        "state-rows": told.state_rows,
+        "state-bytes": told.state_bytes,
+        "lag-records": told.lag_records,
+        "lag-ms": told.lag_ms,
+        "aligning": None
+        if aligning is None
+        else {
+            "checkpoint": aligning.checkpoint,
+            "arrived": aligning.arrived,
+            "channels": aligning.channels,
+            "since": aligning.since_ms,
+            "missing": [[senders.get(edge, edge), source] for edge, source in aligning.missing],
+        },
     }
 
 
@@ -294,16 +311,8 @@ def _ms(seconds: float) -> int:
 # --- checkpoints and failures ---
 
 
-def checkpoints(job: ServedJob) -> JsonObject:
-    return job.query.checkpoint_statistics.to_json()
-
-
-def checkpoint_details(job: ServedJob, number: int) -> JsonObject:
-    return _checkpoint(job, number).to_json(with_tasks=True)
-
-
 def subtask_details(job: ServedJob, number: int, vertex: str) -> JsonObject:
-    found = _checkpoint(job, number).task_to_json(vertex.lower())
+    found = checkpoint(job, number).task_to_json(vertex.lower())
     if found is None:
         raise Refused(
             404,
@@ -313,7 +322,7 @@ def subtask_details(job: ServedJob, number: int, vertex: str) -> JsonObject:
     return found
 
 
-def _checkpoint(job: ServedJob, number: int) -> CheckpointStatistics:
+def checkpoint(job: ServedJob, number: int) -> CheckpointStatistics:
     found = job.query.checkpoint_statistics.checkpoint(CheckpointId(number))
     if found is None:
         raise Refused(

@@ -55,7 +55,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
-    body: JsonObject | str | None
+    body: JsonObject | list[JsonObject] | str | None
     """A text says in its headers what it is."""
     headers: Mapping[str, str] = field(default_factory=dict)
 

@@ -10,6 +10,8 @@ from typing import Any
 from stillframe.errors import StillframeError
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject
+from stillframe.protocol.checkpointing import SHOWN_MAX
+from stillframe.protocol.statistics import CheckpointStatus
 from stillframe.rest import answers
 from stillframe.rest.jobs import ServedJob, ServedJobs
 from stillframe.rest.log_ring import LEVELS, log_ring
@@ -46,7 +48,7 @@ class Call:
         return self.jobs.clock.wall_ms()
 
 
-Handler = Callable[[Call], JsonObject | Stream]
+Handler = Callable[[Call], JsonObject | list[JsonObject] | Stream]
 
 # --- reading ---
 
@@ -101,7 +103,23 @@ def job_exceptions(call: Call) -> JsonObject:
 
 
 def checkpoints(call: Call) -> JsonObject:
-    return answers.checkpoints(call.job)
+    given = call.parameters
+    status: CheckpointStatus | None = given["status"].upper() if "status" in given else None
+    limit = given.get("limit", SHOWN_MAX)
+    return call.job.query.checkpoint_statistics.to_json(limit, given.get("before"), status)
+
+
+def checkpoint_series(call: Call) -> JsonObject:
+    between = call.parameters.get("from"), call.parameters.get("to")
+    return call.job.query.checkpoint_statistics.series_json(*between)
+
+
+def checkpoint_barriers(call: Call) -> JsonObject:
+    return answers.checkpoint(call.job, call.path["checkpointid"]).barriers_json()
+
+
+def attempts(call: Call) -> list[JsonObject]:
+    return call.job.query.attempts
 
 
 def checkpoint_config(call: Call) -> JsonObject:
@@ -109,7 +127,7 @@ def checkpoint_config(call: Call) -> JsonObject:
 
 
 def checkpoint_details(call: Call) -> JsonObject:
-    return answers.checkpoint_details(call.job, call.path["checkpointid"])
+    return answers.checkpoint(call.job, call.path["checkpointid"]).to_json(with_tasks=True)
 
 
 def subtask_details(call: Call) -> JsonObject:
@@ -234,7 +252,7 @@ def rescale_job(call: Call) -> JsonObject:
 
 def begin_difference(call: Call) -> JsonObject:
     job, given = call.job, call.body
-    before, after = _place_of(job, given["a"]), _place_of(job, given["b"])
+    before, after = (_place_of(job, int(given[name])) for name in ("a", "b"))
     settings = job.query.config.storage_settings
     command = ["diff", before, after, f"--rows={_ROWS_SHOWN}"]
     if "uid" in given:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from stillframe.graph.plan import Edge, Plan
 from stillframe.ids import SlotIndex
-from stillframe.json_values import JsonValue
+from stillframe.json_values import JsonObject, JsonValue
 from stillframe.protocol.measures import Measured, SubtaskMeasures
 
 Spans: TypeAlias = Mapping[SlotIndex, tuple[Measured, Measured]]
@@ -23,7 +23,10 @@ Spans: TypeAlias = Mapping[SlotIndex, tuple[Measured, Measured]]
 _RATES = ("records_in", "records_out", "bytes_in", "bytes_out")
 _SHARES = ("working", "turn", "backpressured", "held", "idle")
 _MEASURES = (*(f"{name}_per_second" for name in _RATES), *_SHARES)
-_LAST = ("queued_bytes", "watermark", "records_late")
+_LAST = (
+    "queued_bytes", "watermark", "records_late", "state_rows", "state_bytes", "lag_records",
+    "lag_ms",
+)  # fmt: skip
 
 TASK_COLUMNS = ("task", *_MEASURES, "busiest", "busiest_subtask", *_LAST)
 EDGE_COLUMNS = ("edge", "records_per_second", "bytes_per_second", "fill", "held")
@@ -84,7 +87,16 @@ def _task_row(task: int, subtasks: Sequence[SubtaskRates]) -> list[JsonValue]:
         sum(each.now.queued_bytes for each in subtasks),
         min(times_us) // 1000 if times_us else None,
         sum(each.now.records_late for each in subtasks),
+        _sum_if_known([each.now.state_rows for each in subtasks]),
+        _sum_if_known([each.now.state_bytes for each in subtasks]),
+        _sum_if_known([each.now.lag_records for each in subtasks]),
+        max((each.now.lag_ms for each in subtasks if each.now.lag_ms is not None), default=None),
     ]
+
+
+def _sum_if_known(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _total(subtasks: Sequence[SubtaskRates], rate: int) -> int:
@@ -107,6 +119,10 @@ def subtask_rows(subtasks: Sequence[SubtaskRates]) -> list[list[JsonValue]]:
             each.now.queued_bytes,
             None if each.now.watermark_us is None else each.now.watermark_us // 1000,
             each.now.records_late,
+            each.now.state_rows,
+            each.now.state_bytes,
+            each.now.lag_records,
+            each.now.lag_ms,
         ]
         for each in subtasks
     ]
@@ -123,13 +139,36 @@ def edge_rows(plan: Plan, rates: Rates, buffer_bytes: int) -> list[list[JsonValu
         # Counted task by task: which of several edges it came over is not known.
         if taking and inputs[edge.target_task] == 1:
             flow: list[JsonValue] = [_total(taking, 0), _total(taking, 2)]
-            flow.append(_fill(edge, taking, buffer_bytes))
+            flow += [_fill(edge, taking, buffer_bytes), _held(taking)]
         elif sending and outputs[edge.source_task] == 1:
-            flow = [_total(sending, 1), _total(sending, 3), None]
+            flow = [_total(sending, 1), _total(sending, 3), None, None]
         else:
-            flow = [None, None, None]
-        rows.append([edge.index, *flow, None])
+            flow = [None, None, None, None]
+        rows.append([edge.index, *flow])
     return rows
+
+
+def _held(taking: Sequence[SubtaskRates]) -> int:
+    """Channels whose barrier has come, and those of others have not."""
+    return sum(each.now.aligning.arrived for each in taking if each.now.aligning is not None)
+
+
+def alignments(rates: Rates) -> list[JsonObject]:
+    """Which subtasks wait for barriers, since when, and where from."""
+    return [
+        {
+            "task": task,
+            "subtask": each.subtask,
+            "checkpoint": waits.checkpoint,
+            "arrived": waits.arrived,
+            "channels": waits.channels,
+            "since": waits.since_ms,
+            "missing": [list(place) for place in waits.missing],
+        }
+        for task, subtasks in sorted(rates.items())
+        for each in subtasks
+        if (waits := each.now.aligning) is not None
+    ]
 
 
 def _fill(edge: Edge, taking: Sequence[SubtaskRates], buffer_bytes: int) -> float:

@@ -21,9 +21,9 @@ from stillframe.config import JobConfig
 from stillframe.coordinator.kept_history import read_history
 from stillframe.errors import StorageError
 from stillframe.json_values import JsonObject
+from stillframe.protocol.checkpointing import CheckpointingStatistics
 from stillframe.protocol.event_ring import frame
 from stillframe.protocol.failures import Failure
-from stillframe.protocol.statistics import CheckpointingStatistics
 from stillframe.rest import kept_answers, news
 from stillframe.rest.api import Answer, Api, Request
 from stillframe.rest.kept_jobs import KeptJob, job_below, jobs_below
@@ -55,6 +55,10 @@ class KeptQuery:
     @property
     def failures(self) -> list[Failure]:
         return read_history(self._kept.store).failures
+
+    @property
+    def attempts(self) -> list[JsonObject]:
+        return read_history(self._kept.store).attempts_json()
 
     def __getattr__(self, name: str) -> Any:
         raise Refused(
@@ -231,6 +235,7 @@ class HistoryApi(Api):
                 "job": {**dict.fromkeys(_NOT_KEPT), **figures, "under_way": []},
                 "tasks": [],
                 "edges": [],
+                "aligning": [],
             }
 
         return tell

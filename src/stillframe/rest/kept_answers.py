@@ -121,7 +121,7 @@ def diagnosis(kept: KeptJob) -> JsonObject:
 def _unreadable(kept: KeptJob) -> tuple[str, ...]:
     """Files of its history that are damaged, or newer than this program."""
     try:
-        return tuple(getattr(read_history(kept.store), "unreadable", ()))
+        return read_history(kept.store).unreadable
     except StorageError as error:
         return (str(error),)
 

@@ -7,11 +7,13 @@ watches. The label is `job_name`: `job` is what every scrape sets itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
     StateSetMetricFamily,
@@ -19,6 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from stillframe.protocol.checkpointing import BUCKETS_SECONDS, Spent
 from stillframe.rest.jobs import STATES, ServedJob
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -60,33 +63,46 @@ class _Jobs(Collector):
 
     def _of_checkpoints(self) -> Iterator[Metric]:
         total = _counter("checkpoints", "Checkpoints that are over.", "outcome")
-        pending = _gauge("checkpoints_in_progress", "Checkpoints that have begun.")
+        pending_now = _gauge("checkpoints_in_progress", "Checkpoints that have begun.")
         last_id = _gauge("checkpoint_last_completed_id", "The number of the newest checkpoint.")
         last_at = _gauge(
             "checkpoint_last_completed_timestamp_seconds", "When the newest one was triggered."
         )
         interval = _gauge("checkpoint_interval_seconds", "How often one is to be taken.")
+        age = _gauge("checkpoint_pending_age_seconds", "Since the oldest pending one has begun.")
+        durations = HistogramMetricFamily(
+            "stillframe_checkpoint_duration_seconds", "How long they took.", labels=["job_name"]
+        )
+        phases = _counter("checkpoint_phase_seconds", "Where their time went.", "phase")
         took = _gauge("checkpoint_last_duration_seconds", "How long the newest one took.")
         new = _gauge("checkpoint_last_size_bytes", "What was written for the newest one.")
         full = _gauge("checkpoint_last_full_size_bytes", "All files that the newest one needs.")
+        metadata = _gauge("checkpoint_last_metadata_bytes", "The metadata of the newest one.")
         flying = _gauge("checkpoint_last_in_flight_bytes", "Records under way in the newest one.")
         for job in self._jobs:
             told = job.query.checkpoint_statistics
             name, counts = [job.name], told.counts
             total.add_metric([job.name, "completed"], counts.completed)
             total.add_metric([job.name, "failed"], counts.failed)
-            pending.add_metric(name, counts.in_progress)
+            pending_now.add_metric(name, counts.in_progress)
             if (seconds := job.query.config.checkpoint_interval_seconds) is not None:
                 interval.add_metric(name, seconds)
+            pending = [each for each in told.history if each.status == "IN_PROGRESS"]
+            age.add_metric(name, max((p.end_to_end_ms for p in pending), default=0.0) / 1000)
+            for phase, ms in told.spent.phases.items():
+                phases.add_metric([job.name, phase], ms / 1000)
+            durations.add_metric(name, *_buckets(told.spent))
             last = told.latest_completed
             if last is not None:
+                metadata.add_metric(name, last.metadata_bytes)
                 last_id.add_metric(name, last.checkpoint_id)
                 last_at.add_metric(name, last.triggered_at_ms / 1000)
                 took.add_metric(name, last.end_to_end_ms / 1000)
                 new.add_metric(name, last.bytes_written)
                 full.add_metric(name, last.state_bytes)
                 flying.add_metric(name, last.in_flight_bytes)
-        yield from (total, pending, interval, last_id, last_at, took, new, full, flying)
+        yield from (total, pending_now, age, durations, phases, interval)
+        yield from (last_id, last_at, took, new, full, metadata, flying)
 
     def _of_tasks(self) -> Iterator[Metric]:
         where = ("task_name", "subtask_index")
@@ -98,6 +114,9 @@ class _Jobs(Collector):
         spent = _counter("task_time_seconds", "Where its time went.", *where, "state")
         queued = _gauge("task_queued_bytes", "What waits in front of it.", *where)
         watermark = _gauge("task_watermark_timestamp_seconds", "How far event time is.", *where)
+        behind = _gauge("task_watermark_lag_seconds", "How far event time is behind.", *where)
+        rows = _gauge("task_state_rows", "Rows of its state at its last snapshot.", *where)
+        size = _gauge("task_state_bytes", "Bytes of its last snapshot.", *where)
         for job in self._jobs:
             names = [task.name for task in job.query.plan.tasks]
             for told in job.query.measured.values():
@@ -111,9 +130,28 @@ class _Jobs(Collector):
                     queued.add_metric(labels, each.queued_bytes)
                     if each.watermark_us is not None:
                         watermark.add_metric(labels, each.watermark_us / 1e6)
+                        behind.add_metric(labels, self._now_ms / 1e3 - each.watermark_us / 1e6)
+                    if each.state_rows is not None:
+                        rows.add_metric(labels, each.state_rows)
+                    if each.state_bytes is not None:
+                        size.add_metric(labels, each.state_bytes)
                     for share in _SHARES:
                         spent.add_metric([*labels, share], getattr(each.shares, share) / 1e9)
-        yield from (records_in, records_out, bytes_in, bytes_out, late, spent, queued, watermark)
+        yield from (records_in, records_out, bytes_in, bytes_out, late, spent, queued)
+        yield from (watermark, behind, rows, size, *self._of_last_checkpoint())
+
+    def _of_last_checkpoint(self) -> Iterator[Metric]:
+        where = ("task_name", "subtask_index")
+        delay = _gauge("task_checkpoint_start_delay_seconds", "Until a barrier came.", *where)
+        align = _gauge("task_checkpoint_alignment_seconds", "Until all had come.", *where)
+        for job in self._jobs:
+            last = job.query.checkpoint_statistics.latest_completed
+            names = {task.vertex: task.name for task in last.tasks} if last is not None else {}
+            for part in last.subtasks if last is not None else ():
+                labels = [job.name, names[part.vertex], str(part.index)]
+                delay.add_metric(labels, part.start_delay_ms / 1000)
+                align.add_metric(labels, part.alignment_ms / 1000)
+        yield from (delay, align)
 
     def _of_sources(self) -> Iterator[Metric]:
         pending = _gauge("source_pending_records", "Records that are there unread.", "task_name")
@@ -126,19 +164,29 @@ class _Jobs(Collector):
         yield from (pending, lag)
 
     def _of_slots(self) -> Iterator[Metric]:
-        memory = _gauge("slot_memory_bytes", "Memory of the slot's process.", "slot")
-        cpu = _counter("slot_cpu_seconds", "Processor time of the slot's process.", "slot")
-        longest = _gauge("slot_longest_step_seconds", "The longest turn of a task lately.", "slot")
-        silence = _gauge("slot_silence_seconds", "Since the slot has told of itself.", "slot")
+        of = ("slot", "host")
+        memory = _gauge("slot_memory_bytes", "Memory of the slot's process.", *of)
+        cpu = _counter("slot_cpu_seconds", "Processor time of the slot's process.", *of)
+        longest = _gauge("slot_longest_step_seconds", "The longest turn of a task lately.", *of)
+        silence = _gauge("slot_silence_seconds", "Since the slot has told of itself.", *of)
         for job in self._jobs:
+            hosts = {place.slot: place.host for place in job.query.slot_places}
             for slot, told in job.query.measured.items():
-                labels = [job.name, str(slot)]
+                labels = [job.name, str(slot), hosts.get(slot, "")]
                 silent_ms = 0 if job.has_ended else max(0, self._now_ms - told.at_ms)
                 silence.add_metric(labels, silent_ms / 1000)
                 memory.add_metric(labels, told.rss_bytes)
                 cpu.add_metric(labels, told.cpu_seconds)
                 longest.add_metric(labels, told.longest_step_seconds)
         yield from (memory, cpu, longest, silence)
+
+
+def _buckets(spent: Spent) -> tuple[list[tuple[str, float]], float]:
+    """Each with all below it, and the sum of all durations; a commit is none of one's duration."""
+    up_to = [*accumulate(spent.counts)]
+    bounds = [*map(str, BUCKETS_SECONDS), "+Inf"]
+    took_ms = sum(ms for phase, ms in spent.phases.items() if phase != "commit")
+    return list(zip(bounds, up_to, strict=True)), took_ms / 1000
 
 
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:

@@ -234,6 +234,7 @@ def figures(job: ServedJob, watched: frozenset[str], now_ms: int) -> Figures:
         "job": _job_figures(job, rates, now_ms),
         "tasks": figure_rows.task_rows(rates),
         "edges": figure_rows.edge_rows(plan, rates, query.config.channel_buffer_bytes),
+        "aligning": figure_rows.alignments(rates),
     }
     text = encoded(fields)
     numbers = {answers.task_vertex(task): task.index for task in plan.tasks}

@@ -13,7 +13,6 @@ from stillframe.rest.control import Handler
 from stillframe.rest.log_ring import LEVELS
 from stillframe.rest.refusals import Refused
 from stillframe.rest.schemas import (
-    COUNT,
     FLAG,
     ID,
     Schema,
@@ -25,6 +24,7 @@ from stillframe.rest.schemas import (
 )
 
 PARALLELISM_MAX = 32_768
+CHECKPOINTS_SHOWN_MAX = 500
 _NUMBER_MAX = 2**53 - 1
 """The largest whole number that every reader of JSON has."""
 
@@ -101,6 +101,9 @@ PATH_SCHEMAS: Mapping[str, Schema] = {
     "vertexid": described(ID, "A task's id, as GET /jobs/{jobid} tells it."),
     "triggerid": described(ID, "What the request was answered with."),
 }
+_MOMENT = described(
+    {"type": "integer", "minimum": 0, "maximum": _NUMBER_MAX}, "Milliseconds since 1970."
+)
 _TRIGGER_ID = described(
     ID,
     "32 hexadecimal digits that the client chooses; asked for again under the same, it is done"
@@ -153,7 +156,13 @@ ROUTES = (
         "GET", "/jobs/{jobid}/logs", "The last lines of the driver's log about it, oldest first",
         control.job_logs, shapes.LOGS,
         parameters=(
-            Parameter("slot", described(COUNT, "Only lines of this slot.")),
+            Parameter(
+                "slot",
+                described(
+                    {"type": "integer", "minimum": 0, "maximum": PARALLELISM_MAX},
+                    "Only lines of this slot.",
+                ),
+            ),
             Parameter("level", described(one_of(*LEVELS), "Only lines as grave as this.")),
             Parameter(
                 "before",
@@ -194,6 +203,10 @@ ROUTES = (
         "GET", "/jobs/{jobid}/diffs/{triggerid}", "What two checkpoints differ in",
         control.difference_status, shapes.DIFFERENCE_OPERATION, tells_secrets=True,
     ),
+    Route(
+        "GET", "/jobs/{jobid}/attempts", "How its attempts came up, newest first",
+        control.attempts, shapes.ATTEMPTS,
+    ),
     Route("GET", "/jobs/{jobid}/config", "The job's settings", control.job_config, shapes.CONFIG),
     Route(
         "GET", "/jobs/{jobid}/exceptions", "Its failures, newest first",
@@ -208,6 +221,16 @@ ROUTES = (
     Route(
         "GET", "/jobs/{jobid}/checkpoints", "Its checkpoints, newest first",
         control.checkpoints, shapes.CHECKPOINTS,
+        parameters=(
+            Parameter("limit", {"type": "integer", "minimum": 1, "maximum": CHECKPOINTS_SHOWN_MAX}),
+            Parameter("before", PATH_SCHEMAS["checkpointid"]),
+            Parameter("status", one_of("in_progress", "completed", "failed")),
+        ),
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/checkpoints/series",
+        "Its checkpoints in columns, the oldest first", control.checkpoint_series, shapes.SERIES,
+        parameters=(Parameter("from", _MOMENT), Parameter("to", _MOMENT)),
     ),
     Route(
         "POST", "/jobs/{jobid}/checkpoints", "Take a checkpoint now",
@@ -227,6 +250,10 @@ ROUTES = (
     Route(
         "GET", "/jobs/{jobid}/checkpoints/details/{checkpointid}", "One checkpoint, task by task",
         control.checkpoint_details, shapes.CHECKPOINT,
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/checkpoints/details/{checkpointid}/barriers",
+        "When its barriers came, subtask by subtask", control.checkpoint_barriers, shapes.BARRIERS,
     ),
     Route(
         "GET", "/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}",

@@ -114,7 +114,8 @@ def _check_object(value: object, schema: Schema, what: str) -> None:
 
 def _check_integer(value: object, schema: Schema, what: str) -> None:
     least, most = schema.get("minimum"), schema.get("maximum")
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    # 7.0 is a whole number of JSON too.
+    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
     if not is_whole or not _is_between(value, least, most):
         bounds = f" of at least {least}" if most is None else f" from {least} to {most}"
         raise Refused(400, f"{what} is a whole number{bounds}, not {_shown(value)}")

@@ -168,6 +168,19 @@ DIAGNOSIS = record(
     }
 )
 _SPENT = described(NUMBER, "Milliseconds of its time since the attempt began.")
+_ALIGNING = record(
+    {
+        "checkpoint": COUNT,
+        "arrived": described(COUNT, "Channels whose barrier has come."),
+        "channels": COUNT,
+        "since": described(MOMENT, "When the first one came."),
+        "missing": described(
+            listing({"type": "array", "items": {"type": ["string", "integer"]}}),
+            "Task and subtask whose barrier is waited for; eight at most.",
+        ),
+    },
+    description="Barriers that are waited for.",
+)
 FIGURES = record(
     {
         "attempt": COUNT,
@@ -206,6 +219,15 @@ FIGURES = record(
                                 ),
                                 "records-late": COUNT,
                                 "queued-bytes": BYTES,
+                                "state-rows": described(
+                                    OPTIONAL_COUNT, "Of the last snapshot; null: not known."
+                                ),
+                                "state-bytes": nullable(BYTES),
+                                "lag-records": described(
+                                    OPTIONAL_COUNT, "There and not yet read; null: not known."
+                                ),
+                                "lag-ms": nullable(MS),
+                                "aligning": nullable(_ALIGNING),
                             }
                         )
                     ),
@@ -216,6 +238,8 @@ FIGURES = record(
             record(
                 {
                     "slot": COUNT,
+                    "host": OPTIONAL_TEXT,
+                    "pid": OPTIONAL_COUNT,
                     "at": MOMENT,
                     "memory-bytes": BYTES,
                     "cpu-seconds": NUMBER,
@@ -324,6 +348,46 @@ _FIGURES: dict[str, Schema] = {
     "num_subtasks": COUNT,
     "num_acknowledged_subtasks": COUNT,
 }
+_SENDER = described(
+    nullable({"type": "array", "items": {"type": ["string", "integer"]}}),
+    "The task by its name and the subtask, of the barrier that was waited for last.",
+)
+_DETAILS = described(
+    one_of("all", "slowest"), "Whether all subtasks are remembered, or the three slowest only."
+)
+_TAKEN = described({"type": "number", "minimum": 0}, "Milliseconds.")
+_PHASES: dict[str, Schema] = {
+    "start": described(_TAKEN, "Barriers were under way."),
+    "align": described(_TAKEN, "Some barriers had come and others were waited for."),
+    "sync": _TAKEN,
+    "async": _TAKEN,
+    "store": described(_TAKEN, "Metadata and the entry in the job log were written."),
+    "commit": described(nullable(_TAKEN), "After its duration: until all sinks had committed."),
+}
+_CHECKPOINT_WORDS = record(
+    {
+        "attempt": COUNT,
+        "duration": _TAKEN,
+        "phases": record(_PHASES, description="Along the critical path; together the duration."),
+        "critical-path": described(
+            listing({"type": "array", "items": {"type": ["string", "integer"]}}),
+            "Task and subtask, from a source to the one that acknowledged last.",
+        ),
+        "slowest": nullable(
+            record(
+                {
+                    "task": TEXT,
+                    "subtask": COUNT,
+                    "slot": OPTIONAL_COUNT,
+                    "host": OPTIONAL_TEXT,
+                    "waited-for": _SENDER,
+                }
+            )
+        ),
+        "details": _DETAILS,
+    },
+    description="What Flink has no field for.",
+)
 _CHECKPOINT_STATUS = one_of("IN_PROGRESS", "COMPLETED", "FAILED")
 _TASK_FIGURES: dict[str, Schema] = {
     "id": COUNT,
@@ -348,6 +412,7 @@ CHECKPOINT = record(
         "discarded": described(FLAG, "Whether its files are gone: it is not retained any more."),
         "failure_timestamp": nullable(MOMENT),
         "failure_message": OPTIONAL_TEXT,
+        "stillframe": _CHECKPOINT_WORDS,
     },
     optional=("external_path", "discarded", "failure_timestamp", "failure_message"),
 )
@@ -379,7 +444,79 @@ CHECKPOINTS = record(
             }
         ),
         "history": described(listing(CHECKPOINT), "Newest first."),
+        "stillframe": record(
+            {"unreadable": described(listing(TEXT), "Files of the history that are passed over.")}
+        ),
     }
+)
+SERIES = record(
+    {
+        "id": listing(COUNT),
+        "triggered": listing(MOMENT),
+        "status": described(TEXT, "A letter each: c completed, f failed, i in progress."),
+        **{name: listing(schema) for name, schema in _PHASES.items()},
+        "new": listing(BYTES),
+        "full": listing(BYTES),
+    },
+    description="One value of each for every checkpoint, the oldest first.",
+)
+_SINCE = described(NUMBER, "Milliseconds since the trigger.")
+BARRIERS = record(
+    {
+        "triggered": MOMENT,
+        "details": _DETAILS,
+        "subtasks": listing(
+            record(
+                {
+                    "vertex": ID,
+                    "index": COUNT,
+                    "first": _SINCE,
+                    "last": nullable(_SINCE),
+                    "last_from": _SENDER,
+                    "taken": _SINCE,
+                    "durable": _SINCE,
+                    "ack": _SINCE,
+                    "arrivals": described(
+                        listing({"type": "array", "items": {"type": ["string", "number"]}}),
+                        "Task, subtask and when, in order; of the newest ten checkpoints.",
+                    ),
+                }
+            )
+        ),
+    }
+)
+_MAYBE_MOMENT = nullable(MOMENT)
+ATTEMPTS: Schema = listing(
+    record(
+        {
+            "attempt": COUNT,
+            "phases": record(
+                {
+                    "heard": described(_MAYBE_MOMENT, "The last word of what failed before it."),
+                    "noticed": _MAYBE_MOMENT,
+                    "begun": MOMENT,
+                    "slots": described(_MAYBE_MOMENT, "All slots were there."),
+                    "running": described(_MAYBE_MOMENT, "All had their state."),
+                    "first_record": _MAYBE_MOMENT,
+                    "caught_up": described(
+                        _MAYBE_MOMENT, "Sources had read as far as they had been before."
+                    ),
+                }
+            ),
+            "restored": nullable(_RESTORED),
+            "replayed": described(OPTIONAL_COUNT, "Records read once more; null: not known."),
+            "ended": nullable(
+                record(
+                    {
+                        "at": MOMENT,
+                        "outcome": TEXT,
+                        "kind": OPTIONAL_TEXT,
+                        "reason": OPTIONAL_TEXT,
+                    }
+                )
+            ),
+        }
+    )
 )
 _SUBTASK = record(
     {
@@ -397,6 +534,15 @@ _SUBTASK = record(
         "start_delay": MS,
         "unaligned_checkpoint": FLAG,
         "aborted": FLAG,
+        "stillframe": record(
+            {
+                "slot": OPTIONAL_COUNT,
+                "host": OPTIONAL_TEXT,
+                "pid": OPTIONAL_COUNT,
+                "last_barrier": nullable(described(NUMBER, "Milliseconds since the trigger.")),
+                "last_from": _SENDER,
+            }
+        ),
     },
     optional=(
         "ack_timestamp",
@@ -408,6 +554,7 @@ _SUBTASK = record(
         "start_delay",
         "unaligned_checkpoint",
         "aborted",
+        "stillframe",
     ),
 )
 SUBTASKS = record(

@@ -47,6 +47,7 @@ from stillframe.protocol.event_time import (
     TimeInstruction,
 )
 from stillframe.protocol.laps import HeadLaps, PassingLaps, Returned, SendLap
+from stillframe.protocol.measures import Aligning
 from stillframe.protocol.recording import Abandon, StopRecording
 from stillframe.protocol.tracking import BarrierTracker
 from stillframe.runtime.chain import Chain
@@ -61,7 +62,7 @@ from stillframe.runtime.elements import (
     Watermark,
 )
 from stillframe.runtime.spilling import FeedbackInput
-from stillframe.runtime.task import ChannelLog, ChannelName, Subtask, TaskEvents
+from stillframe.runtime.task import ChannelLog, ChannelName, OpenSnapshot, Subtask, TaskEvents
 from stillframe.runtime.time_shares import HELD, IDLE
 
 _PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
@@ -84,6 +85,7 @@ TOGETHER_ROWS_MAX = 4_096
 _TOGETHER_BYTES_MAX = 256 * 1024
 """Batches are taken together up to here, so that no step is long because many were waiting."""
 
+_MISSING_TOLD_MAX = 8
 _LAP_PAUSE_SECONDS = 0.005
 """Between two laps, so that an idle cycle does not keep a core busy."""
 
@@ -107,6 +109,8 @@ class _Alignment:
     began_at_seconds: float
     processed_bytes: int = 0
     """Of records that were taken since."""
+    arrived: dict[ChannelName, float] = field(default_factory=dict)
+    """Where a barrier has come, and when, in seconds; in that order."""
 
     def is_patience_over(self, now_seconds: float) -> bool:
         timeout_ms = self.barrier.alignment_timeout_ms
@@ -273,6 +277,23 @@ class InnerSubtask(Subtask):
     def queued_bytes(self) -> int:
         return sum(channel.queued_bytes for channel in self._inputs.channels)
 
+    def aligning(self) -> Aligning | None:
+        # The loop may change them meanwhile, so that copies are looked at.
+        for checkpoint_id, alignment in self._alignments.copy().items():
+            arrived = set(alignment.arrived.copy())
+            channels = [place.name for place in self._places if not place.is_feedback]
+            missing = [name for name in channels if name not in arrived]
+            if missing:
+                ago_ms = (self._now() - alignment.began_at_seconds) * 1000
+                return Aligning(
+                    checkpoint_id,
+                    len(channels) - len(missing),
+                    len(channels),
+                    self._clock.wall_ms() - round(ago_ms),
+                    tuple(missing[:_MISSING_TOLD_MAX]),
+                )
+        return None
+
     def idle_seconds_max(self) -> float:
         wait = super().idle_seconds_max()
         due_seconds = None if self._held_by is not None else self._chain.due_in_seconds()
@@ -358,7 +379,7 @@ class InnerSubtask(Subtask):
             if not channel.waiting_barriers():
                 continue
             for barrier in tuple(channel.waiting_barriers()):
-                self._note_arrival(barrier)
+                self._note_arrival(ChannelIndex(index), barrier)
                 if self._is_pulled(ChannelIndex(index), barrier):
                     overtaken = channel.pull(barrier.checkpoint_id)
                     self._on_barrier(ChannelIndex(index), barrier, overtaken)
@@ -400,7 +421,7 @@ class InnerSubtask(Subtask):
     def _on_marker(self, channel: ChannelIndex, marker: Marker) -> None:
         match marker:
             case Barrier():
-                self._note_arrival(marker)
+                self._note_arrival(channel, marker)
                 self._on_barrier(channel, marker, [] if marker.is_overtaking else None)
             case CancelBarrier(checkpoint_id):
                 self._carry_out(self._aligner.on_cancel(checkpoint_id))
@@ -457,12 +478,16 @@ class InnerSubtask(Subtask):
 
     # --- barriers ---
 
-    def _note_arrival(self, barrier: Barrier) -> None:
+    def _note_arrival(self, channel: ChannelIndex, barrier: Barrier) -> None:
         """Several checkpoints' barriers may be under way where no channel is held back."""
-        checkpoint_id = barrier.checkpoint_id
-        if checkpoint_id not in self._alignments and self._aligner.is_awaited(checkpoint_id):
+        checkpoint_id, name = barrier.checkpoint_id, self._places[channel].name
+        aligning: _Alignment | OpenSnapshot | None = self._alignments.get(checkpoint_id)
+        if aligning is None and self._aligner.is_awaited(checkpoint_id):
             delay_ms = max(0, self._clock.wall_ms() - barrier.triggered_at_ms)
-            self._alignments[checkpoint_id] = _Alignment(barrier, delay_ms, self._now())
+            aligning = self._alignments[checkpoint_id] = _Alignment(barrier, delay_ms, self._now())
+        aligning = aligning or self._open.get(checkpoint_id)
+        if aligning is not None and name not in aligning.arrived:
+            aligning.arrived[name] = self._now()
 
     def _on_barrier(
         self, channel: ChannelIndex, barrier: Barrier, overtaken: list[pa.RecordBatch] | None
@@ -512,6 +537,7 @@ class InnerSubtask(Subtask):
             is_recording=bool(take.recorded),
             overtaken=overtaken,
             processed_bytes=alignment.processed_bytes,
+            arrived=alignment.arrived,
         )
 
     def _forget_alignments(self) -> None:

@@ -199,6 +199,7 @@ class _Slot(TaskEvents):
         """Subtasks for which records came too late, which is said once of each."""
         self._lags: tuple[SourceLag, ...] = ()
         """As they were at the last beat."""
+        self._measure_at_seconds = clock.monotonic_seconds()
         self._warned_of_malformed: set[SubtaskRef] = set()
         self._store = _opened(launch)
         self._room: DiskRoom | None = None
@@ -499,8 +500,17 @@ class _Slot(TaskEvents):
         lags = [subtask.lag for subtask in self._subtasks.values()]
         self._lags = tuple(lag for lag in lags if lag is not None)
         yield replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
-        yield self._measured()
+        if self._is_measuring_due():
+            yield self._measured()
         yield from self._slot_log.said()
+
+    def _is_measuring_due(self) -> bool:
+        interval, now = self._launch.metrics_interval_seconds, self._clock.monotonic_seconds()
+        if interval == "off" or now < self._measure_at_seconds:
+            return False
+        # Counted from when it was due, for it is looked at twice a second only.
+        self._measure_at_seconds = max(now, self._measure_at_seconds + interval)
+        return True
 
     def _measured(self) -> Measured:
         now_ns = time.perf_counter_ns()

@@ -44,7 +44,7 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     SubtaskTimings,
 )
-from stillframe.protocol.measures import SubtaskMeasures
+from stillframe.protocol.measures import Aligning, SubtaskMeasures
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     AssignSplits,
@@ -54,6 +54,7 @@ from stillframe.protocol.messages import (
     StartSlot,
     TriggerCheckpoint,
 )
+from stillframe.protocol.snapshots import ARRIVALS_MAX, Arrival
 from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
 from stillframe.runtime.operators import Background, files_written
@@ -153,7 +154,7 @@ ChannelName = tuple[str, SubtaskIndex]
 
 
 @dataclass(slots=True)
-class _OpenSnapshot:
+class OpenSnapshot:
     """A snapshot that was taken and is not acknowledged yet."""
 
     started: SnapshotStarted
@@ -171,6 +172,10 @@ class _OpenSnapshot:
     """Where it goes; None: it is a checkpoint."""
     processed_bytes: int
     """Of records taken since its first barrier came; more while it is recorded."""
+    arrived: dict[ChannelName, float]
+    """When its barriers came, in seconds; more while it is recorded."""
+    records_read: int
+    """By a source here, before it."""
     operators: Sequence[OperatorSnapshot] | None = None
     channels: Sequence[ChannelState] | None = None
 
@@ -206,13 +211,15 @@ class Subtask(ABC):
         self._sinks = [op for op in self._stateful if isinstance(op, Writing)]
         self._uncommitted: dict[CheckpointId, int] = {}
         self._last_completed = NO_CHECKPOINT
-        self._open: dict[CheckpointId, _OpenSnapshot] = {}
+        self._open: dict[CheckpointId, OpenSnapshot] = {}
         self._counted_from: tuple[str, int] = ("the start of the attempt", 0)
         """Since when records are counted for those who are told of one, and how many came before"""
         self._held_by: CheckpointId | None = None
         """The checkpoint behind whose barrier it stands still, because the job stops or rests."""
         self._unwritten: deque[tuple[CheckpointId, Store | None]] = deque()
         self._written: dict[CheckpointId, Sequence[object]] = {}
+        self._state_size: tuple[int | None, int | None] = (None, None)
+        """Rows and bytes of the last snapshot that was durable."""
 
     @property
     def is_firing(self) -> bool:
@@ -241,6 +248,7 @@ class Subtask(ABC):
 
     def measures(self, now_ns: int) -> SubtaskMeasures:
         """What it has done so far. May be called by any thread."""
+        lag = self.lag
         rows_out, bytes_out = self._chain.sent()
         times = (time_us for time_us in self.times_us().values() if time_us is not None)
         return SubtaskMeasures(
@@ -254,7 +262,15 @@ class Subtask(ABC):
             min(times, default=None),
             self.records_late,
             self.queued_bytes,
+            *self._state_size,
+            None if lag is None else lag.records,
+            None if lag is None or lag.seconds is None else round(lag.seconds * 1000),
+            self.aligning(),
         )
+
+    def aligning(self) -> Aligning | None:
+        """What barriers it waits for. May be called by any thread."""
+        return None
 
     def idle_seconds_max(self) -> float:
         """How long the loop may wait before it must step this subtask again unasked."""
@@ -398,9 +414,7 @@ class Subtask(ABC):
         elif snapshot is not None:
             self._decline(checkpoint_id, str(result))
 
-    def _acknowledge_if_complete(
-        self, checkpoint_id: CheckpointId, snapshot: _OpenSnapshot
-    ) -> None:
+    def _acknowledge_if_complete(self, checkpoint_id: CheckpointId, snapshot: OpenSnapshot) -> None:
         operators, channels = snapshot.operators, snapshot.channels
         if operators is None or channels is None:
             return
@@ -410,6 +424,7 @@ class Subtask(ABC):
             return
         del self._open[checkpoint_id]
         timings = self._timings(snapshot, operators, channels)
+        self._state_size = _rows_of(operators), timings.state_bytes
         self._events.acknowledged(self.ref, checkpoint_id, operators, timings, channels)
 
     def _decline(self, checkpoint_id: CheckpointId, reason: str) -> None:
@@ -426,7 +441,7 @@ class Subtask(ABC):
 
     def _timings(
         self,
-        snapshot: _OpenSnapshot,
+        snapshot: OpenSnapshot,
         written: Sequence[OperatorSnapshot],
         channels: Sequence[ChannelState],
     ) -> SubtaskTimings:
@@ -448,6 +463,8 @@ class Subtask(ABC):
             state_bytes=state_bytes,
             in_flight_bytes=in_flight_bytes,
             processed_bytes=snapshot.processed_bytes,
+            arrivals=_arrivals(snapshot),
+            records_read=snapshot.records_read,
         )
 
     def on_complete(self, checkpoint_id: CheckpointId, epoch: Epoch) -> None:
@@ -492,6 +509,7 @@ class Subtask(ABC):
         is_recording: bool = False,
         overtaken: Mapping[ChannelName, list[pa.RecordBatch]] | None = None,
         processed_bytes: int = 0,
+        arrived: dict[ChannelName, float] | None = None,
     ) -> None:
         """The synchronous part, and the barrier on its way, which has `overtaken` these already."""
         checkpoint_id = barrier.checkpoint_id
@@ -510,7 +528,7 @@ class Subtask(ABC):
         started = SnapshotStarted(
             checkpoint_id, writes, kept, began, start_delay_ms, alignment_ms, sync_ms
         )
-        self._open[checkpoint_id] = _OpenSnapshot(
+        self._open[checkpoint_id] = OpenSnapshot(
             started,
             dict(overtaken or {}),
             sent,
@@ -519,6 +537,8 @@ class Subtask(ABC):
             self._has_finished,
             savepoint,
             processed_bytes,
+            {} if arrived is None else arrived,
+            self.counters.records_read,
         )
         if barrier.holds:
             self._held_by = checkpoint_id
@@ -565,7 +585,7 @@ class Subtask(ABC):
         else:
             self._events.channels_recorded(self.ref, checkpoint_id, write)
 
-    def _overtaken(self, snapshot: _OpenSnapshot) -> list[Overtaken]:
+    def _overtaken(self, snapshot: OpenSnapshot) -> list[Overtaken]:
         here = self.ref.subtask
         received = (
             Overtaken(edge, source, here, True, batches)
@@ -576,6 +596,23 @@ class Subtask(ABC):
             for (edge, target), batches in snapshot.sent.items()
         )
         return [channel for channel in (*received, *sent) if channel.batches]
+
+
+def _rows_of(operators: Sequence[OperatorSnapshot]) -> int | None:
+    if any(operator.disk is not None for operator in operators):
+        return None
+    return sum(state.rows for operator in operators for state in operator.keyed)
+
+
+def _arrivals(snapshot: OpenSnapshot) -> tuple[Arrival, ...]:
+    """Of its barriers, in their order."""
+    came = list(snapshot.arrived.items())
+    if len(came) > ARRIVALS_MAX:
+        came = [came[0], came[-1]]
+    delay_ms, first = snapshot.started.start_delay_ms, came[0][1] if came else 0.0
+    return tuple(
+        (edge, source, round(delay_ms + (at - first) * 1000, 3)) for (edge, source), at in came
+    )
 
 
 def answer_or_error(background: Background) -> object:

@@ -8,7 +8,9 @@
     log/<20 digits>                                    the job log
     history/checkpoints/<20 digits>-<attempt>.json     what became of a checkpoint; see
                                                        `coordinator/kept_history.py`
+    history/rolled/<20 digits>-<attempt>.json          what became of a hundred, up to this one
     history/attempts/<20 digits>-begun.json            what an attempt started from, …
+    history/attempts/<20 digits>-phases.json           … how it came up, …
     history/attempts/<20 digits>-ended.json            … and how it ended
     history/failures/<20 digits>-<6 digits>.json       why an attempt failed
     lease/<driver>-<n>                                 the n-th renewal of a driver's lease
@@ -37,7 +39,12 @@ from stillframe.storage.store import canonical_address
 
 LEASE_DIRECTORY = "lease"
 LOG_DIRECTORY = "log"
-HISTORY_DIRECTORIES = ("history/checkpoints", "history/attempts", "history/failures")
+HISTORY_DIRECTORIES = (
+    "history/checkpoints",
+    "history/attempts",
+    "history/failures",
+    "history/rolled",
+)
 """Beside the checkpoints and not with them: what is told here outlives them."""
 SHARED_DIRECTORY = "shared"
 STAGED_DIRECTORY = "staged"
@@ -186,7 +193,11 @@ def checkpoint_history_path(checkpoint_id: CheckpointId, attempt: Attempt) -> st
     return f"history/checkpoints/{checkpoint_id:020d}-{attempt}.json"
 
 
-def attempt_history_path(attempt: Attempt, what: Literal["begun", "ended"]) -> str:
+def rolled_history_path(newest: CheckpointId, attempt: Attempt) -> str:
+    return f"history/rolled/{newest:020d}-{attempt}.json"
+
+
+def attempt_history_path(attempt: Attempt, what: Literal["begun", "phases", "ended"]) -> str:
     return f"history/attempts/{attempt:020d}-{what}.json"
 
 
@@ -196,7 +207,9 @@ def failure_history_path(attempt: Attempt, number: int) -> str:
 
 def is_history_file(name: str) -> bool:
     """Whether a child of one of the history's directories has a name of ours."""
-    return re.fullmatch(r"[0-9]{20}-(?:[0-9]+|begun|ended)\.json", name, re.ASCII) is not None
+    return (
+        re.fullmatch(r"[0-9]{20}-(?:[0-9]+|begun|phases|ended)\.json", name, re.ASCII) is not None
+    )
 
 
 def numbers_in_history(directory: str, name: str) -> tuple[CheckpointId | None, Attempt] | None:
@@ -204,7 +217,7 @@ def numbers_in_history(directory: str, name: str) -> tuple[CheckpointId | None, 
     first, _, second = name.removesuffix(".json").partition("-")
     if not is_history_file(name):
         return None
-    if not directory.endswith("checkpoints"):
+    if not directory.endswith(("checkpoints", "rolled")):
         return None, Attempt(int(first))
     return (CheckpointId(int(first)), Attempt(int(second))) if second.isdigit() else None
 

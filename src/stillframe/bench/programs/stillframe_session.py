@@ -63,6 +63,8 @@ def job_options(params, checkpoints_at):
         options["unalignedCheckpoints"] = True
     if params["mode"] == "stop-the-world":
         options["checkpointMode"] = "stop-the-world"
+    if params.get("metrics_interval") is not None:
+        options["metricsInterval"] = params["metrics_interval"]
     return {name: str(value) for name, value in options.items()}
 
 

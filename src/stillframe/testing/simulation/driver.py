@@ -108,7 +108,7 @@ class SimulatedDriver(SlotsPort, CommitsPort, LedgerPort, DiscoveriesPort):
         self._tick_at = 0.0
         # A user's function may take its time: meanwhile the next checkpoint must not complete.
         self._commit_seconds_max = needs.world.random.choice([0.5, 0.5, 4.0])
-        self._history = History()
+        self._history = History(clock=needs.world)
         self._history.add_listener(lambda event: needs.on_event(self, event))
         ledger = Ledger(
             needs.store,
