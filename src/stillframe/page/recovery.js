@@ -59,7 +59,7 @@ function Axis({ attempts, endedAt }) {
       ${row.parts.map(([name, from, to]) => html`<rect class=${`recovery-${name}`} x=${x(from)} y="8" width=${Math.max(1.5, x(to) - x(from))} height="14">
         <title>${t(`recovery.${name}`)} ${span(to - from)}</title></rect>`)}
       ${n < rows.length - 1 && html`<text class="attempt-end" x=${x(row.until) + 2} y="20">✕</text>`}</g>`)}
-    ${folds.map((at) => html`<text class="fold" x=${40 + at} y=${high - 6} text-anchor="middle">⧸⧸</text>`)}
+    ${folds.map((at) => html`<text class="fold" x=${40 + at} y=${high - 6} text-anchor="middle">//</text>`)}
     <text class="node-figure muted number" x="40" y=${high - 6}>${time(rows[0]?.parts[0]?.[1] ?? rows[0]?.begun)}</text>
     <text class="node-figure muted number" x=${WIDE - 20} y=${high - 6} text-anchor="end">${time(rows.at(-1)?.until)}</text>
   </svg></div>
