@@ -27,6 +27,7 @@ from stillframe.rest.routes import (
     split_path,
 )
 from stillframe.rest.schemas import checked, parsed
+from stillframe.rest.static import page_file
 from stillframe.rest.streams import OwnStream, Stream
 
 BODY_BYTES_MAX = 64 * 1024
@@ -88,10 +89,13 @@ class Api:
     def _answer(self, request: Request) -> Answer | Stream | OwnStream:
         self._refuse_other_hosts(request.host)
         _refuse_other_origins(request)
-        if not self.is_loopback:
-            self._refuse_without_token(request)
         path, behind = _split_target(request.target)
         parts = split_path(path)
+        of_page = page_file(path)
+        if of_page is not None:
+            return _page(request, *of_page)
+        if not self.is_loopback:
+            self._refuse_without_token(request)
         if path == DOCUMENT_PATH:
             return self._document(request)
         if path == METRICS_PATH:
@@ -190,6 +194,12 @@ def _is_origin_of(origin: str, host: str | None) -> bool:
 def _as_read(method: str) -> str:
     """HEAD is GET without the body, which whoever sends the answer leaves out."""
     return "GET" if method == "HEAD" else method
+
+
+def _page(request: Request, text: str, headers: Mapping[str, str]) -> Answer:
+    if _as_read(request.method) != "GET":
+        return _other_method(request, ["GET", "HEAD", "OPTIONS"])
+    return Answer(200, text, headers)
 
 
 def _other_method(request: Request, allowed: list[str]) -> Answer:
