@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from stillframe import __version__
 from stillframe.cli.control_arguments import add_control
+from stillframe.cli.playground_arguments import add_playground
 from stillframe.errors import StillframeError
 
 _ABOUT = """\
@@ -25,6 +26,7 @@ and of its position in the input, while records keep flowing. A job that dies re
 _FIRST_STEPS = """\
 first steps:
   stillframe demo           watch a job lose its workers and keep its counts
+  stillframe playground     break a running job by hand, beside a board that knows the truth
   stillframe doctor         find out whether jobs can run here
   stillframe run JOB.py     run a job file; the same file runs under spark-submit
   stillframe list           the jobs that run; status, savepoint, stop, rescale … ask one of them
@@ -70,6 +72,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             from stillframe.cli.demo import demo
 
             return demo(arguments)
+        case "playground":
+            from stillframe.cli.playground import playground
+
+            return playground(arguments)
         case "run":
             from stillframe.cli.run import run
 
@@ -126,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for command in (
         *(add(commands) for add in adding),
+        add_playground(commands, _count_or_zero, _seconds),
         *add_control(commands, _count, _seconds),
     ):
         command.add_argument("--json", action="store_true", help="JSON, for machines")

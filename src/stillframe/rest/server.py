@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 
 from stillframe.clock import Clock, SystemClock
@@ -20,6 +21,7 @@ from stillframe.rest.api import Api
 from stillframe.rest.jobs import ServedJobs
 from stillframe.rest.operations import Operations
 from stillframe.rest.registry import this_process
+from stillframe.rest.routes import Route
 from stillframe.storage.store import canonical_address
 
 REQUEST_SECONDS_MAX = 10.0
@@ -39,10 +41,13 @@ class RestServer:
         token: str,
         clock: Clock | None = None,
         request_seconds_max: float = REQUEST_SECONDS_MAX,
+        more_routes: Sequence[Route] = (),
     ) -> None:
         """Listens when it returns; raises `StartRefused` if it cannot."""
         self._jobs = ServedJobs(clock or SystemClock())
-        self._api = Api(self._jobs, Operations(), token, bind_host, is_loopback(bind_host))
+        self._api = Api(
+            self._jobs, Operations(), token, bind_host, is_loopback(bind_host), more_routes
+        )
         try:
             self._listening = _listen(bind_host, port)
         except (OSError, UnicodeError) as error:
