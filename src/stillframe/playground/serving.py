@@ -13,6 +13,7 @@ from typing import Any
 
 from stillframe.errors import StillframeError
 from stillframe.json_values import JsonObject
+from stillframe.playground import breaking
 from stillframe.playground.checkpoints import JOB
 from stillframe.playground.following import Left
 from stillframe.playground.steps import SLOW, STEPS, poison_ahead
@@ -63,7 +64,7 @@ class Buttons:
     # --- answers ---
 
     def _state(self, call: Call) -> JsonObject:
-        now, score = self.play.following.now, self.play.score
+        now, score = self.play.now, self.play.score
         return {
             "job": JOB,
             "score": None if score is None else score.to_json(),
@@ -110,12 +111,12 @@ class Buttons:
         slot, seconds = int(given.get("slot", 1)), float(given.get("seconds", 10))
         return {
             "checkpoint": lambda: f"checkpoint {play.checkpoint()} is complete",
-            "kill_slot": lambda: play.kill_slot(slot).prediction.sentence,
-            "kill_executor": lambda: f"executor {play.kill_executor()} was killed",
-            "freeze_slot": lambda: f"pid {play.freeze_slot(slot, seconds)} stands still",
-            "kill_driver": lambda: f"driver {play.kill_driver()} was killed",
-            "flip_byte": lambda: f"one byte of {play.flip_byte()} is another",
-            "flip_back": play.flip_back,
+            "kill_slot": lambda: breaking.kill_slot(play, slot).prediction.sentence,
+            "kill_executor": lambda: f"executor {breaking.kill_executor(play)} was killed",
+            "freeze_slot": lambda: f"pid {breaking.freeze_slot(play, slot, seconds)} stands still",
+            "kill_driver": lambda: f"driver {breaking.kill_driver(play)} was killed",
+            "flip_byte": lambda: f"one byte of {breaking.flip_byte(play)} is another",
+            "flip_back": lambda: breaking.flip_back(play),
             "poison": lambda: play.set_faults(poison=poison_ahead(play)),
             "slow_channel": lambda: play.set_faults(delay=SLOW),
             "full_disk": lambda: play.set_faults(full_disk=True),

@@ -8,9 +8,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stillframe.playground import breaking
+from stillframe.playground.breaking import Kill
 from stillframe.playground.checkpoints import JOB, NEWEST, savepoint_at
 from stillframe.playground.scoreboard import Score, surplus
-from stillframe.playground.supervisor import Kill, Supervisor
+from stillframe.playground.supervisor import Supervisor
 from stillframe.playground.tour import Result, Step
 from stillframe.playground.truth import PARTITIONS, RECORDS_PER_SECOND, Positions
 
@@ -32,7 +34,7 @@ def look(play: Supervisor) -> Result:
 
 def kill_a_slot(play: Supervisor) -> Result:
     pid = play.slot_pid(1)
-    kill = play.kill_slot(1)
+    kill = breaking.kill_slot(play, 1)
     score = _passed(play, kill.reached)
     return Result(
         "our sink and the counts exact",
@@ -44,7 +46,7 @@ def kill_a_slot(play: Supervisor) -> Result:
 
 def two_phase_commit_off(play: Supervisor) -> Result:
     pid = play.slot_pid(1)
-    kill = play.kill_slot(1)
+    kill = breaking.kill_slot(play, 1)
     score = _passed(play, kill.reached)
     doubled = score.naive.doubled - kill.naive_doubled
     return Result(
@@ -58,8 +60,8 @@ def two_phase_commit_off(play: Supervisor) -> Result:
 
 
 def kill_an_executor(play: Supervisor) -> Result:
-    pid = play.kill_executor()
-    attempt = play.following.now.attempt
+    pid = breaking.kill_executor(play)
+    attempt = play.now.attempt
     score = play.await_score("a checkpoint after the executor's death is committed", None, attempt)
     return Result(
         "exact",
@@ -70,8 +72,8 @@ def kill_an_executor(play: Supervisor) -> Result:
 
 
 def freeze(play: Supervisor) -> Result:
-    before, began = play.following.now.attempt, time.monotonic()
-    pid = play.freeze_slot(0, _FREEZE_SECONDS)
+    before, began = play.now.attempt, time.monotonic()
+    pid = breaking.freeze_slot(play, 0, _FREEZE_SECONDS)
     number = play.checkpoint()
     waited = time.monotonic() - began
     score = play.await_score(f"checkpoint {number} is committed", number - 1)
@@ -91,7 +93,7 @@ def slow_channel(play: Supervisor) -> Result:
         number = play.checkpoint()
         held = _alignment_seconds(play, number)
         pid = play.slot_pid(1)
-        kill = play.kill_slot(1)
+        kill = breaking.kill_slot(play, 1)
     finally:
         play.set_faults(delay=None)
     score = _passed(play, kill.reached)
@@ -132,7 +134,7 @@ def not_aligned(play: Supervisor) -> Result:
 
 
 def damaged(play: Supervisor) -> Result:
-    path = play.break_newest(1)
+    path = breaking.break_newest(play, 1)
     inspected = subprocess.run(
         [sys.executable, "-m", "stillframe", "inspect", str(play.checkpoints.store.address)],
         capture_output=True,
@@ -140,9 +142,9 @@ def damaged(play: Supervisor) -> Result:
         timeout=_INSPECT_SECONDS_MAX,
     )
     is_named = inspected.returncode == 1 and path.name in inspected.stdout
-    refusal = play.following.now.failure or ""
+    refusal = play.now.failure or ""
     does_not_guess = "is damaged" in refusal and "restoreFrom=" in refusal
-    play.flip_back()
+    breaking.flip_back(play)
     play.start_job()
     score = play.await_score("a checkpoint after the repair is committed")
     savepoint = play.stop()
@@ -168,14 +170,14 @@ def damaged(play: Supervisor) -> Result:
 
 def poison(play: Supervisor) -> Result:
     number = poison_ahead(play)
-    play.following.now.blame = None
+    play.now.blame = None
     play.set_faults(poison=number)
     try:
-        blame = play.following.wait("the record comes", lambda: play.following.now.blame)
-        failure = play.following.now.failure or ""
+        blame = play.following.wait("the record comes", lambda: play.now.blame)
+        failure = play.now.failure or ""
     finally:
         play.set_faults(poison=None)
-    attempt = play.following.now.attempt
+    attempt = play.now.attempt
     score = play.await_score("a checkpoint without the record is committed", None, attempt + 1)
     told = f"{failure} ({blame['line']})"
     return Result(
@@ -190,12 +192,12 @@ def poison(play: Supervisor) -> Result:
 def rescale(play: Supervisor) -> Result:
     target = 3 if play.settings.parallelism != 3 else 2
     said = play.rescale(target)
-    attempt = play.following.now.attempt
+    attempt = play.now.attempt
     score = play.await_score("a checkpoint after the rescale is committed", None, attempt)
     return Result(
         "exact",
         f"{said}; {_in_words(score)}",
-        score.is_exact and len(play.following.now.pids) == target,
+        score.is_exact and len(play.now.pids) == target,
         (f"stillframe rescale {JOB} {target}",),
     )
 
@@ -222,8 +224,8 @@ def upgrade(play: Supervisor) -> Result:
 def kill_the_driver(play: Supervisor) -> Result:
     has_metrics = "stillframe_job_restarts_total" in play.metrics()
     before = play.completed_since_first_start()
-    pid = play.kill_driver()
-    attempt = play.following.now.attempt
+    pid = breaking.kill_driver(play)
+    attempt = play.now.attempt
     score = play.await_score("a checkpoint of the next driver is committed", None, attempt)
     after = play.completed_since_first_start()
     return Result(
@@ -266,7 +268,7 @@ def _kill_with_surplus(play: Supervisor) -> Kill:
         play.checkpoint()
         if play.predict().counts:
             break
-    kill = play.kill_slot(1)
+    kill = breaking.kill_slot(play, 1)
     play.set_faults(delay=None)
     return kill
 
@@ -296,7 +298,7 @@ def _alignment_seconds(play: Supervisor, checkpoint: int) -> float:
 
 
 def _all(play: Supervisor) -> str:
-    return " ".join(map(str, play.following.now.pids))
+    return " ".join(map(str, play.now.pids))
 
 
 def _in_words(score: Score) -> str:
