@@ -78,11 +78,12 @@ def _tell(step: Step, result: Result | None, buttons: Buttons, lines: Lines) -> 
 
 
 def _show(server: RestServer, opens: bool, lines: Lines) -> None:
-    address = f"{server.url}/#/playground"
     # The token is for the browser alone: in the fragment, which is sent to nobody.
-    lines.say("page", f"the page is at {server.url}/#token={server.token} (Ctrl-C ends everything)")
+    address = f"{server.url}/#/playground?token={server.token}"
+    said = f"the page is {address} (Ctrl-C ends everything)"
+    lines.say("page", said, url=server.url, token=server.token)
     if opens:
-        webbrowser.open(f"{address}?token={server.token}")
+        webbrowser.open(address)
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> None:

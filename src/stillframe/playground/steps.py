@@ -28,7 +28,7 @@ def look(play: Supervisor) -> Result:
     score = play.await_score(f"checkpoint {number} is committed", number - 1)
     return Result(
         "exact", f"checkpoint {number} is complete; {_in_words(score)}", score.is_exact,
-        (f"stillframe checkpoint {JOB}",),
+        (f"stillframe trigger {JOB}",),
     )  # fmt: skip
 
 
