@@ -168,6 +168,7 @@ def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
         metavar="S",
         help="makes the same clicks, victims and moments again (another one each time)",
     )
+    command.add_argument("--open", action="store_true", help="open its page in a browser")
     return command
 
 
