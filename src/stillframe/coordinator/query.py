@@ -262,6 +262,11 @@ class Query:
         """What each slot of the running attempt has told of itself last."""
         return self._job.history.measured()
 
+    @property
+    def measured_lately(self) -> dict[SlotIndex, tuple[Measured, Measured]]:
+        """Of each slot of the running attempt, two reports some seconds apart."""
+        return self._job.history.measured_lately()
+
     def diagnosis(self, state: str) -> Diagnosis:
         """One sentence: what the job waits for, or that it keeps up. `state`: Flink's word."""
         error = self.exception()

@@ -26,6 +26,7 @@ from stillframe.rest.routes import (
     split_path,
 )
 from stillframe.rest.schemas import checked, parsed
+from stillframe.rest.streams import Stream
 
 BODY_BYTES_MAX = 64 * 1024
 _PARAMETERS_MAX = 50
@@ -43,6 +44,10 @@ class Request:
     host: str | None = None
     authorization: str | None = None
     body: bytes = b""
+    origin: str | None = None
+    fetch_site: str | None = None
+    """What a browser says of the page that asks: `Sec-Fetch-Site`."""
+    last_event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Api:
     more_routes: Sequence[Route] = ()
     """Beside those that every driver has."""
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Answer | Stream:
         """Never raises, whatever was sent."""
         try:
             return self._answer(request)
@@ -80,8 +85,9 @@ class Api:
             sentence = f"the driver failed on this request ({type(error).__name__}): see its log"
             return refusal(Refused(500, sentence))
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request) -> Answer | Stream:
         self._refuse_other_hosts(request.host)
+        _refuse_other_origins(request)
         if not self.is_loopback:
             self._refuse_without_token(request)
         path, behind = _split_target(request.target)
@@ -99,8 +105,10 @@ class Api:
             return _other_method(request, allowed_methods(routes))
         return self._routed(match[0], parts, behind, request)
 
-    def _routed(self, route: Route, parts: list[str], behind: str, request: Request) -> Answer:
-        if route.changes:
+    def _routed(
+        self, route: Route, parts: list[str], behind: str, request: Request
+    ) -> Answer | Stream:
+        if route.needs_token:
             self._refuse_without_token(request)
         call = Call(
             self.jobs,
@@ -108,8 +116,11 @@ class Api:
             route.path_values(parts),
             _parameters(route, behind),
             _body(route, request.body),
+            request.last_event_id,
+            self._has_token(request),
         )
-        return Answer(route.status, route.handler(call))
+        told = route.handler(call)
+        return told if isinstance(told, Stream) else Answer(route.status, told)
 
     def _document(self, request: Request) -> Answer:
         if _as_read(request.method) != "GET":
@@ -143,10 +154,13 @@ class Api:
                 f" {self.bind_host} or localhost",
             )
 
-    def _refuse_without_token(self, request: Request) -> None:
+    def _has_token(self, request: Request) -> bool:
         scheme, _, given = (request.authorization or "").partition(" ")
         is_right = hmac.compare_digest(given.strip().encode(errors="replace"), self.token.encode())
-        if scheme.lower() == "bearer" and is_right:
+        return scheme.lower() == "bearer" and is_right
+
+    def _refuse_without_token(self, request: Request) -> None:
+        if self._has_token(request):
             return
         how = "wrong" if request.authorization else "missing"
         raise Refused(
@@ -154,6 +168,22 @@ class Api:
             f"the token is {how}: send the header 'Authorization: Bearer TOKEN'",
             {"WWW-Authenticate": 'Bearer realm="stillframe"'},
         )
+
+
+def _refuse_other_origins(request: Request) -> None:
+    """What a browser asks on behalf of another site's page, whatever it is: also what changes
+    nothing could tell that page something, and also a form that needs no answer could do harm."""
+    site, origin = request.fetch_site, request.origin
+    is_own = site is None or site.lower() in ("same-origin", "none")
+    if is_own and (origin is None or _is_origin_of(origin, request.host)):
+        return
+    raise Refused(403, "a page of another origin asks: only this driver's own page may")
+
+
+def _is_origin_of(origin: str, host: str | None) -> bool:
+    """Whatever the scheme: encryption may be somebody's in between."""
+    scheme, parted, rest = origin.partition("://")
+    return bool(parted) and scheme in ("http", "https") and rest.lower() == (host or "").lower()
 
 
 def _as_read(method: str) -> str:

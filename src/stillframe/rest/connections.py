@@ -16,7 +16,7 @@ import logging
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, TypeAlias
@@ -28,10 +28,15 @@ from uvicorn.server import ServerState
 
 from stillframe.rest.api import BODY_BYTES_MAX, Answer, Api, Request, refusal
 from stillframe.rest.refusals import Refused
+from stillframe.rest.streams import Stream, Streams
+from stillframe.rest.workers import Workers
 
 CONNECTIONS_MAX = 32
 _HEAD_BYTES_MAX = 64 << 10
 _DRAINED_BYTES_MAX = 1 << 20
+_KERNEL_BYTES = 64 << 10
+_BYE_SECONDS = 1.0
+"""How long those who follow a stream have to take its last word."""
 _CLOSE: dict[str, str] = {"Connection": "close"}
 log = logging.getLogger("stillframe.rest")
 
@@ -43,13 +48,15 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 async def serve(
     listening: socket.socket,
     api: Api,
+    streams: Streams,
+    workers: Workers,
     answering: AbstractContextManager[None],
     request_seconds_max: float,
     closing: asyncio.Event,
 ) -> None:
     """Answer everybody who connects, until it is told to close."""
     config = Config(
-        _Application(api, answering),
+        _Application(api, streams, workers, answering, request_seconds_max),
         lifespan="off",
         ws="none",
         log_config=None,
@@ -65,11 +72,18 @@ async def serve(
         return _Connection(config, state, loop, request_seconds_max)
 
     server = await loop.create_server(connection, sock=listening)
+    telling = asyncio.ensure_future(streams.run())
     await closing.wait()
     server.close()
+    streams.close()
+    if state.tasks:
+        await asyncio.wait(state.tasks, timeout=_BYE_SECONDS)
     for each in list(state.connections):
         each.transport.abort()
-    await asyncio.gather(*state.tasks, return_exceptions=True)
+    for task in state.tasks:
+        task.cancel()
+    await asyncio.gather(telling, *state.tasks, return_exceptions=True)
+    workers.close()
 
 
 class _Connection(H11Protocol):
@@ -82,14 +96,22 @@ class _Connection(H11Protocol):
         loop: asyncio.AbstractEventLoop,
         request_seconds_max: float,
     ) -> None:
-        super().__init__(config, state, {}, loop)
+        super().__init__(config, state, {"connection": self}, loop)
         self._seconds_max = request_seconds_max
         self._too_late: asyncio.TimerHandle | None = None
         self._has_begun = False
         """Whether something of the request that is awaited has come."""
+        self._says_no_more = False
+        """The client has ended its side, and may still want to hear the answer."""
+        self.is_followed = False
+        """The answer is a stream: a client that ends its side has had enough."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # What a client does not read is bounded in the kernel too.
+        transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES
+        )
         if len(self.connections) > CONNECTIONS_MAX:
             sentence = f"{CONNECTIONS_MAX} connections are open already: try again soon"
             self._refuse(Refused(503, sentence, {"Retry-After": "1"}))
@@ -109,7 +131,15 @@ class _Connection(H11Protocol):
         if self.conn.their_state is not h11.IDLE and self.conn.their_state is not h11.SEND_BODY:
             self._await_nothing()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open."""
+        self._says_no_more = True
+        is_answered = self.cycle is None or self.cycle.response_complete
+        return not is_answered and not self.is_followed
+
     def on_response_complete(self) -> None:
+        if self._says_no_more:
+            self.transport.close()
         self._has_begun = bool(self.conn.trailing_data[0])
         self._await_request()
         super().on_response_complete()
@@ -159,9 +189,19 @@ class _Connection(H11Protocol):
 class _Application:
     """What uvicorn calls with each request."""
 
-    def __init__(self, api: Api, answering: AbstractContextManager[None]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        streams: Streams,
+        workers: Workers,
+        answering: AbstractContextManager[None],
+        stalled_seconds_max: float,
+    ) -> None:
         self._api = api
+        self._streams = streams
+        self._workers = workers
         self._answering = answering
+        self._stalled_seconds_max = stalled_seconds_max
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         headers = {
@@ -175,16 +215,63 @@ class _Application:
             return
         if body is None:  # the client has gone
             return
-        query = scope["query_string"].decode("latin-1")
-        request = Request(
-            scope["method"],
-            scope["raw_path"].decode("latin-1") + (f"?{query}" if query else ""),
-            headers.get("host"),
-            headers.get("authorization"),
-            body,
-        )
         with self._answering:
-            await _send(send, self._api.answer(request))
+            request = _request(scope, headers, body)
+            answer = await self._workers.run(lambda: self._api.answer(request))
+            if isinstance(answer, Answer):
+                await _send(send, answer)
+                return
+        await self._follow(answer, scope, receive, send)
+
+    async def _follow(self, stream: Stream, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            with self._streams.entered():
+                await self._send_stream(stream, scope, receive, send)
+        except Refused as error:
+            await _send(send, refusal(error))
+
+    async def _send_stream(
+        self, stream: Stream, scope: Message, receive: Receive, send: Send
+    ) -> None:
+        """Until the client closes it, or is sent away; its connection ends with it."""
+        headers = _headers(Answer(200, None, {"Content-Type": "text/event-stream"}), is_last=True)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body"})
+            return
+        gone = asyncio.ensure_future(receive())
+        connection: _Connection = scope["state"]["connection"]
+        connection.is_followed = True
+        try:
+            async with aclosing(self._streams.parts(stream, gone)) as parts:
+                async for part in parts:
+                    await self._send_part(send, part, is_last=False)
+            await self._send_part(send, b"", is_last=True)
+            # It may take a while to read what is left.
+            connection.loop.call_later(self._stalled_seconds_max, connection.transport.abort)
+        except TimeoutError:  # it reads nothing: what it was sent is dropped
+            connection.transport.abort()
+        finally:
+            gone.cancel()
+
+    async def _send_part(self, send: Send, part: bytes, *, is_last: bool) -> None:
+        """Waits for room; raises `TimeoutError` if there is none for long."""
+        message = {"type": "http.response.body", "body": part, "more_body": not is_last}
+        await asyncio.wait_for(send(message), self._stalled_seconds_max)
+
+
+def _request(scope: Message, headers: dict[str, str], body: bytes) -> Request:
+    query = scope["query_string"].decode("latin-1")
+    return Request(
+        scope["method"],
+        scope["raw_path"].decode("latin-1") + (f"?{query}" if query else ""),
+        headers.get("host"),
+        headers.get("authorization"),
+        body,
+        headers.get("origin"),
+        headers.get("sec-fetch-site"),
+        headers.get("last-event-id"),
+    )
 
 
 def _refuse_head(scope: Message) -> None:

@@ -13,6 +13,7 @@ from stillframe.rest import answers
 from stillframe.rest.jobs import ServedJob, ServedJobs
 from stillframe.rest.operations import Kind, Operations
 from stillframe.rest.refusals import Refused
+from stillframe.rest.streams import Stream
 from stillframe.storage.store import open_store
 
 EXCEPTIONS_MAX = 100
@@ -27,6 +28,9 @@ class Call:
     path: Mapping[str, Any]
     parameters: Mapping[str, Any]
     body: Mapping[str, Any]
+    last_event_id: str | None = None
+    is_trusted: bool = False
+    """Whether whoever asks has shown the token."""
 
     @property
     def job(self) -> ServedJob:
@@ -37,7 +41,7 @@ class Call:
         return self.jobs.clock.wall_ms()
 
 
-Handler = Callable[[Call], JsonObject]
+Handler = Callable[[Call], JsonObject | Stream]
 
 # --- reading ---
 
@@ -60,6 +64,17 @@ def job_diagnosis(call: Call) -> JsonObject:
 
 def job_figures(call: Call) -> JsonObject:
     return answers.figures(call.job)
+
+
+def job_events(call: Call) -> Stream:
+    job, watch = call.job, call.parameters.get("watch")
+    return Stream(
+        job, None if watch is None else watch.lower(), call.last_event_id, call.is_trusted
+    )
+
+
+def events_of_all(call: Call) -> Stream:
+    return Stream(None)
 
 
 def job_config(call: Call) -> JsonObject:

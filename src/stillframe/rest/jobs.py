@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from stillframe.clock import Clock
 from stillframe.coordinator.history import AttemptFailed, Event, JobEnded, SlotsRunning
@@ -36,14 +37,19 @@ _IN_WORDS = {
 }
 
 
+Tell: TypeAlias = "Callable[[ServedJob, Event], None]"
+"""Told of everything that happens to a job, on the job's thread; it must not wait."""
+
+
 class ServedJob:
     """A query, and when it came to be what it is. Every member may be used from any thread."""
 
-    def __init__(self, query: Query, clock: Clock) -> None:
+    def __init__(self, query: Query, clock: Clock, tell: Tell) -> None:
         self.query = query
         self.jid = jid_of(query)
         self.started_at_ms = clock.wall_ms()
         self._clock = clock
+        self._tell = tell
         self._lock = threading.Lock()
         self._state = "INITIALIZING"
         self._since_ms = {self._state: self.started_at_ms}
@@ -102,6 +108,7 @@ class ServedJob:
                 self._become("RESTARTING")
             case JobEnded(outcome):
                 self._become(_STATE_OF.get(outcome, "FINISHED"))
+        self._tell(self, event)
 
     def _become(self, state: str) -> None:
         with self._lock:
@@ -120,14 +127,15 @@ def jid_of(query: Query) -> str:
 class ServedJobs:
     """All jobs of a server, oldest first. Every member may be used from any thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, tell: Tell) -> None:
         self.clock = clock
+        self._tell = tell
         self._lock = threading.Lock()
         self._jobs: list[ServedJob] = []
 
     def add(self, query: Query) -> ServedJob:
         """It takes the place of one of the same id that has ended."""
-        job = ServedJob(query, self.clock)
+        job = ServedJob(query, self.clock, self._tell)
         with self._lock:
             others = [each for each in self._jobs if each.jid != job.jid or not each.has_ended]
             ended = [each for each in others if each.has_ended]

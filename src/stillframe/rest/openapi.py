@@ -6,17 +6,19 @@ from typing import Any
 
 from stillframe.rest.routes import DOCUMENT_PATH, METRICS_PATH, PATH_SCHEMAS, ROUTES, Route
 from stillframe.rest.schemas import Schema
-from stillframe.rest.shapes import ERRORS
+from stillframe.rest.shapes import ERRORS, EVENT_STREAM
 
 VERSION = "1"
 """Of the API: goes up when a client of the one before would no longer understand it."""
 _REASONS = {
     400: "The request is not as described here",
     401: "The token is missing or wrong",
+    403: "A page of another origin asks",
     404: "There is no such thing",
     409: "The job cannot do that now",
     413: "The body is too long",
     429: "Too much is under way: ask again later",
+    503: "Too many follow already: try again soon",
 }
 
 
@@ -24,7 +26,7 @@ def document(reading_needs_token: bool) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(
-            route, needs_token=route.changes or reading_needs_token
+            route, needs_token=route.needs_token or reading_needs_token
         )
     return {
         "openapi": "3.1.0",
@@ -104,13 +106,16 @@ def _statuses(route: Route) -> set[int]:
     statuses = {400}
     if route.path_names:
         statuses |= {404, 409}
+    if route.answer is EVENT_STREAM:
+        statuses |= {503}
     return statuses | ({413, 429} if route.changes else set())
 
 
 def _refusals(statuses: set[int], needs_token: bool) -> dict[str, Any]:
-    all_of_them = sorted(statuses | ({401} if needs_token else set()))
+    all_of_them = sorted(statuses | {403} | ({401} if needs_token else set()))
     return {str(status): _response(_REASONS[status], ERRORS) for status in all_of_them}
 
 
 def _response(description: str, schema: Schema) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    kind = schema.get("contentMediaType", "application/json")
+    return {"description": description, "content": {kind: {"schema": schema}}}

@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from stillframe.errors import StillframeError
 from stillframe.json_values import JsonObject
@@ -57,10 +57,16 @@ class Operation:
     """Whether somebody has been told the outcome."""
 
 
+OperationTold: TypeAlias = Callable[[str, Kind, str, Done | Failed | None], None]
+"""The job's id, what it is, its number, and what became of it; None: it has begun."""
+
+
 class Operations:
     """Those of all jobs of a driver. Every member may be used from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: OperationTold | None = None) -> None:
+        """`tell`: of what is begun and of what is over; it must not wait."""
+        self._tell = tell or (lambda jid, kind, trigger_id, outcome: None)
         self._lock = threading.Condition()
         self._operations: dict[tuple[str, Kind, str], Operation] = {}
 
@@ -87,8 +93,16 @@ class Operations:
             refuse_new()
             self._make_room()
             self._operations[jid, kind, trigger_id] = operation
+        self._tell(jid, kind, trigger_id, None)
+
+        def run() -> None:
+            outcome = _outcome(do)
+            operation.ended_at_seconds = time.monotonic()
+            operation.outcome = outcome  # last: whoever sees it takes it for over
+            self._tell(jid, kind, trigger_id, outcome)
+
         name = f"stillframe-rest-{kind}-{trigger_id[:8]}"
-        threading.Thread(target=_run, args=(operation, do), name=name, daemon=True).start()
+        threading.Thread(target=run, name=name, daemon=True).start()
         return trigger_id
 
     def find(self, jid: str, kind: Kind, trigger_id: str) -> Done | Failed | None:
@@ -140,12 +154,6 @@ def _refuse_other(known: Operation, asked: JsonObject, trigger_id: str) -> None:
             f"the trigger id {trigger_id} was used for something else before: leave it out, or"
             " choose another",
         )
-
-
-def _run(operation: Operation, do: Callable[[], JsonObject]) -> None:
-    outcome = _outcome(do)
-    operation.ended_at_seconds = time.monotonic()
-    operation.outcome = outcome  # last: whoever sees it takes it for over
 
 
 def _outcome(do: Callable[[], JsonObject]) -> Done | Failed:

@@ -48,11 +48,18 @@ class Route:
     status: int = 200
     parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
+    tells_secrets: bool = False
+    """Whether the answer holds what passes through a job, and not only how it runs."""
 
     @property
     def changes(self) -> bool:
         """Whether it does something to a job."""
         return self.method != "GET"
+
+    @property
+    def needs_token(self) -> bool:
+        """On this machine too."""
+        return self.changes or self.tells_secrets
 
     @property
     def parts(self) -> list[str]:
@@ -113,7 +120,18 @@ ROUTES = (
         "GET", "/jobs/overview", "All jobs, in a line each", control.overview_of_jobs,
         shapes.OVERVIEW,
     ),
+    Route(
+        "GET", "/events", "All jobs as they change, until you close it", control.events_of_all,
+        shapes.EVENT_STREAM,
+    ),
     Route("GET", "/jobs/{jobid}", "One job", control.job_details, shapes.JOB),
+    Route(
+        "GET", "/jobs/{jobid}/events", "What happens to it, as it happens, until you close it",
+        control.job_events, shapes.EVENT_STREAM,
+        parameters=(
+            Parameter("watch", described(ID, "A task whose subtasks are to be told too.")),
+        ),
+    ),
     Route(
         "PATCH", "/jobs/{jobid}", "Cancel the job: end it now", control.cancel_job,
         shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),

@@ -14,18 +14,23 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from stillframe.clock import Clock, SystemClock
+from stillframe.coordinator.history import Event
 from stillframe.coordinator.query import Query
 from stillframe.errors import StartRefused
 from stillframe.rest.announcing import Announcement
 from stillframe.rest.api import Api
-from stillframe.rest.jobs import ServedJobs
-from stillframe.rest.operations import Operations
+from stillframe.rest.jobs import ServedJob, ServedJobs
+from stillframe.rest.news import Happened, OperationNews
+from stillframe.rest.operations import Done, Failed, Kind, Operations
 from stillframe.rest.registry import this_process
 from stillframe.rest.routes import Route
+from stillframe.rest.streams import Streams
+from stillframe.rest.workers import Workers
 from stillframe.storage.store import canonical_address
 
 REQUEST_SECONDS_MAX = 10.0
-"""From its first byte, or from the end of the last one: idle connections are closed too."""
+"""From its first byte, or from the end of the last one: idle connections are closed too. Who
+follows a stream and takes nothing of it has as long."""
 _CLOSE_SECONDS_MAX = 10.0
 _BACKLOG = 32
 """Who connects before the server's thread is ready waits here."""
@@ -44,9 +49,10 @@ class RestServer:
         more_routes: Sequence[Route] = (),
     ) -> None:
         """Listens when it returns; raises `StartRefused` if it cannot."""
-        self._jobs = ServedJobs(clock or SystemClock())
+        self._jobs = ServedJobs(clock or SystemClock(), self._tell_event)
+        operations = Operations(self._tell_operation)
         self._api = Api(
-            self._jobs, Operations(), token, bind_host, is_loopback(bind_host), more_routes
+            self._jobs, operations, token, bind_host, is_loopback(bind_host), more_routes
         )
         try:
             self._listening = _listen(bind_host, port)
@@ -62,6 +68,8 @@ class RestServer:
         self._answering = _Answering()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._workers = Workers(self._loop)
+        self._streams = Streams(self._jobs, self._loop, self._workers)
         self._thread = threading.Thread(target=self._serve, name="stillframe-rest", daemon=True)
         self._thread.start()
 
@@ -73,11 +81,24 @@ class RestServer:
                 serve(
                     self._listening,
                     self._api,
+                    self._streams,
+                    self._workers,
                     self._answering,
                     self._request_seconds_max,
                     self._closing,
                 )
             )
+
+    def _tell_event(self, job: ServedJob, event: Event) -> None:
+        self._streams.post(job, Happened(self._jobs.clock.wall_ms(), event))
+
+    def _tell_operation(
+        self, jid: str, kind: Kind, trigger_id: str, outcome: Done | Failed | None
+    ) -> None:
+        at_ms = self._jobs.clock.wall_ms()
+        for job in self._jobs.all():
+            if job.jid == jid:
+                self._streams.post(job, OperationNews(at_ms, kind, trigger_id, outcome))
 
     @property
     def url(self) -> str:

@@ -34,6 +34,8 @@ ERRORS = record({"errors": listing(TEXT)}, description="Why it was not done, one
 NOTHING = record({})
 REQUEST = record({"request-id": described(ID, "Ask with it what became of it.")})
 
+EVENT_STREAM = {**TEXT, "contentMediaType": "text/event-stream"}
+
 # --- jobs ---
 
 _STATE = one_of(*STATES)

@@ -1,0 +1,175 @@
+// The graph of a job: laid out once per plan by dagre, drawn as SVG. On a narrow screen it is a
+// column of cards instead. Both are links in the order in which records flow.
+import { html, classes, useMemo } from './dom.js';
+import { t } from './words.js';
+import { Graph as Layout, layout } from './vendor/dagre.js';
+import { brief, byteRate, percent, rate, span, UNKNOWN } from './formats.js';
+import { SharesBar, sharesInWords } from './parts.js';
+import { link, go } from './routes.js';
+import { now } from './live.js';
+
+const WIDE = 216;
+const HIGH = 104;
+const MARGIN = 12;
+
+/** Tasks, and who sends to whom, from GET /jobs/J. */
+export function graphOf(job) {
+  const tasks = job.vertices.map((vertex) => ({ id: vertex.id, name: vertex.name, parallelism: vertex.parallelism }));
+  const pairs = new Map();
+  for (const node of job.plan.nodes) {
+    for (const input of node.inputs) {
+      pairs.set(`${input.id}>${node.id}`, { key: `${input.id}>${node.id}`, from: input.id, to: node.id, how: input.ship_strategy });
+    }
+  }
+  return { tasks, edges: [...pairs.values()] };
+}
+
+/** What flows on an edge now; several between the same two tasks are one here. */
+export function edgeFigures(edge, figures, hello) {
+  const found = (figures?.edges ?? []).filter((each) => hello?.tasks[each.source]?.id === edge.from && hello?.tasks[each.target]?.id === edge.to);
+  if (found.length === 0) return null;
+  const sum = (name) => (found.every((each) => each[name] === null) ? null : found.reduce((all, each) => all + (each[name] ?? 0), 0));
+  return {
+    records: sum('records_per_second'), bytes: sum('bytes_per_second'), held: sum('held'), channels: sum('channels'),
+    fill: found.every((each) => each.fill === null) ? null : Math.max(...found.map((each) => each.fill ?? 0)),
+  };
+}
+
+function laidOut({ tasks, edges }) {
+  const graph = new Layout({ multigraph: true });
+  graph.setGraph({ rankdir: 'LR', nodesep: 28, ranksep: 44, edgesep: 20, marginx: MARGIN, marginy: MARGIN });
+  graph.setDefaultEdgeLabel(() => ({}));
+  for (const task of tasks) graph.setNode(task.id, { width: WIDE, height: HIGH });
+  for (const edge of edges) graph.setEdge(edge.from, edge.to, { width: 132, height: 64, labelpos: 'c' }, edge.key);
+  layout(graph);
+  const { width, height } = graph.graph();
+  return {
+    width, height,
+    node: Object.fromEntries(tasks.map((task) => [task.id, graph.node(task.id)])),
+    edge: Object.fromEntries(edges.map((edge) => [edge.key, graph.edge(edge.from, edge.to, edge.key)])),
+  };
+}
+
+/** A smooth way through the points that dagre gives. */
+function way(points) {
+  const [first, ...rest] = points;
+  if (rest.length < 2) return `M${first.x},${first.y}L${rest.map((p) => `${p.x},${p.y}`).join('L')}`;
+  let path = `M${first.x},${first.y}`;
+  for (let at = 0; at < rest.length - 1; at += 1) {
+    const end = at === rest.length - 2 ? rest[at + 1] : { x: (rest[at].x + rest[at + 1].x) / 2, y: (rest[at].y + rest[at + 1].y) / 2 };
+    path += `Q${rest[at].x},${rest[at].y} ${end.x},${end.y}`;
+  }
+  return path;
+}
+
+/** The place on an edge after this share of its way. */
+function along(points, share) {
+  const lengths = points.slice(1).map((point, at) => Math.hypot(point.x - points[at].x, point.y - points[at].y));
+  let left = lengths.reduce((all, each) => all + each, 0) * Math.max(0, Math.min(1, share));
+  for (let at = 0; at < lengths.length; at += 1) {
+    if (left <= lengths[at] || at === lengths.length - 1) {
+      const part = lengths[at] ? left / lengths[at] : 0;
+      return { x: points[at].x + (points[at + 1].x - points[at].x) * part, y: points[at].y + (points[at + 1].y - points[at].y) * part };
+    }
+    left -= lengths[at];
+  }
+  return points[0];
+}
+
+function shortened(text, most) {
+  let wide = 0;
+  for (let at = 0; at < text.length; at += 1) {
+    wide += text.charCodeAt(at) > 0x2e80 ? 2 : 1;
+    if (wide > most) return `${text.slice(0, at)}…`;
+  }
+  return text;
+}
+
+export const watermarkLag = (watermark) => (watermark === null || watermark === undefined ? null : now() - watermark);
+
+function inWords(task, told) {
+  if (!told) return `${task.name} ×${task.parallelism}, ${t('unmeasured')}`;
+  return `${task.name} ×${task.parallelism}, ${t('in')} ${rate(told.records_in_per_second)}, ${t('out')} ${rate(told.records_out_per_second)}, ${sharesInWords(told)}`;
+}
+
+function Node({ task, place, told, job, mark, isSelected, barrier }) {
+  const lag = watermarkLag(told?.watermark);
+  return html`<a class=${classes('node', mark && 'node-marked', isSelected && 'node-selected')} href=${link(job, 'tasks', task.id)}
+    aria-label=${inWords(task, told)} data-task=${task.id} transform=${`translate(${place.x - WIDE / 2},${place.y - HIGH / 2})`}>
+    <rect class="node-box" width=${WIDE} height=${HIGH} rx="8" />
+    <title>${task.name}</title>
+    <text class="node-name" x="12" y="24">${mark ? '▲ ' : ''}${shortened(task.name, mark ? 19 : 22)}</text>
+    <text class="node-times number" x=${WIDE - 12} y="24" text-anchor="end">×${task.parallelism}</text>
+    <g transform="translate(12,36)"><${SharesBar} of=${told} width=${WIDE - 24} height="12" /></g>
+    ${barrier ? html`<text class="node-barrier" x="12" y="70">${barrier.sign} ${barrier.text}</text>
+      <text class="node-figure" x="12" y="90">${barrier.more}</text>` : html`
+    <text class="node-figure" x="12" y="68">${t('share.working')} ${percent(told?.working)}</text>
+    <text class="node-figure" x=${WIDE - 12} y="68" text-anchor="end">${t('share.back')} ${percent(told?.backpressured)}</text>
+    <text class="node-figure muted" x="12" y="90">${t('watermark')} ${lag === null ? UNKNOWN : span(-lag)}</text>
+    <text class="node-figure muted" x=${WIDE - 12} y="90" text-anchor="end">${told ? brief(told.queued_bytes / 1000) : UNKNOWN} KB ${t('queued')}</text>`}
+  </a>`;
+}
+
+function Edge({ edge, place, told, barrier }) {
+  const { points, x, y } = place;
+  const marks = barrier?.map(({ share, sign }) => ({ ...along(points, share), sign })) ?? [];
+  return html`<g class="edge">
+    <path class=${classes('edge-way', told?.held > 0 && 'edge-held')} d=${way(points)} marker-end="url(#arrow)" />
+    <rect class="edge-under" x=${x - 66} y=${y - 34} width="132" height="30" />
+    <text class="edge-figure number" x=${x} y=${y - 22} text-anchor="middle">${told ? rate(told.records) : UNKNOWN}</text>
+    <text class="edge-figure muted number" x=${x} y=${y - 8} text-anchor="middle">${told ? byteRate(told.bytes) : ''}</text>
+    ${told?.fill !== null && told?.fill !== undefined && html`
+      <rect class="edge-room" x=${x - 32} y=${y + 8} width="64" height="6" rx="1" />
+      <rect class="edge-fill" x=${x - 32} y=${y + 8} width=${64 * told.fill} height="6" rx="1" />
+      <text class="edge-figure muted" x=${x} y=${y + 28} text-anchor="middle">${t('edge.full', { share: percent(told.fill) })}${told.held > 0
+        ? ` · ${t('edge.held', { held: told.held, channels: told.channels ?? UNKNOWN })}` : ''}</text>`}
+    ${marks.map((mark) => html`<text class="barrier" x=${mark.x} y=${mark.y + 6} text-anchor="middle">${mark.sign}</text>`)}
+  </g>`;
+}
+
+/** Arrows walk along edges, up and down to the neighbour. */
+function walk(event, shape) {
+  const here = event.target.closest('[data-task]')?.dataset.task;
+  if (!here) return;
+  const next = {
+    ArrowRight: () => shape.edges.find((edge) => edge.from === here)?.to,
+    ArrowLeft: () => shape.edges.find((edge) => edge.to === here)?.from,
+    ArrowDown: () => shape.tasks[shape.tasks.findIndex((task) => task.id === here) + 1]?.id,
+    ArrowUp: () => shape.tasks[shape.tasks.findIndex((task) => task.id === here) - 1]?.id,
+  }[event.key]?.();
+  if (next === undefined) {
+    if (event.key === 'Enter') go(event.target.closest('a').getAttribute('href'));
+    return;
+  }
+  event.preventDefault();
+  event.currentTarget.querySelector(`[data-task="${CSS.escape(next)}"]`)?.focus();
+}
+
+/** `barriers`: of a replay, what stands on each edge and in each task. */
+export function JobGraph({ job, name, figures, hello, marked, selected, barriers, isGrey }) {
+  const shape = graphOf(job);
+  const plan = JSON.stringify(shape);
+  const drawn = useMemo(() => laidOut(shape), [plan]);
+  const told = (task) => figures?.tasks?.[task.id];
+  return html`<div class=${classes('graph', isGrey && 'grey')} onKeyDown=${(event) => walk(event, shape)}>
+    <div class="graph-wide" role="region" aria-label=${t('graph')} tabindex="0">
+      <svg width=${drawn.width} height=${drawn.height} viewBox=${`0 0 ${drawn.width} ${drawn.height}`}>
+        <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+          <path class="arrow" d="M0,0.5L8,4L0,7.5z" /></marker></defs>
+        ${shape.edges.map((edge) => html`<${Edge} key=${edge.key} edge=${edge} place=${drawn.edge[edge.key]}
+          told=${edgeFigures(edge, figures, hello)} barrier=${barriers?.edges[edge.key]} />`)}
+        ${shape.tasks.map((task) => html`<${Node} key=${task.id} task=${task} place=${drawn.node[task.id]} told=${told(task)} job=${name}
+          mark=${marked === task.name} isSelected=${selected === task.id} barrier=${barriers?.tasks[task.id]} />`)}
+      </svg></div>
+    <ol class="graph-narrow">${shape.tasks.map((task) => html`<li key=${task.id}>
+      <a class=${classes('card', marked === task.name && 'node-marked')} href=${link(name, 'tasks', task.id)} data-task=${task.id}>
+        <strong>${marked === task.name ? '▲ ' : ''}${task.name}</strong> ×${task.parallelism}
+        <${SharesBar} of=${told(task)} width=${240} height="12" />
+        <span>${barriers?.tasks[task.id] ? `${barriers.tasks[task.id].sign} ${barriers.tasks[task.id].text}`
+          : `${t('share.working')} ${percent(told(task)?.working)} · ${t('share.back')} ${percent(told(task)?.backpressured)}`}</span></a>
+      ${shape.edges.filter((edge) => edge.from === task.id).map((edge) => {
+        const flow = edgeFigures(edge, figures, hello);
+        return html`<p class="muted number">↓ ${flow ? `${rate(flow.records)} · ${byteRate(flow.bytes)}` : UNKNOWN}</p>`;
+      })}</li>`)}</ol>
+  </div>`;
+}

@@ -1,0 +1,57 @@
+// One task in a drawer beside the graph: its subtasks, worst first.
+import { html, useEffect, useRef, useState, useStore } from './dom.js';
+import { t } from './words.js';
+import { live } from './live.js';
+import { jobPath, useAnswer } from './api.js';
+import { Problem, SHARES, SharesBar, Table, sharesInWords } from './parts.js';
+import { watermarkLag } from './graph.js';
+import { byteRate, bytes, count, percent, rate, span, UNKNOWN } from './formats.js';
+import { go, link } from './routes.js';
+
+const ROWS_MAX = 200;
+const worst = (row) => Math.max(row.working ?? 0, row.backpressured ?? 0, row.held ?? 0);
+
+export function TaskDrawer({ job, name, id }) {
+  const { figures, changed } = useStore(live);
+  const panel = useRef(null);
+  const [all, setAll] = useState(false);
+  const second = figures ? Math.floor(figures.at / 2000) : 0;
+  const { data, error } = useAnswer(jobPath(name, 'figures'), `${second} ${changed}`);
+  useEffect(() => { panel.current?.focus(); }, [id]);
+  const task = job.vertices.find((each) => each.id === id);
+  const close = () => go(link(name));
+  const counted = data?.tasks.find((each) => each.id === id)?.subtasks ?? [];
+  const measured = figures?.subtasks ?? [];
+  const rows = (measured.length ? measured : counted.map(({ subtask, slot }) => ({ subtask, slot }))).map((row) => {
+    const own = counted.find((each) => each.subtask === row.subtask);
+    const slot = data?.slots.find((each) => each.slot === row.slot);
+    return { ...row, own, at: slot, pid: job.stillframe['slot-pids'][row.slot] };
+  }).sort((a, b) => worst(b) - worst(a));
+  const shown = all ? rows : rows.slice(0, ROWS_MAX);
+  const lagOf = (row) => watermarkLag(row.watermark ?? row.own?.watermark);
+  const columns = [
+    { key: 'subtask', head: t('subtask'), cell: (row) => row.subtask, sort: (row) => row.subtask },
+    { key: 'slot', head: t('slot'), cell: (row) => row.slot, sort: (row) => row.slot },
+    { key: 'pid', head: 'PID', cell: (row) => row.pid ?? UNKNOWN },
+    { key: 'in', head: t('in'), cell: (row) => rate(row.records_in_per_second), sort: (row) => row.records_in_per_second },
+    { key: 'out', head: t('out'), cell: (row) => rate(row.records_out_per_second), sort: (row) => row.records_out_per_second },
+    { key: 'bin', head: t('bytes.in'), cell: (row) => byteRate(row.bytes_in_per_second), sort: (row) => row.bytes_in_per_second },
+    { key: 'bout', head: t('bytes.out'), cell: (row) => byteRate(row.bytes_out_per_second), sort: (row) => row.bytes_out_per_second },
+    { key: 'time', isText: true, head: t('time'), cell: (row) => html`<${SharesBar} of=${row.working === undefined ? null : row} width="100" />
+      <span class="hidden">${sharesInWords(row.working === undefined ? null : row)}</span>` },
+    ...SHARES.map((key) => ({ key, head: t(`share.${key}`), cell: (row) => percent(row[key]), sort: (row) => row[key] })),
+    { key: 'queued', head: t('queued'), cell: (row) => bytes(row.queued_bytes ?? row.own?.['queued-bytes']), sort: (row) => row.queued_bytes },
+    { key: 'watermark', head: t('watermark'), cell: (row) => (lagOf(row) === null ? UNKNOWN : span(-lagOf(row))), sort: lagOf },
+    { key: 'late', head: t('late'), cell: (row) => count(row.records_late ?? row.own?.['records-late']) },
+    { key: 'total', head: t('records.total'), cell: (row) => count(row.own?.['records-in']), sort: (row) => row.own?.['records-in'] },
+    { key: 'step', head: t('longest.step'), cell: (row) => span(row.at?.['longest-step-ms']), sort: (row) => row.at?.['longest-step-ms'] },
+    { key: 'memory', head: t('memory'), cell: (row) => bytes(row.at?.['memory-bytes']), sort: (row) => row.at?.['memory-bytes'] },
+  ];
+  return html`<aside class="drawer" aria-label=${task?.name ?? id} tabindex="-1" ref=${panel}>
+    <div class="panel-head"><h2>${task?.name ?? t('task.gone')}</h2><a class="button" href=${link(name)} onClick=${close}>${t('close')} <kbd>Esc</kbd></a></div>
+    ${task && html`<p class="muted">${t('task.about', { subtasks: task.parallelism, keyGroups: task.maxParallelism })}</p>`}
+    ${error && html`<${Problem} error=${error} />`}
+    ${task && html`<${Table} caption=${t('subtasks')} columns=${columns} rows=${shown} rowKey=${(row) => row.subtask} empty=${t('task.unmeasured')} />`}
+    ${rows.length > shown.length && html`<button type="button" onClick=${() => setAll(true)}>${t('rows.all', { count: count(rows.length) })}</button>`}
+  </aside>`;
+}
