@@ -108,7 +108,7 @@ class Following:
             self.is_leaving = True
             self._changed.notify_all()
 
-    def wait(self, what: str, ask: Callable[[], T | None], seconds_max: float = 120.0) -> T:
+    def wait(self, what: str, ask: Callable[[], T | None], seconds_max: float = 300.0) -> T:
         """The first answer that is not None; `what` is said if it does not come."""
         deadline = time.monotonic() + seconds_max
         self.waiting = Waiting(what)
@@ -120,7 +120,11 @@ class Following:
                 if answer is not None:
                     return answer
                 if time.monotonic() > deadline:
-                    raise TookTooLong(f"{what} did not come within {seconds_max:g} s")
+                    last = self.lines[-1]["text"] if self.lines else "nothing"
+                    raise TookTooLong(
+                        f"waited {seconds_max:g} s in vain until {what}; last the driver told:"
+                        f" {last}"
+                    )
                 with self._changed:
                     self._changed.wait(_LOOK_SECONDS)
         finally:

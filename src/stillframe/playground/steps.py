@@ -45,7 +45,7 @@ def kill_a_slot(play: Supervisor) -> Result:
 
 
 def two_phase_commit_off(play: Supervisor) -> Result:
-    pid = play.slot_pid(1)
+    pid, slots = play.slot_pid(1), _all(play)
     kill = breaking.kill_slot(play, 1)
     score = _passed(play, kill.reached)
     doubled = score.naive.doubled - kill.naive_doubled
@@ -55,7 +55,7 @@ def two_phase_commit_off(play: Supervisor) -> Result:
         (doubled, score.ours.doubled, score.naive.lost)
         == (kill.prediction.naive, kill.prediction.ours, 0)
         and kill.prediction.naive > 0,
-        (f"kill -STOP {_all(play)}", "ls naive", f"kill -9 {pid}"),
+        (f"kill -STOP {slots}", "ls naive", f"kill -9 {pid}"),
     )
 
 
@@ -134,6 +134,8 @@ def not_aligned(play: Supervisor) -> Result:
 
 
 def damaged(play: Supervisor) -> Result:
+    while len(play.checkpoints.retained()) < 2:
+        play.checkpoint()
     path = breaking.break_newest(play, 1)
     inspected = subprocess.run(
         [sys.executable, "-m", "stillframe", "inspect", str(play.checkpoints.store.address)],
@@ -160,7 +162,7 @@ def damaged(play: Supervisor) -> Result:
     return Result(
         f"the file is named, the job stops; the byte back: exact; checkpoint {older} instead:"
         f" our sink +{prediction.ours:,} doubled",
-        f"{path.name} {'is' if is_named else 'is not'} named; {_shortened(refusal)}; the byte back:"
+        f"{path.name} {'is' if is_named else 'is not'} named; {_shortened(play, refusal)}; the byte back:"
         f" {_in_words(score)}; checkpoint {older} instead: our sink +{doubled:,} doubled",
         is_named and does_not_guess and score.is_exact and again.is_exact
         and doubled == prediction.ours > 0,
@@ -179,11 +181,10 @@ def poison(play: Supervisor) -> Result:
         play.set_faults(poison=None)
     attempt = play.now.attempt
     score = play.await_score("a checkpoint without the record is committed", None, attempt + 1)
-    told = f"{failure} ({blame['line']})"
     return Result(
         f"function checked, click {number} and its line are named; exact when the record is good",
-        f"{_shortened(told)}; {_in_words(score)}",
-        f"click {number}" in failure and "checked" in failure and "views.py:" in told
+        f"{_shortened(play, failure)}; {_in_words(score)}",
+        f"click {number}" in failure and "checked" in failure and str(blame["line"]) in failure
         and score.is_exact,
         (f'faults.json: {{"poison": {number}}}',),
     )  # fmt: skip
@@ -274,13 +275,16 @@ def _kill_with_surplus(play: Supervisor) -> Kill:
 
 
 def _passed(play: Supervisor, reached: Positions) -> Score:
-    """The board at the first checkpoint that has come past what was shown before."""
+    """The board at the first checkpoint of this attempt that has come past what was shown before
+    it."""
+    attempt = play.now.attempt
 
     def score() -> Score | None:
         found = play.score
-        is_past = found is not None and all(
-            found.positions.get(partition, 0) >= end for partition, end in reached.items()
-        )
+        if found is None or found.attempt < attempt:
+            return None
+        ends = reached.items()
+        is_past = all(found.positions.get(partition, 0) >= end for partition, end in ends)
         return found if is_past else None
 
     return play.following.wait("all that was shown before has come again", score)
@@ -314,5 +318,7 @@ def _surplus_in_words(found: Mapping[str, int]) -> str:
     return ", ".join(f"{app} {by:+,}" for app, by in sorted(found.items())) or "no count wrong"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 300 else f"{text[:300]}…"
+def _shortened(play: Supervisor, text: str) -> str:
+    """Without the directory that everything is in."""
+    text = text.replace(f"{play.root}/", "")
+    return text if len(text) <= 400 else f"{text[:400]}…"
