@@ -23,7 +23,7 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo playground e3 e4 e5 e6 test quick soak versitygw check lint format lock clean
+.PHONY: help demo playground e3 e4 e5 e6 test quick soak versitygw check lint format lock vendor pictures clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
@@ -38,6 +38,8 @@ help:
 	@echo 'make check    lint, formatting, types and imports'
 	@echo 'make format   put the code into its format'
 	@echo 'make lock     write requirements.lock anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)'
+	@echo 'make vendor   fetch the libraries of the page again, after a change of tools/vendor_page.py (needs npm)'
+	@echo 'make pictures take the pictures in docs/pictures/ again'
 	@echo 'make clean    remove .venv and everything that tools left behind'
 
 demo: $(VENV)/project
@@ -71,7 +73,7 @@ test: $(VENV)/project
 # While you work: everything but what starts a JVM, a server or whole jobs.
 quick: $(VENV)/project
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 \
-	  -m 'not spark and not cluster and not s3 and not kafka and not database and not hdfs and not slow' \
+	  -m 'not spark and not cluster and not s3 and not kafka and not database and not hdfs and not browser and not slow' \
 	  $(addprefix --ignore=tests/,scenarios simulation cli rest bench) $(ARGS)
 
 # What `make test` does once or five times, done many times: kills of the driver, of slots, of
@@ -111,6 +113,12 @@ lock: $(VENV)/made
 	  --output-file requirements.lock pyproject.toml > /dev/null
 	@printf '%s\n' "$$LOCK_HEADER" | cat - requirements.lock > $(VENV)/lock
 	@mv $(VENV)/lock requirements.lock
+
+vendor: $(VENV)/project
+	@$(BIN)/python tools/vendor_page.py
+
+pictures: $(VENV)/project
+	@STILLFRAME_PICTURES=docs/pictures $(BIN)/python -m pytest -n 0 tests/page $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache \

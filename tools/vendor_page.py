@@ -1,8 +1,8 @@
 """Brings the libraries of the page from the npm registry into `src/stillframe/page/vendor/`.
 
-`make vendor` runs it, after a version below was changed. What it writes is served as it is: there is
-no build. It makes bare imports relative, because a browser without a build knows no `from "preact"`,
-and keeps licences and hashes beside the files. A test compares the hashes.
+`make vendor` runs it, after a version below was changed. What it writes is served as it is: there
+is no build. It makes bare imports relative, because a browser without a build knows no
+`from "preact"`, and keeps licences and hashes beside the files. A test compares the hashes.
 """
 
 from __future__ import annotations

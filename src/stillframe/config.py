@@ -18,6 +18,7 @@ from stillframe.errors import BuildError, UnknownOption
 from stillframe.secrets import Conf, Secret, is_secret_name
 
 RestartStrategyName = Literal["none", "fixed-delay", "failure-rate", "exponential-delay"]
+LogFormat = Literal["text", "json"]
 CheckpointMode = Literal["exactly-once", "at-least-once", "at-most-once", "stop-the-world"]
 StateBackend = Literal["memory", "fs", "rocksdb"]
 RequiredGuarantee = Literal["exactly-once", "at-least-once"]
@@ -223,6 +224,11 @@ def _parse_checkpoint_mode(option: str, text: str) -> CheckpointMode:
     return _one_of(option, text.replace("_", "-"), names)
 
 
+def _parse_log_format(option: str, text: str) -> LogFormat:
+    names: tuple[LogFormat, ...] = get_args(LogFormat)
+    return _one_of(option, text, names)
+
+
 def _parse_guarantee(option: str, text: str) -> RequiredGuarantee:
     """Any case, and with `_` as for the checkpoint mode."""
     names: tuple[RequiredGuarantee, ...] = get_args(RequiredGuarantee)
@@ -332,6 +338,8 @@ class JobConfig:
     rest_port: int | Literal["off"] = 0
     """Where the driver serves its HTTP API; 0: on any free port."""
     rest_bind_address: str = LOOPBACK
+    log_format: LogFormat = "text"
+    """Of the lines that slots write into the logs of their executors."""
     available_now: bool = False
     """Whether the job stops when it has read what was there at its start; a trigger says so."""
     storage_settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -416,6 +424,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "evaluatorMemory": ("evaluator_memory_bytes", parse_bytes),
     "restPort": ("rest_port", _parse_port),
     "restBindAddress": ("rest_bind_address", _text),
+    "logFormat": ("log_format", _parse_log_format),
 }
 # Which strategies have an option. Where none is named, the first that has all given ones is meant.
 _STRATEGIES_WITH: Mapping[str, tuple[RestartStrategyName, ...]] = {

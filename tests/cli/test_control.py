@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from followed_streams import Following
 from served_jobs import TOKEN, WAIT_SECONDS_MAX, ServingDriver
 
 from stillframe.cli.main import main
 from stillframe.coordinator.history import Waiting
 from stillframe.coordinator.located import locate
 from stillframe.errors import JobFailed
+from stillframe.rest.history_server import HistoryServer
 
 
 @pytest.fixture(autouse=True)
@@ -436,12 +441,29 @@ def other_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+def over_http(server: HistoryServer, path: str) -> Any:
+    with urllib.request.urlopen(f"{server.url}{path}", timeout=WAIT_SECONDS_MAX) as answer:
+        return json.load(answer)
+
+
 def test_of_a_job_whose_driver_was_killed_its_files_tell(other_process, tmp_path, ask):
     announced(ask)
     root = ["--checkpoints", str(tmp_path / "chk")]
     assert told(ask("status", "counts", *root, "--json")).json["state"] == "RUNNING"
+    history = HistoryServer(str(tmp_path / "chk"), 0, "a-token-of-its-own", frozenset())
+    assert over_http(history, "/jobs/counts")["state"] == "RUNNING"
     other_process.send_signal(signal.SIGKILL)
     other_process.wait(WAIT_SECONDS_MAX)
+
+    with contextlib.closing(history):
+        began_at = time.monotonic()
+        assert over_http(history, "/jobs/counts")["state"] == "NO DRIVER"
+        assert time.monotonic() - began_at < 30, "it asks nobody who is not there"
+        assert over_http(history, "/jobs/overview")["jobs"][0]["state"] == "NO DRIVER"
+        told_of = over_http(history, "/jobs/counts/checkpoints")
+        assert told_of["latest"]["completed"]["id"] == 1, told_of
+        with Following(history.port, "/jobs/counts/events") as following:
+            assert following.next("figures").data["diagnosis"]["code"] == "no-driver"
 
     assert told(ask("list")).out == "no job runs\n"
     status = told(ask("status", "counts", *root, "--json")).json

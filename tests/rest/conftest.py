@@ -125,3 +125,17 @@ def hurried(tmp_path: Path) -> Iterator[Driver]:
     made = Driver(tmp_path, request_seconds_max=1.0)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module", params=["fs", "rocksdb"])
+def counting(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Driver, Query, list[int]]]:
+    """A job that runs, with two checkpoints between which nothing has changed."""
+    made = Driver(tmp_path_factory.mktemp(request.param))
+    query = made.start(stateBackend=request.param, checkpointsRetained="3")
+    wait_until(lambda: query.summary.records_in == 200)  # all there is to read for now
+    checkpoints = [query.checkpoint(), query.checkpoint()]
+    yield made, query, [number for number in checkpoints if number is not None]
+    assert query.isActive
+    made.close()

@@ -47,7 +47,7 @@ def discrete(told):
 
 def test_what_happens_to_a_job_is_told_once_and_in_order(driver, follow):
     query = driver.start()
-    following = follow()
+    following = follow(token=TOKEN)
     hello = following.next("hello").data
     assert (hello["reset"], hello["job"]["name"], hello["job"]["state"]) == (
         False,
@@ -64,6 +64,7 @@ def test_what_happens_to_a_job_is_told_once_and_in_order(driver, follow):
     told = [(each.kind, each.data.get("event")) for each in came]
     assert told.index(("checkpoint", "completed")) < told.index(("checkpoint", "committed"))
     assert told[-1] == ("job", "job_ended")
+    assert ("log", None) in told
     ids = [int(each.id.rpartition("-")[2]) for each in came]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     completed = next(each for each in came if is_checkpoint("completed", number)(each))
@@ -73,12 +74,12 @@ def test_what_happens_to_a_job_is_told_once_and_in_order(driver, follow):
 
 def test_who_was_cut_off_gets_what_it_missed_and_nothing_twice(driver, follow):
     query = driver.start()
-    with follow() as first:
+    with follow(token=TOKEN) as first:
         number = query.checkpoint()
         seen = discrete(first.until(is_checkpoint("completed", number)))
     query.checkpoint()
 
-    again = follow(last_id=first.last_id)
+    again = follow(last_id=first.last_id, token=TOKEN)
     assert again.next("hello").data["reset"] is False
     seen += discrete(again.until(is_checkpoint("committed", query.checkpoint())))
 

@@ -46,6 +46,7 @@ def test_the_table_of_requests_is_the_codes():
     told = re.findall(r"^\| `([A-Z]+) (/[^`]*)` \|", PAGE.read_text(), re.MULTILINE)
 
     assert told == [
+        ("GET", "/"),
         ("GET", DOCUMENT_PATH),
         ("GET", METRICS_PATH),
         *((route.method, route.path) for route in ROUTES),

@@ -68,7 +68,12 @@ def test_what_changes_something_needs_the_token(client, method, path, authorizat
 @pytest.mark.parametrize(
     ("method", "path", "status", "sentence"),
     [
-        ("GET", "/", 404, "there is nothing at '/': GET /openapi.json tells what there is"),
+        (
+            "GET",
+            "/nothing",
+            404,
+            "there is nothing at '/nothing': GET /openapi.json tells what there is",
+        ),
         ("GET", "/jobs/counts/nothing", 404, "there is nothing at '/jobs/counts/nothing'"),
         ("GET", "/jobs/nobody", 404, "this driver has no job 'nobody': GET /jobs/overview"),
         ("GET", "/jobs/", 400, "jobid is ''"),

@@ -95,8 +95,8 @@ def test_a_job_with_another_wish_than_the_first_is_refused(process, driver):
 
 def test_the_token_is_any_unless_the_environment_has_one(process, driver, monkeypatch):
     monkeypatch.delenv("STILLFRAME_TOKEN", raising=False)
-    assert len(serving._token()) >= 32
-    assert serving._token() != serving._token()
+    assert len(serving.chosen_token()) >= 32
+    assert serving.chosen_token() != serving.chosen_token()
 
     monkeypatch.setenv("STILLFRAME_TOKEN", TOKEN)
     assert serving.serve(driver.prepare("first")[0]).token == TOKEN
@@ -109,7 +109,7 @@ def test_a_token_that_is_none_is_refused_and_not_shown(monkeypatch, token):
     monkeypatch.setenv("STILLFRAME_TOKEN", token)
 
     with pytest.raises(StartRefused, match="STILLFRAME_TOKEN has") as error:
-        serving._token()
+        serving.chosen_token()
     assert token == "" or token not in str(error.value)
 
 

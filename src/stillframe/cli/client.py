@@ -62,7 +62,7 @@ class DriverClient:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise BuildError("the token has signs that no token has: copy it once more")
         self.url = _checked_url(url)
-        self._token = token
+        self.token = token
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._wait = wait
@@ -104,8 +104,8 @@ class DriverClient:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
         try:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -159,6 +160,21 @@ def _driver_in_words(driver: Mapping[str, Any] | None, found: FoundJob) -> str:
         return one_line(found.why_no_driver)
     whose = "" if driver["pid"] is None else f", process {driver['pid']} of {driver['host']}"
     return one_line(f"{driver['url']}{whose}")
+
+
+def _open(found: FoundJob, arguments: argparse.Namespace) -> None:
+    """The token is behind the #, which browsers send nobody."""
+    driver = found.driver("be shown")
+    address = f"{driver.url}/" + (f"#token={driver.token}" if driver.token else "")
+    _tell(arguments, address, {"url": address})
+    if not arguments.json and sys.stdout.isatty() and _has_browser():
+        webbrowser.open(address)
+
+
+def _has_browser() -> bool:
+    """One with windows: another would take the terminal."""
+    is_unix = sys.platform not in ("darwin", "win32")
+    return not is_unix or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _checkpoints(found: FoundJob, arguments: argparse.Namespace) -> None:
@@ -375,6 +391,7 @@ def _rescale(found: FoundJob, arguments: argparse.Namespace) -> None:
 
 _COMMANDS: Mapping[str, Callable[[FoundJob, argparse.Namespace], None]] = {
     "status": _status,
+    "open": _open,
     "checkpoints": _checkpoints,
     "failures": _failures,
     "trigger": _trigger,

@@ -23,6 +23,14 @@ def add_control(
         seconds,
     )
     yield _with_job(commands, "status", "how a job is", "Show a job in a few lines.", seconds)
+    yield _with_job(
+        commands,
+        "open",
+        "the address of a job's page",
+        "Print the address of the page of a job's driver, with the token that lets you in, and open"
+        " it in a browser if there is one.",
+        seconds,
+    )
     checkpoints = _with_job(
         commands,
         "checkpoints",

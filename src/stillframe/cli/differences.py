@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from stillframe.cli.lookup import settings_given
 from stillframe.coordinator.located import LocatedSnapshot, locate
 from stillframe.errors import StorageError
 from stillframe.ids import OperatorUid
@@ -15,7 +16,8 @@ from stillframe.runtime.state_differences import StateDifference, differences
 
 def diff(arguments: argparse.Namespace) -> int:
     """1 if they differ, as of files."""
-    before, after = locate(arguments.before), locate(arguments.after)
+    settings = settings_given(arguments)
+    before, after = locate(arguments.before, settings), locate(arguments.after, settings)
     found = list(
         differences(
             (before.store, before.manifest),

@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass, replace
 
 from stillframe.cli.client import Answer, DriverClient, NoDriver, NotThere
-from stillframe.cli.kept_jobs import NO_DRIVER, UNREADABLE, KeptJob, job_below, jobs_below
 from stillframe.clock import SystemClock
 from stillframe.errors import StillframeError, StorageError
+from stillframe.rest.kept_jobs import NO_DRIVER, UNREADABLE, KeptJob, job_below, jobs_below
 from stillframe.rest.registry import RegisteredJob, find, is_gone, registered_jobs
 
 _LIST_SECONDS_MAX = 3.0

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stillframe.cli.lookup import inspect_rows, wants_rows
 from stillframe.clock import SystemClock
 from stillframe.coordinator.history import format_bytes
 from stillframe.coordinator.job_log import JobLog
@@ -55,6 +56,8 @@ def inspect(arguments: argparse.Namespace) -> int:
         from stillframe.cli.against import inspect_against
 
         return inspect_against(arguments)
+    if wants_rows(arguments):
+        return inspect_rows(arguments)
     place = _existing(arguments.path)
     if _is_savepoint(place):
         jobs = [_look_at_savepoint(place, arguments.rows)]

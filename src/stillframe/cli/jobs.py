@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 
 def run_job_file(
-    path: Path, arguments: Sequence[str], follow: Callable[[Query], None], ending: Ending
+    path: Path,
+    arguments: Sequence[str],
+    follow: Callable[[Query], None],
+    ending: Ending,
+    *,
+    logs_events: bool = False,
 ) -> None:
     """Run the script to its end, and then the queries it has left running.
 
     `follow` is told of every query before its job begins. What the script raises comes out, and so
     does the failure of a query that nobody has waited for. A signal ends the queries as `ending`
-    knows, and then this by `Interrupted`.
+    knows, and then this by `Interrupted`. Events are logged only if `logs_events`.
     """
     from stillframe.spark.launch import observe_starts
 
@@ -33,7 +38,7 @@ def run_job_file(
         queries.append(query)
         follow(query)
 
-    event_log.disabled = True  # `follow` shows them
+    event_log.disabled = not logs_events  # `follow` shows them
     observe_starts(note)
     with ending.listening():
         run_as_main(path, arguments)

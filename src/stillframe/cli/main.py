@@ -29,6 +29,7 @@ first steps:
   stillframe playground     break a running job by hand, beside a board that knows the truth
   stillframe doctor         find out whether jobs can run here
   stillframe run JOB.py     run a job file; the same file runs under spark-submit
+  stillframe history ROOT   show all jobs below a checkpointLocation over HTTP
   stillframe list           the jobs that run; status, savepoint, stop, rescale … ask one of them
   stillframe inspect PATH   look into the checkpoints a job has left
   stillframe diff A B       what two of them differ in
@@ -100,6 +101,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             from stillframe.cli.differences import diff
 
             return diff(arguments)
+        case "history":
+            from stillframe.cli.history import history
+
+            return history(arguments)
         case _:
             from stillframe.cli.control import control
 
@@ -128,7 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stillframe {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     adding = (
-        _add_demo, _add_doctor, _add_run, _add_inspect, _add_diff, _add_simulate, _add_bench
+        _add_demo, _add_doctor, _add_run, _add_history, _add_inspect, _add_diff, _add_simulate,
+        _add_bench,
     )  # fmt: skip
     for command in (
         *(add(commands) for add in adding),
@@ -253,6 +259,12 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--quiet", action="store_true", help="say only what goes wrong, and show no progress"
     )
+    command.add_argument(
+        "--log-format",
+        choices=["text", "json"],
+        help="instead of progress, a line for each event on stderr, with job, attempt, checkpoint,"
+        " task and slot; those of slots are in the logs of Spark's executors",
+    )
     _add_signals(command)
     return command
 
@@ -282,6 +294,32 @@ def _add_signals(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_history(commands: _Commands) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        "history",
+        help="show all jobs below a checkpointLocation over HTTP, also those that nobody runs",
+        description="Serve the HTTP API for all jobs below a checkpointLocation, on this machine,"
+        " until Ctrl-C. Where a job's driver answers, it is asked; otherwise the files tell what"
+        " they know.",
+    )
+    command.add_argument(
+        "root", metavar="ROOT", help="the checkpointLocation of the jobs; a path, or s3://..."
+    )
+    command.add_argument(
+        "--port", type=_port, default=0, metavar="PORT", help="the port (any free one)"
+    )
+    command.add_argument(
+        "--forward",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="ask drivers of this host too, with the token of whoever asks; may be repeated (only"
+        " those of this machine: where a driver is, a file on the store says, and who can write"
+        " there could collect tokens)",
+    )
+    return command
+
+
 def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "inspect",
@@ -298,6 +336,13 @@ def _add_inspect(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--rows", type=_count, default=0, metavar="N", help="show so many rows of each state"
     )
+    command.add_argument("--states", action="store_true", help="list the states, verifying nothing")
+    command.add_argument(
+        "--key",
+        metavar="KEY",
+        help="show the rows of this key, verifying nothing else; a JSON list for several columns",
+    )
+    _add_state(command)
     command.add_argument(
         "--against",
         metavar="JOB.py",
@@ -325,12 +370,17 @@ def _add_diff(commands: _Commands) -> argparse.ArgumentParser:
             metavar=which,
             help="a checkpoint (chk-7-1), a savepoint, or a job's directory for its newest one",
         )
-    command.add_argument("--operator", metavar="UID", help="only the states of this operator")
-    command.add_argument("--state", metavar="NAME", help="only states of this name")
+    _add_state(command)
     command.add_argument(
         "--rows", type=_count, default=5, metavar="N", help="show so many keys of each kind (5)"
     )
     return command
+
+
+def _add_state(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--operator", metavar="UID", help="only the states of this operator")
+    command.add_argument("--state", metavar="NAME", help="only states of this name")
+    command.add_argument("--settings-on-stdin", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_simulate(commands: _Commands) -> argparse.ArgumentParser:
@@ -420,6 +470,13 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _port(text: str) -> int:
+    number = _count_or_zero(text)
+    if number > 65_535:
+        raise argparse.ArgumentTypeError(f"{number} is no port: give one up to 65535")
+    return number
 
 
 def _count_or_zero(text: str) -> int:

@@ -13,9 +13,7 @@ from stillframe.playground.serving import Buttons
 from stillframe.playground.steps import STEPS
 from stillframe.playground.supervisor import Settings, Supervisor
 from stillframe.playground.tour import Result, Step
-from stillframe.rest.server import RestServer
-
-_HOST = "127.0.0.1"
+from stillframe.rest.history_server import HistoryServer
 
 
 def playground(arguments: argparse.Namespace) -> int:
@@ -32,7 +30,13 @@ def playground(arguments: argparse.Namespace) -> int:
         play.start()
         lines.say("running", f"the job runs: {play.score and play.score.ours.rows:,} clicks shown")
         buttons = Buttons(play)
-        server = RestServer(_HOST, arguments.port, play.token, more_routes=buttons.routes())
+        server = HistoryServer(
+            str(play.root / "checkpoints"),
+            arguments.port,
+            play.token,
+            frozenset(),
+            buttons.routes(),
+        )
         try:
             if arguments.tour or arguments.steps:
                 return _tour(buttons, arguments.steps, lines)
@@ -77,7 +81,7 @@ def _tell(step: Step, result: Result | None, buttons: Buttons, lines: Lines) -> 
     return not result.is_right
 
 
-def _show(server: RestServer, opens: bool, lines: Lines) -> None:
+def _show(server: HistoryServer, opens: bool, lines: Lines) -> None:
     # The token is for the browser alone: in the fragment, which is sent to nobody.
     address = f"{server.url}/#/playground?token={server.token}"
     said = f"the page is {address} (Ctrl-C ends everything)"

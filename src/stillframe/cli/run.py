@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import traceback
@@ -15,7 +16,9 @@ from stillframe.cli.lines import Lines, in_one_sentence
 from stillframe.cli.signals import Ending
 from stillframe.clock import SystemClock
 from stillframe.config import SESSION_PREFIX, job_option_names, parse_count, refuse_unknown
+from stillframe.coordinator.query import Query
 from stillframe.errors import BuildError, JobFailed, StillframeError
+from stillframe.logs import LogLines
 from stillframe.runtime.scratch import Scratch
 
 
@@ -59,6 +62,8 @@ def session_settings(arguments: argparse.Namespace) -> dict[str, str]:
         conf[SESSION_PREFIX + "fresh"] = "true"
     if arguments.require is not None:
         conf[SESSION_PREFIX + "requireGuarantee"] = arguments.require
+    if arguments.log_format is not None:
+        conf[SESSION_PREFIX + "logFormat"] = arguments.log_format
     if arguments.allow_non_restored_state:
         conf[SESSION_PREFIX + "allowNonRestoredState"] = "true"
     return conf
@@ -76,7 +81,13 @@ def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Nam
     parallelism = parse_count("parallelism", conf.get(SESSION_PREFIX + "parallelism", "1"))
     master = arguments.master or default_master(parallelism)
     form = form_for(sys.stderr, as_json=arguments.json)
-    progress = Progress(form, SystemClock(), is_quiet=arguments.quiet)
+    is_log = arguments.log_format is not None
+    progress = Progress(
+        form, SystemClock(), is_quiet=arguments.quiet or (is_log and not arguments.json)
+    )
+    if is_log:
+        _log_to_stderr(as_json=arguments.log_format == "json", is_quiet=arguments.quiet)
+    follow = progress.follow if arguments.json or not is_log else _follow_nothing
     progress.waiting(f"starting Spark ({master})")
     prepare_spark(master, conf, logs.directory, is_verbose=arguments.debug)
     if not arguments.debug:
@@ -91,7 +102,7 @@ def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Nam
     if arguments.unchanged:
         stillframe.everywhere()
     try:
-        run_job_file(job, arguments.job_arguments, progress.follow, ending)
+        run_job_file(job, arguments.job_arguments, follow, ending, logs_events=is_log)
         return 0
     except KeyboardInterrupt:  # ours, or PySpark's while no query has begun
         ending.await_done()
@@ -111,6 +122,18 @@ def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Nam
         return 1
     finally:
         progress.close()
+
+
+def _follow_nothing(query: Query) -> None:
+    """The log tells it all."""
+
+
+def _log_to_stderr(*, as_json: bool, is_quiet: bool) -> None:
+    log, handler = logging.getLogger("stillframe"), logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogLines(as_json=as_json))
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if is_quiet else logging.INFO)
+    log.propagate = False
 
 
 def _tell_ending(ending: Ending, lines: Lines) -> bool:

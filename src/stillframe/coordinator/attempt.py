@@ -46,6 +46,7 @@ from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import CommitFailed, EpochCommitted
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
+from stillframe.logs import About, slot_log
 from stillframe.protocol.inline import in_pieces
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.measures import Measured
@@ -59,6 +60,8 @@ from stillframe.protocol.messages import (
     Hanging,
     Progress,
     Running,
+    Said,
+    SaidLine,
     StartSlot,
     StillThere,
     SubtaskDoing,
@@ -356,11 +359,22 @@ class RunningAttempt:
                 self._note_progress(slot, report)
             case Measured():
                 self._history.note_measures(slot, report)
+            case Said(lines):
+                self._note_said(slot, lines)
             case Failed():
                 self._complained.add(slot)
                 self._break(_failure(slot, report))
             case Acknowledged() | Declined() | Committed() | Drained() | CaughtUp():
                 self._checkpoints.on_report(report)
+
+    def _note_said(self, slot: SlotIndex, lines: tuple[SaidLine, ...]) -> None:
+        of = About(self._plan.job, self._attempt, slot=slot)
+        for line in lines:
+            record = slot_log.makeRecord(
+                slot_log.name, line.level, "", 0, line.text, (), None, extra=of.extra()
+            )
+            record.created = line.at_ms / 1000
+            slot_log.handle(record)
 
     def _take_up_waiting(self) -> None:
         """Savepoints that waited for a rescale of which nothing came."""

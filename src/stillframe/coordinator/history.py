@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
+from stillframe.logs import About
 from stillframe.protocol import messages
 from stillframe.protocol.failures import in_words
 from stillframe.protocol.manifests import SubtaskTimings
@@ -269,6 +270,27 @@ Event = (
     | Waiting
     | JobEnded
 )
+
+
+def level_of(event: Event) -> int:
+    """A job may go on for long without a new checkpoint: whoever looks at the log should know."""
+    is_warning = isinstance(event, _WARNINGS) or (
+        isinstance(event, GuaranteeGiven) and event.word in ("at-most-once", "none")
+    )
+    return logging.WARNING if is_warning else logging.INFO
+
+
+def about_event(job: str | None, event: Event) -> About:
+    hanging = event.hanging if isinstance(event, Hanging) else None
+    return About(
+        job,
+        getattr(event, "attempt", None),
+        getattr(event, "checkpoint_id", None),
+        None if hanging is None else hanging.task,
+        getattr(event, "slot", None),
+    )
+
+
 Listener = Callable[[Event], None]
 _WARNINGS = (CheckpointFailed, AlreadyFinished, AttemptFailed, Hanging, Waiting)
 
@@ -321,7 +343,8 @@ class Summary:
 class History:
     """Collects events and figures on the job's thread; may be read from any."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: str | None = None) -> None:
+        self.job = job
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
         self._events: deque[Event] = deque(maxlen=_KEPT_MAX)
@@ -348,12 +371,7 @@ class History:
             self._listeners.append(listener)
 
     def tell(self, event: Event) -> None:
-        # A job may go on for long without a new checkpoint: whoever looks at the log should know.
-        is_warning = isinstance(event, _WARNINGS) or (
-            isinstance(event, GuaranteeGiven) and event.word in ("at-most-once", "none")
-        )
-        level = logging.WARNING if is_warning else logging.INFO
-        event_log.log(level, "%s", event)
+        event_log.log(level_of(event), "%s", event, extra=about_event(self.job, event).extra())
         with self._lock:
             self._note(event)
             listeners = list(self._listeners)

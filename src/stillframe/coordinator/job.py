@@ -96,7 +96,7 @@ class Job(threading.Thread):
         refuse_weaker(guarantee_of(plan, config), config)
         self.plan = plan
         self.config = config
-        self.history = History()
+        self.history = History(plan.job)
         self.failure: JobFailed | None = None
         self._cancels_between = False
         """Whether a person who ended the job between two attempts has cancelled it."""

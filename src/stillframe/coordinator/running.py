@@ -113,6 +113,7 @@ def run_attempt(
         stuck_timeout_seconds=parts.config.stuck_timeout_seconds,
         state=parts.config.state,
         evaluator_memory_bytes=parts.config.evaluator_memory_bytes,
+        log_format=parts.config.log_format,
     )
     slots: RunningSlots | None = None
     waits = _Waits(parts, running, watch, store)

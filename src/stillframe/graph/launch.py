@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stillframe.config import CheckpointMode, StateSettings
+from stillframe.config import CheckpointMode, LogFormat, StateSettings
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt
 from stillframe.wire import Address
@@ -39,6 +39,7 @@ class SlotLaunch:
     """By which the job's sinks are known in other systems."""
     evaluator_memory_bytes: int = 512 << 20
     """The heap of the JVM with Spark's evaluator beside the slot, if an expression needs it."""
+    log_format: LogFormat = "text"
     accepts_missing: frozenset[str] = frozenset()
     """Output that is gone, and that its sinks go on without."""
 

@@ -21,7 +21,7 @@ function suggested(job) {
 }
 
 const KINDS = {
-  checkpoint: { fields: () => ({}), command: (name) => `stillframe checkpoint ${quoted(name)}`,
+  checkpoint: { fields: () => ({}), command: (name) => `stillframe trigger ${quoted(name)}`,
     order: (triggerId) => ({ method: 'POST', path: ['checkpoints'], body: { triggerId } }), outcome: 'checkpoints' },
   savepoint: { fields: (job) => ({ directory: suggested(job) }), command: (name, { directory }) => `stillframe savepoint ${quoted(name)} ${quoted(directory)}`,
     order: (triggerId, { directory }) => ({ method: 'POST', path: ['savepoints'], body: { triggerId, 'target-directory': directory } }), outcome: 'savepoints' },
@@ -57,6 +57,8 @@ function Dialog({ kind, job, name }) {
   const number = useRef(crypto.randomUUID().replaceAll('-', ''));
   useEffect(() => { if (!place.current.open) place.current.showModal(); }, []);
   useEffect(() => { if (given) setAsksToken(false); }, [given]);
+  // What had the focus has gone with the form before.
+  useEffect(() => { place.current.querySelector('input, button[type=submit]')?.focus(); }, [asksToken]);
   const close = () => { place.current?.close(); opened.set({ kind: null }); };
   const isWrong = of.mustType && fields.typed !== job.name;
   const isUnderWay = progress?.isLoading;

@@ -40,16 +40,17 @@ export const jobPath = (job, ...rest) => ['jobs', job, ...rest].map((each) => en
 /** The answer's JSON; raises `Refused` with the host's own sentence. */
 export async function ask(path, { method = 'GET', body, signal } = {}) {
   let answer;
+  let told;
   try {
     answer = await fetch(address(path), {
       method, signal, headers: headers(), credentials: 'omit', cache: 'no-store',
       body: body === undefined ? undefined : JSON.stringify(body),
     });
+    told = await answer.json();
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new Refused(0, '');
+    throw new Refused(answer && !answer.ok ? answer.status : 0, '');
   }
-  const told = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Refused(answer.status, (told.errors ?? [`HTTP ${answer.status}`]).join(' '));
   return told;
 }

@@ -6,7 +6,7 @@ export function modelOf(barriers, parts, tasks) {
   const nameOf = new Map(tasks.map((task) => [task.id, task.name]));
   const order = new Map(tasks.map((task, at) => [task.id, at]));
   const found = barriers ? barriers.subtasks.map((each) => ({
-    vertex: each.vertex, index: each.index, first: each.first, last: each.last, from: each.last_from ?? null,
+    vertex: each.vertex, index: each.index, first: each.first, last: each.last ?? each.first, from: each.last_from ?? null,
     taken: each.taken, durable: each.durable, ack: each.ack, arrivals: each.arrivals ?? [], slot: each.slot, host: each.host, pid: each.pid,
   })) : (parts ?? []).flatMap(({ vertex, told }) => told.subtasks.filter((each) => each.status === 'completed').map((each) => {
     const last = each.start_delay + each.alignment.duration;
@@ -72,14 +72,3 @@ export function momentOf(model, edges, ms, words) {
   return { edges: onEdges, tasks: inTasks };
 }
 
-/** The slowest way through the job: at each task the subtask that answered last, back to a source. */
-export function criticalPath(model) {
-  let at = model.filter((each) => Number.isFinite(each.ack)).sort((a, b) => b.ack - a.ack)[0];
-  const path = [];
-  while (at && path.length < 200 && !path.includes(at)) {
-    path.unshift(at);
-    const [name, index] = at.from ?? [];
-    at = model.find((each) => each.name === name && each.index === index);
-  }
-  return path;
-}

@@ -36,7 +36,7 @@ export function Timeline({ series, open }) {
     }
     const failed = shown.map((at, place_) => (series.status[at] === 'f' ? Math.max(sums.at(-1)[place_], 1) : null));
     const bars = uPlot.paths.bars({ size: [0.78, 28], gap: 0 });
-    const axis = { stroke: colour('--muted'), grid: { stroke: colour('--line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
+    const axis = { stroke: colour('--muted'), grid: { stroke: colour('--line'), width: 1 }, ticks: { show: false }, font: '12px sans-serif' };
     const chart = new uPlot({
       width: place.current.clientWidth, height: 180, legend: { show: false },
       cursor: { y: false, drag: { x: true, y: false } },
@@ -50,7 +50,7 @@ export function Timeline({ series, open }) {
       hooks: {
         draw: [(u) => {
           u.ctx.fillStyle = colour('--failed');
-          u.ctx.font = `${14 * devicePixelRatio}px system-ui`;
+          u.ctx.font = `${14 * devicePixelRatio}px sans-serif`;
           u.ctx.textAlign = 'center';
           failed.forEach((high, n) => {
             if (high !== null) u.ctx.fillText('✕', u.valToPos(n, 'x', true), u.valToPos(high, 'y', true) - 4 * devicePixelRatio);

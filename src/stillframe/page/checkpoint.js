@@ -3,11 +3,11 @@ import { html, useEffect, useMemo, useState, useStore } from './dom.js';
 import { t, choices } from './words.js';
 import { live } from './live.js';
 import { ask, jobPath, useAnswer } from './api.js';
-import { Age, Copied, Legend, Loading, Moment, PHASES, PhasesBar, Problem, Table, word } from './parts.js';
-import { kindOf, phasesOf, Status } from './checkpoints.js';
-import { criticalPath, endOf, modelOf } from './barriers.js';
+import { Age, Copied, Legend, Loading, Moment, PHASES, PhasesBar, Problem, Table } from './parts.js';
+import { kindOf, Status } from './checkpoints.js';
+import { endOf, modelOf } from './barriers.js';
 import { Replay } from './replay.js';
-import { bytes, count, span, UNKNOWN } from './formats.js';
+import { bytes, span, UNKNOWN } from './formats.js';
 import { link } from './routes.js';
 
 /** What every task tells of its subtasks, for a host that has no barriers of this checkpoint. */
@@ -84,7 +84,6 @@ export function Checkpoint({ job, name, id }) {
   useStore(choices);
   const { data, error } = useAnswer(jobPath(name, 'checkpoints', 'details', id), changed);
   const barriers = useAnswer(jobPath(name, 'checkpoints', 'details', id, 'barriers'), data?.status);
-  const series = useAnswer(jobPath(name, 'checkpoints', 'series'), data?.status);
   const parts = useParts(name, id, data?.tasks ?? {}, barriers.error !== null);
   const tasks = job?.vertices ?? [];
   const model = useMemo(() => modelOf(barriers.data, parts, tasks), [barriers.data, parts, tasks.map((task) => task.id).join()]);
@@ -92,8 +91,8 @@ export function Checkpoint({ job, name, id }) {
     <nav class="steps" aria-label=${t('checkpoint.others')}><a class="button" href=${link(name, 'checkpoints', Math.max(1, id - 1))}><kbd>[</kbd> ${t('before')}</a>
     <a class="button" href=${link(name, 'checkpoints', id + 1)}>${t('after')} <kbd>]</kbd></a></nav></div>`;
   if (!data) return html`${head}${error ? html`<${Problem} error=${error} />` : html`<${Loading} />`}`;
-  const phases = phasesOf(series.data).get(id);
-  const path = criticalPath(model);
+  const phases = data.stillframe?.phases;
+  const path = data.stillframe?.['critical-path'] ?? [];
   return html`${head}
     <p><${Status} of=${data.status} /></p>
     ${data.failure_message && html`<p class="sentence tone-bad"><span class="sign" aria-hidden="true">✕</span> <span lang="en">${data.failure_message}</span></p>`}
@@ -101,7 +100,7 @@ export function Checkpoint({ job, name, id }) {
     ${phases && html`<section class="panel"><div class="panel-head"><h2>${t('phases')}</h2><${Legend} kind="phase" names=${PHASES} /></div>
       <${PhasesBar} of=${phases} most=${PHASES.reduce((sum, each) => sum + (phases[each] ?? 0), 0)} width="720" height="18" />
       <dl class="facts">${PHASES.map((each) => html`<div><dt>${t(`phase.${each}`)}</dt><dd class="number" data-phase=${each}>${span(phases[each])}</dd></div>`)}</dl>
-      ${path.length > 1 && html`<p>${t('critical')} <strong>${path.map((each) => `${each.name} ${each.index}`).join(' → ')}</strong></p>`}</section>`}
+      ${path.length > 1 && html`<p>${t('critical')} <strong>${path.map(([task, index]) => `${task} ${index}`).join(' → ')}</strong></p>`}</section>`}
     ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${Boolean(barriers.data)} />`}
     <section class="panel"><h2>${t('subtasks')}</h2>${model.length ? html`<${Gantt} model=${model} />`
       : html`<p class="muted">${data.status === 'IN_PROGRESS' ? t('checkpoint.underway') : t('checkpoint.details.gone')}</p>`}</section>

@@ -13,10 +13,13 @@ export const kindOf = (checkpoint) => (checkpoint.is_savepoint ? 'savepoint' : c
 
 export const Status = ({ of }) => html`<span class=${`status status-${of}`}><span aria-hidden="true">${SIGNS[of]}</span> ${word('status', of)}</span>`;
 
-/** Phases by the number of the checkpoint. */
-export function phasesOf(series) {
-  if (!series) return new Map();
-  return new Map(series.id.map((id, at) => [id, Object.fromEntries(PHASES.map((name) => [name, series[name]?.[at] ?? null]))]));
+/** Who took longest, where, and for whom it waited. */
+function slowest({ stillframe }) {
+  const found = stillframe?.slowest;
+  if (!found) return UNKNOWN;
+  const where = [found.slot !== null && found.slot !== undefined && t('slot.number', { slot: found.slot }), found.host].filter(Boolean).join(' · ');
+  const waited = found['waited-for'] ? t('waited.for', { who: found['waited-for'].join(' ') }) : '';
+  return [`${found.task} ${found.subtask}`, where, waited].filter(Boolean).join(' · ');
 }
 
 function Counts({ counts, config }) {
@@ -26,21 +29,18 @@ function Counts({ counts, config }) {
 }
 
 export function Checkpoints({ name, query }) {
-  const { changed, figures } = useStore(live);
+  const { changed } = useStore(live);
   const [before, setBefore] = useState(null);
   const status = query.status ?? '';
   const asked = new URLSearchParams({ limit: PAGE, ...(before ? { before } : {}), ...(status ? { status } : {}) });
-  const paged = useAnswer(`${jobPath(name, 'checkpoints')}?${asked}`, changed);
-  const all = useAnswer(paged.error?.status === 400 ? jobPath(name, 'checkpoints') : null, changed);
-  const { data, error } = paged.error?.status === 400 ? all : paged;
+  const { data, error } = useAnswer(`${jobPath(name, 'checkpoints')}?${asked}`, changed);
   const series = useAnswer(jobPath(name, 'checkpoints', 'series'), changed);
   const config = useAnswer(jobPath(name, 'checkpoints', 'config'));
   if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Loading} />`;
   const kind = query.kind ?? '';
   const atLeast = Number(query.ms ?? 0);
   const rows = data.history.filter((row) => (!kind || kindOf(row) === kind) && row.end_to_end_duration >= atLeast && (!status || row.status === status.toUpperCase()));
-  const phases = phasesOf(series.data);
-  const most = Math.max(...rows.map((row) => row.end_to_end_duration), 0);
+  const most = Math.max(...rows.map((row) => row.end_to_end_duration + (row.stillframe?.phases.commit ?? 0)), 0);
   const filter = (changes) => { setBefore(null); go(link(name, 'checkpoints', '', { ...query, ...changes })); };
   const columns = [
     { key: 'id', head: t('number'), cell: (row) => `#${row.id}`, sort: (row) => row.id },
@@ -50,16 +50,18 @@ export function Checkpoints({ name, query }) {
     { key: 'at', head: t('triggered'), cell: (row) => html`<${Moment} at=${row.trigger_timestamp} />`, sort: (row) => row.trigger_timestamp },
     { key: 'age', head: t('age'), cell: (row) => html`<${Age} at=${row.trigger_timestamp} />` },
     { key: 'took', head: t('took'), cell: (row) => span(row.end_to_end_duration), sort: (row) => row.end_to_end_duration },
-    { key: 'phases', isText: true, head: t('phases'), cell: (row) => (phases.has(row.id) ? html`<${PhasesBar} of=${phases.get(row.id)} most=${most} />` : UNKNOWN) },
+    { key: 'phases', isText: true, head: t('phases'), cell: (row) => (row.stillframe ? html`<${PhasesBar} of=${row.stillframe.phases} most=${most} />` : UNKNOWN) },
     { key: 'new', head: t('bytes.new'), cell: (row) => bytes(row.checkpointed_size), sort: (row) => row.checkpointed_size },
     { key: 'full', head: t('bytes.full'), cell: (row) => bytes(row.state_size), sort: (row) => row.state_size },
     { key: 'flight', head: t('in.flight'), cell: (row) => bytes(row.persisted_data), sort: (row) => row.persisted_data },
+    { key: 'slowest', isText: true, head: t('slowest'), cell: slowest },
     { key: 'why', isText: true, head: t('why'), cell: (row) => html`<span class="why" lang="en">${row.failure_message ?? ''}</span>` },
   ];
   const due = config.data?.interval;
   const isEmpty = data.counts.total === 0 && data.history.length === 0;
   return html`<h1 class="hidden">${t('view.checkpoints')}</h1>
     <${Counts} counts=${data.counts} config=${config.data} />
+    ${(data.stillframe?.unreadable ?? []).map((each) => html`<p class="problem" lang="en">${each}</p>`)}
     ${isEmpty ? html`<${Empty}>${config.data && due === null ? t('checkpoints.off') : t('checkpoints.none', { span: due ? span(due) : UNKNOWN })}<//>` : html`
     <section class="panel"><div class="panel-head"><h2>${t('timeline')}</h2><${Legend} kind="phase" names=${PHASES} /></div>
       ${series.data ? html`<${Timeline} series=${series.data} open=${(id) => go(link(name, 'checkpoints', id))} />`

@@ -8,7 +8,7 @@ import { SharesBar, sharesInWords } from './parts.js';
 import { link, go } from './routes.js';
 import { now } from './live.js';
 
-const WIDE = 216;
+const WIDE = 248;
 const HIGH = 104;
 const MARGIN = 12;
 
@@ -98,11 +98,11 @@ function Node({ task, place, told, job, mark, isSelected, barrier }) {
     aria-label=${inWords(task, told)} data-task=${task.id} transform=${`translate(${place.x - WIDE / 2},${place.y - HIGH / 2})`}>
     <rect class="node-box" width=${WIDE} height=${HIGH} rx="8" />
     <title>${task.name}</title>
-    <text class="node-name" x="12" y="24">${mark ? '▲ ' : ''}${shortened(task.name, mark ? 19 : 22)}</text>
+    <text class="node-name" x="12" y="24">${mark ? '▲ ' : ''}${shortened(task.name, mark ? 23 : 26)}</text>
     <text class="node-times number" x=${WIDE - 12} y="24" text-anchor="end">×${task.parallelism}</text>
+    ${barrier ? html`<text class="node-barrier" x="12" y="56">${barrier.sign} ${barrier.text}</text>
+      <text class="node-figure muted" x="12" y="82">${shortened(barrier.more, 34)}</text>` : html`
     <g transform="translate(12,36)"><${SharesBar} of=${told} width=${WIDE - 24} height="12" /></g>
-    ${barrier ? html`<text class="node-barrier" x="12" y="70">${barrier.sign} ${barrier.text}</text>
-      <text class="node-figure" x="12" y="90">${barrier.more}</text>` : html`
     <text class="node-figure" x="12" y="68">${t('share.working')} ${percent(told?.working)}</text>
     <text class="node-figure" x=${WIDE - 12} y="68" text-anchor="end">${t('share.back')} ${percent(told?.backpressured)}</text>
     <text class="node-figure muted" x="12" y="90">${t('watermark')} ${lag === null ? UNKNOWN : span(-lag)}</text>
@@ -115,9 +115,8 @@ function Edge({ edge, place, told, barrier }) {
   const marks = barrier?.map(({ share, sign }) => ({ ...along(points, share), sign })) ?? [];
   return html`<g class="edge">
     <path class=${classes('edge-way', told?.held > 0 && 'edge-held')} d=${way(points)} marker-end="url(#arrow)" />
-    <rect class="edge-under" x=${x - 66} y=${y - 34} width="132" height="30" />
-    <text class="edge-figure number" x=${x} y=${y - 22} text-anchor="middle">${told ? rate(told.records) : UNKNOWN}</text>
-    <text class="edge-figure muted number" x=${x} y=${y - 8} text-anchor="middle">${told ? byteRate(told.bytes) : ''}</text>
+    ${!barrier && html`<text class="edge-figure number" x=${x} y=${y - 22} text-anchor="middle">${told ? rate(told.records) : UNKNOWN}</text>
+    <text class="edge-figure muted number" x=${x} y=${y - 8} text-anchor="middle">${told ? byteRate(told.bytes) : ''}</text>`}
     ${told?.fill !== null && told?.fill !== undefined && html`
       <rect class="edge-room" x=${x - 32} y=${y + 8} width="64" height="6" rx="1" />
       <rect class="edge-fill" x=${x - 32} y=${y + 8} width=${64 * told.fill} height="6" rx="1" />
@@ -164,10 +163,10 @@ export function JobGraph({ job, name, figures, hello, marked, selected, barriers
     <ol class="graph-narrow">${shape.tasks.map((task) => html`<li key=${task.id}>
       <a class=${classes('card', marked === task.name && 'node-marked')} href=${link(name, 'tasks', task.id)} data-task=${task.id}>
         <strong>${marked === task.name ? '▲ ' : ''}${task.name}</strong> ×${task.parallelism}
-        <${SharesBar} of=${told(task)} width=${240} height="12" />
+        ${!barriers && html`<${SharesBar} of=${told(task)} width=${240} height="12" />`}
         <span>${barriers?.tasks[task.id] ? `${barriers.tasks[task.id].sign} ${barriers.tasks[task.id].text}`
           : `${t('share.working')} ${percent(told(task)?.working)} · ${t('share.back')} ${percent(told(task)?.backpressured)}`}</span></a>
-      ${shape.edges.filter((edge) => edge.from === task.id).map((edge) => {
+      ${!barriers && shape.edges.filter((edge) => edge.from === task.id).map((edge) => {
         const flow = edgeFigures(edge, figures, hello);
         return html`<p class="muted number">↓ ${flow ? `${rate(flow.records)} · ${byteRate(flow.bytes)}` : UNKNOWN}</p>`;
       })}</li>`)}</ol>

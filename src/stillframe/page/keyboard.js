@@ -16,7 +16,7 @@ const KEYS = [
 let prefix = '';
 let forget = null;
 
-const isWriting = (target) => target.closest?.('input, select, textarea, dialog[open]') !== null;
+const isWriting = (target) => document.querySelector('dialog[open]') !== null || Boolean(target.closest?.('input, select, textarea'));
 
 function rows(step) {
   const all = [...document.querySelectorAll('tbody tr[data-open] a')];

@@ -33,8 +33,8 @@ export function Logs({ name, query }) {
       ${data.more && lines.length > 0 && html`<button type="button" onClick=${more}>${t('pages.older')}</button>`}</form>
     ${lines.length === 0 ? html`<${Empty}>${t('logs.none')}<//>` : html`<div class="table logs" role="region" aria-label=${t('view.logs')} tabindex="0"><table>
       <caption class="hidden">${t('view.logs')}</caption>
-      <thead><tr><th scope="col">${t('when')}</th><th scope="col">${t('level')}</th><th scope="col">${t('who')}</th><th scope="col">${t('attempt')}</th><th scope="col">${t('kind.checkpoint')}</th><th scope="col">${t('text')}</th></tr></thead>
-      <tbody>${lines.map((line) => html`<tr key=${line.number} class=${`level-${line.level}`}><td class="number" title=${moment(line.at)}>${time(line.at)}</td>
+      <thead><tr><th scope="col">${t('when')}</th><th scope="col">${t('level')}</th><th scope="col">${t('who')}</th><th scope="col" class="number">${t('attempt')}</th><th scope="col" class="number">${t('kind.checkpoint')}</th><th scope="col">${t('text')}</th></tr></thead>
+      <tbody>${lines.map((line) => html`<tr key=${line.number} class=${`level-${line.level}`}><td title=${moment(line.at)}>${time(line.at)}</td>
         <td>${line.level}</td><td>${line.slot === null ? t('driver') : t('slot.number', { slot: line.slot })}</td><td class="number">${line.attempt ?? UNKNOWN}</td>
         <td class="number">${line.checkpoint ?? UNKNOWN}</td><td class="log-text" lang="en">${line.text}</td></tr>`)}</tbody></table><span ref=${end}></span></div>`}
     <p class="muted">${t('logs.where')}</p></section>`;

@@ -18,10 +18,10 @@ function Tiles({ told, name }) {
   return html`<dl class="tiles">
     <${Tile} name="in" value=${rate(told?.records_in_per_second)} more=${t('tile.records')} />
     <${Tile} name="out" value=${rate(told?.records_out_per_second)} more=${t('tile.records')} />
-    <${Tile} name="lag" value=${brief(told?.lag_records)} more=${told?.lag_seconds === null || told?.lag_seconds === undefined
+    <${Tile} name="lag" value=${brief(told?.lag_records)} more=${told?.lag_records === null ? t('tile.lag.none') : told?.lag_seconds === null || told?.lag_seconds === undefined
       ? t('tile.lag.unknown') : t('tile.lag.more', { span: span(told.lag_seconds * 1000) })} />
     <${Tile} name="watermark" value=${told?.watermark_lag_ms === null || told?.watermark_lag_ms === undefined ? UNKNOWN : span(-told.watermark_lag_ms)}
-      more=${t('tile.watermark.more')} />
+      more=${told?.watermark_lag_ms === null ? t('tile.watermark.none') : t('tile.watermark.more')} />
     <${Tile} name="checkpoint" to=${last ? link(name, 'checkpoints', last.id) : link(name, 'checkpoints')} value=${last ? `#${last.id}` : UNKNOWN}
       more=${last ? html`<${Age} at=${last.at} /> · ${span(last.duration_ms)} · ${bytes(last.new_bytes)}` : t('tile.checkpoint.none')} />
     <${Tile} name="state" value=${bytes(last?.full_bytes)} more=${t('tile.state.more')} />

@@ -46,7 +46,7 @@ function Axis({ attempts, endedAt }) {
     const parts = stretches(attempt);
     const begun = parts.at(-1)?.[2] ?? attempt.phases.begun ?? attempt.phases.running;
     const next = attempts[n + 1];
-    const until = attempt.ended ?? next?.phases.heard ?? next?.phases.noticed ?? next?.phases.begun ?? endedAt;
+    const until = attempt.ended?.at ?? next?.phases.heard ?? next?.phases.noticed ?? next?.phases.begun ?? endedAt;
     return { attempt, parts, begun, until: Math.max(until, begun ?? until) };
   }).filter((row) => row.begun);
   const { place, folds } = folded(rows.flatMap((row) => [row.begun, row.until, ...row.parts.flatMap(([, from, to]) => [from, to])]), WIDE - 60);
@@ -67,13 +67,12 @@ function Axis({ attempts, endedAt }) {
     <li><svg width="14" height="10" aria-hidden="true"><rect class="attempt-runs" x="0.5" y="0.5" width="13" height="9" /></svg> ${t('recovery.runs')}</li></ul>`;
 }
 
-function Attempts({ attempts, failures, name }) {
-  const failureOf = (row) => failures.find((each) => each.attempt === row.attempt);
+function Attempts({ attempts, name }) {
   const between = (row, phase) => {
     const found = stretches(row).find(([each]) => each === phase);
     return found ? span(found[2] - found[1]) : UNKNOWN;
   };
-  const restored = (row) => row.restored?.id ?? row.restored?.checkpoint ?? null;
+  const restored = (row) => row.restored?.id ?? null;
   const columns = [
     { key: 'attempt', head: t('attempt'), cell: (row) => row.attempt, sort: (row) => row.attempt },
     { key: 'began', head: t('began'), cell: (row) => html`<${Moment} at=${row.phases.begun ?? row.phases.running} />` },
@@ -82,7 +81,7 @@ function Attempts({ attempts, failures, name }) {
     ...PHASES.slice(1).map((phase) => ({ key: phase, head: t(`recovery.${phase}`), cell: (row) => between(row, phase) })),
     { key: 'replayed', head: t('replayed'), cell: (row) => count(row.replayed), sort: (row) => row.replayed },
     { key: 'down', head: t('down.for'), cell: (row) => span(downFor(row)), sort: downFor },
-    { key: 'cause', isText: true, head: t('ended.by'), cell: (row) => html`<span class="why" lang="en">${failureOf(row)?.stacktrace ?? UNKNOWN}</span>` },
+    { key: 'cause', isText: true, head: t('ended.by'), cell: (row) => html`<span class="why" lang="en">${row.ended?.reason ?? UNKNOWN}</span>` },
   ];
   return html`<${Table} caption=${t('attempts')} columns=${columns} rows=${[...attempts].reverse()} rowKey=${(row) => row.attempt} />`;
 }
@@ -104,8 +103,7 @@ export function Recovery({ job, name }) {
   const exceptions = useAnswer(jobPath(name, 'exceptions'), changed);
   if (!exceptions.data) return exceptions.error ? html`<${Problem} error=${exceptions.error} />` : html`<${Loading} />`;
   const failures = exceptions.data.exceptionHistory.entries;
-  const told = attempts.data?.attempts ?? attempts.data ?? [];
-  const all = [...told].sort((a, b) => a.attempt - b.attempt);
+  const all = [...(attempts.data ?? [])].sort((a, b) => a.attempt - b.attempt);
   const down = all.reduce((sum, each) => sum + (downFor(each) ?? 0), 0);
   const replayed = all.reduce((sum, each) => sum + (each.replayed ?? 0), 0);
   const endedAt = job && job['end-time'] > 0 ? job['end-time'] : now();
@@ -113,7 +111,7 @@ export function Recovery({ job, name }) {
     ${all.length > 0 && html`<ul class="counts"><li data-count="attempts"><strong class="number">${count(all.length)}</strong> ${t('attempts')}</li>
       <li data-count="down"><strong class="number">${span(down)}</strong> ${t('down.all')}</li><li data-count="replayed"><strong class="number">${count(replayed)}</strong> ${t('replayed.all')}</li></ul>`}
     ${attempts.error && html`<${Problem} error=${attempts.error} />`}
-    ${all.length > 0 && html`<section class="panel"><h2>${t('attempts')}</h2><${Axis} attempts=${all} endedAt=${endedAt} /><${Attempts} attempts=${all} failures=${failures} name=${name} /></section>`}
+    ${all.length > 0 && html`<section class="panel"><h2>${t('attempts')}</h2><${Axis} attempts=${all} endedAt=${endedAt} /><${Attempts} attempts=${all} name=${name} /></section>`}
     ${failures.length === 0 ? html`<${Empty}><span aria-hidden="true">✓ </span>${t('recovery.none')}<//>`
       : html`<section class="panel"><h2>${t('failures')}</h2><${Failures} failures=${failures} name=${name} /></section>`}`;
 }

@@ -392,6 +392,21 @@ class Failed:
     """Of an error in code that is not ours."""
 
 
+class SaidLine(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a slot's log."""
+
+    at_ms: int
+    level: int
+    """As Python's logging counts them."""
+    text: str
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a slot has logged since it told the last time, if it is a warning or worse."""
+
+    lines: tuple[SaidLine, ...]
+
+
 Report = (
     Running
     | Acknowledged
@@ -401,6 +416,7 @@ Report = (
     | CaughtUp
     | Progress
     | Measured
+    | Said
     | Failed
 )
 
@@ -484,6 +500,8 @@ def _fields_of(message: Order | Report) -> JsonObject:
             }
         case Measured():
             return {"measured": msgspec.to_builtins(message)}
+        case Said():
+            return {"said": msgspec.to_builtins(message)}
         case Failed(reason, cause, task_name, failed_subtask, blame):
             at: JsonObject = {"task": task_name, "subtask": failed_subtask}
             told = {} if blame is None else {"blame": blame_to_json(blame)}
@@ -614,6 +632,7 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
         f.parts("lags", SourceLag.from_json),
     ),
     "Measured": lambda f: msgspec.convert(f.object("measured"), Measured),
+    "Said": lambda f: msgspec.convert(f.object("said"), Said),
     "Failed": lambda f: Failed(
         f.text("reason"),
         _cause(f),

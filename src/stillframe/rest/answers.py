@@ -6,6 +6,10 @@ know of a job is in its field `stillframe`.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from itertools import islice
+
 from stillframe.config import settings_in_force
 from stillframe.graph.plan import Edge, Partitioning, Plan, Task
 from stillframe.ids import CheckpointId
@@ -13,9 +17,11 @@ from stillframe.json_values import JsonObject, JsonValue
 from stillframe.protocol.measures import SubtaskMeasures
 from stillframe.protocol.statistics import CheckpointStatistics, vertex_id
 from stillframe.rest.jobs import STATES, ServedJob
+from stillframe.rest.log_ring import LogLine
 from stillframe.rest.operations import Done, Failed
 from stillframe.rest.refusals import Refused
 
+LOG_LINES_MAX = 500
 TASK_STATES = (
     "created",
     "scheduled",
@@ -332,6 +338,26 @@ def exceptions(job: ServedJob, entries_max: int) -> JsonObject:
             "entries": [failure.to_json() for failure in shown],
             "truncated": len(shown) < len(failures),
         },
+    }
+
+
+# --- the log ---
+
+
+def log_lines(
+    newest_first: Iterable[LogLine], slot: int | None, level: str, before: int | None
+) -> JsonObject:
+    wanted = (
+        line
+        for line in newest_first
+        if (slot is None or line.about.slot == slot)
+        and line.level >= logging.getLevelNamesMapping()[level]
+        and (before is None or line.number < before)
+    )
+    found = list(islice(wanted, LOG_LINES_MAX + 1))
+    return {
+        "lines": [line.to_json() for line in reversed(found[:LOG_LINES_MAX])],
+        "more": len(found) > LOG_LINES_MAX,
     }
 
 

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from stillframe.json_values import JsonObject
 from stillframe.rest.control import Call
 from stillframe.rest.jobs import ServedJobs
+from stillframe.rest.lookups import Lookups
 from stillframe.rest.openapi import document
 from stillframe.rest.operations import Operations
 from stillframe.rest.refusals import Refused
@@ -26,7 +27,8 @@ from stillframe.rest.routes import (
     split_path,
 )
 from stillframe.rest.schemas import checked, parsed
-from stillframe.rest.streams import Stream
+from stillframe.rest.static import page_file
+from stillframe.rest.streams import OwnStream, Stream
 
 BODY_BYTES_MAX = 64 * 1024
 _PARAMETERS_MAX = 50
@@ -71,10 +73,11 @@ class Api:
     token: str
     bind_host: str
     is_loopback: bool
+    lookups: Lookups = field(default_factory=Lookups)
     more_routes: Sequence[Route] = ()
     """Beside those that every driver has."""
 
-    def answer(self, request: Request) -> Answer | Stream:
+    def answer(self, request: Request) -> Answer | Stream | OwnStream:
         """Never raises, whatever was sent."""
         try:
             return self._answer(request)
@@ -85,13 +88,16 @@ class Api:
             sentence = f"the driver failed on this request ({type(error).__name__}): see its log"
             return refusal(Refused(500, sentence))
 
-    def _answer(self, request: Request) -> Answer | Stream:
+    def _answer(self, request: Request) -> Answer | Stream | OwnStream:
         self._refuse_other_hosts(request.host)
         _refuse_other_origins(request)
-        if not self.is_loopback:
-            self._refuse_without_token(request)
         path, behind = _split_target(request.target)
         parts = split_path(path)
+        of_page = page_file(path)
+        if of_page is not None:
+            return _page(request, *of_page)
+        if not self.is_loopback:
+            self._refuse_without_token(request)
         if path == DOCUMENT_PATH:
             return self._document(request)
         if path == METRICS_PATH:
@@ -107,12 +113,13 @@ class Api:
 
     def _routed(
         self, route: Route, parts: list[str], behind: str, request: Request
-    ) -> Answer | Stream:
+    ) -> Answer | Stream | OwnStream:
         if route.needs_token:
             self._refuse_without_token(request)
         call = Call(
             self.jobs,
             self.operations,
+            self.lookups,
             route.path_values(parts),
             _parameters(route, behind),
             _body(route, request.body),
@@ -189,6 +196,12 @@ def _is_origin_of(origin: str, host: str | None) -> bool:
 def _as_read(method: str) -> str:
     """HEAD is GET without the body, which whoever sends the answer leaves out."""
     return "GET" if method == "HEAD" else method
+
+
+def _page(request: Request, text: str, headers: Mapping[str, str]) -> Answer:
+    if _as_read(request.method) != "GET":
+        return _other_method(request, ["GET", "HEAD", "OPTIONS"])
+    return Answer(200, text, headers)
 
 
 def _other_method(request: Request, allowed: list[str]) -> Answer:

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 
 from stillframe.rest.api import BODY_BYTES_MAX, Answer, Api, Request, refusal
 from stillframe.rest.refusals import Refused
-from stillframe.rest.streams import Stream, Streams
+from stillframe.rest.streams import OwnStream, Stream, Streams
 from stillframe.rest.workers import Workers
 
 CONNECTIONS_MAX = 32
@@ -223,7 +223,9 @@ class _Application:
                 return
         await self._follow(answer, scope, receive, send)
 
-    async def _follow(self, stream: Stream, scope: Message, receive: Receive, send: Send) -> None:
+    async def _follow(
+        self, stream: Stream | OwnStream, scope: Message, receive: Receive, send: Send
+    ) -> None:
         try:
             with self._streams.entered():
                 await self._send_stream(stream, scope, receive, send)
@@ -231,7 +233,7 @@ class _Application:
             await _send(send, refusal(error))
 
     async def _send_stream(
-        self, stream: Stream, scope: Message, receive: Receive, send: Send
+        self, stream: Stream | OwnStream, scope: Message, receive: Receive, send: Send
     ) -> None:
         """Until the client closes it, or is sent away; its connection ends with it."""
         headers = _headers(Answer(200, None, {"Content-Type": "text/event-stream"}), is_last=True)

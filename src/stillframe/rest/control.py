@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from stillframe.errors import StillframeError
+from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject
 from stillframe.rest import answers
 from stillframe.rest.jobs import ServedJob, ServedJobs
+from stillframe.rest.log_ring import LEVELS, log_ring
+from stillframe.rest.lookups import SECONDS_MAX, Lookups
 from stillframe.rest.operations import Kind, Operations
 from stillframe.rest.refusals import Refused
 from stillframe.rest.streams import Stream
 from stillframe.storage.store import open_store
 
 EXCEPTIONS_MAX = 100
+_ROWS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Call:
 
     jobs: ServedJobs
     operations: Operations
+    lookups: Lookups
     path: Mapping[str, Any]
     parameters: Mapping[str, Any]
     body: Mapping[str, Any]
@@ -77,6 +82,16 @@ def events_of_all(call: Call) -> Stream:
     return Stream(None)
 
 
+def job_logs(call: Call) -> JsonObject:
+    given = call.parameters
+    return answers.log_lines(
+        log_ring().newest_first(call.job.name),
+        given.get("slot"),
+        given.get("level", LEVELS[0]),
+        given.get("before"),
+    )
+
+
 def job_config(call: Call) -> JsonObject:
     return answers.configuration(call.job)
 
@@ -116,6 +131,29 @@ def rescaling_status(call: Call) -> JsonObject:
 def _outcome(call: Call, kind: Kind, failure_field: str) -> JsonObject:
     outcome = call.operations.find(call.job.jid, kind, call.path["triggerid"])
     return answers.operation(outcome, failure_field)
+
+
+def job_state(call: Call) -> JsonObject:
+    job, given = call.job, call.parameters
+    place = _place_of(job, given.get("checkpoint"))
+    wanted = {"operator": given.get("uid"), "state": given.get("state"), "key": given.get("key")}
+    options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
+    command = ["inspect", place, *(options or ["--states"]), f"--rows={_ROWS_SHOWN}"]
+    return call.lookups.run(command, job.query.config.storage_settings)
+
+
+def difference_status(call: Call) -> JsonObject:
+    return _outcome(call, "difference", "failure-cause")
+
+
+def _place_of(job: ServedJob, number: int | None) -> str:
+    """The directory of a checkpoint or savepoint; the newest checkpoint's without a number."""
+    told = job.query.checkpoint_statistics
+    found = told.latest_completed if number is None else told.checkpoint(CheckpointId(number))
+    which = "no checkpoint" if number is None else f"no checkpoint {number}"
+    if found is None or found.path is None or found.is_discarded:
+        raise Refused(409, f"job {job.name!r} has {which} that is complete and retained")
+    return found.path
 
 
 # --- changing ---
@@ -192,6 +230,24 @@ def rescale_job(call: Call) -> JsonObject:
         }
 
     return _begin(call, job, "rescaling", {"parallelism": parallelism}, rescale)
+
+
+def begin_difference(call: Call) -> JsonObject:
+    job, given = call.job, call.body
+    before, after = _place_of(job, given["a"]), _place_of(job, given["b"])
+    settings = job.query.config.storage_settings
+    command = ["diff", before, after, f"--rows={_ROWS_SHOWN}"]
+    if "uid" in given:
+        command.append(f"--operator={given['uid']}")
+
+    def compare() -> JsonObject:
+        return call.lookups.run(command, settings, wait_seconds=SECONDS_MAX)
+
+    asked: JsonObject = {name: given[name] for name in ("a", "b", "uid") if name in given}
+    number = call.operations.begin(
+        job.jid, "difference", given.get("triggerId"), asked, compare, lambda: None
+    )
+    return {"request-id": number}
 
 
 def _begin(

@@ -60,7 +60,7 @@ class Logged:
     """A line of the log; for those alone who have shown the token."""
 
     at_ms: int
-    fields: JsonObject
+    line: JsonObject
 
 
 News = Happened | OperationNews | Logged
@@ -79,8 +79,8 @@ def told(job: ServedJob, news: News) -> tuple[str, JsonObject]:
             return kind, {"at": at_ms, "text": text, **fields}
         case OperationNews():
             return "operation", _operation(news)
-        case Logged(at_ms, fields):
-            return "log", {"at": at_ms, **fields}
+        case Logged(at_ms, line):
+            return "log", {"at": at_ms, **line}
 
 
 def _event(job: ServedJob, event: Event) -> tuple[str, JsonObject]:
@@ -149,7 +149,8 @@ def _operation(news: OperationNews) -> JsonObject:
         case None:
             text = f"{news.kind} asked for"
         case Done(done):
-            text, result = f"{news.kind} done", done
+            # What a difference shows is for those alone who ask with the token.
+            text, result = f"{news.kind} done", None if news.kind == "difference" else done
         case Failed(kind, reason):
             text = f"{news.kind} failed: {reason}"[:_TEXT_CHARACTERS_MAX]
             failure = {"class": kind, "reason": reason[:_TEXT_CHARACTERS_MAX]}

@@ -6,7 +6,7 @@ from typing import Any
 
 from stillframe.rest.routes import DOCUMENT_PATH, METRICS_PATH, PATH_SCHEMAS, ROUTES, Route
 from stillframe.rest.schemas import Schema
-from stillframe.rest.shapes import ERRORS, EVENT_STREAM
+from stillframe.rest.shapes import ERRORS, EVENT_STREAM, STATE
 
 VERSION = "1"
 """Of the API: goes up when a client of the one before would no longer understand it."""
@@ -18,7 +18,7 @@ _REASONS = {
     409: "The job cannot do that now",
     413: "The body is too long",
     429: "Too much is under way: ask again later",
-    503: "Too many follow already: try again soon",
+    503: "Too many ask already, or it takes too long",
 }
 
 
@@ -108,6 +108,8 @@ def _statuses(route: Route) -> set[int]:
         statuses |= {404, 409}
     if route.answer is EVENT_STREAM:
         statuses |= {503}
+    if route.answer is STATE:
+        statuses |= {429, 503}
     return statuses | ({413, 429} if route.changes else set())
 
 

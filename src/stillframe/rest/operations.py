@@ -27,7 +27,7 @@ from stillframe.errors import StillframeError
 from stillframe.json_values import JsonObject
 from stillframe.rest.refusals import Refused
 
-Kind = Literal["checkpoint", "savepoint", "rescaling", "cancel"]
+Kind = Literal["checkpoint", "savepoint", "rescaling", "cancel", "difference"]
 
 RUNNING_MAX = 8
 KEPT_MAX = 200

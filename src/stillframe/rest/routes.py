@@ -10,8 +10,10 @@ from urllib.parse import unquote
 
 from stillframe.rest import control, shapes
 from stillframe.rest.control import Handler
+from stillframe.rest.log_ring import LEVELS
 from stillframe.rest.refusals import Refused
 from stillframe.rest.schemas import (
+    COUNT,
     FLAG,
     ID,
     Schema,
@@ -112,6 +114,9 @@ _DIRECTORY = described(
     },
     "An absolute path, or a URL, of a directory that is not there yet.",
 )
+_CHECKPOINT_ID: Schema = {"type": "integer", "minimum": 1, "maximum": _NUMBER_MAX}
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 4096, "pattern": r"^[^\u0000]*$"}
+_UID = described(_NAME, "Only states of this operator.")
 _FORMAT = described(one_of("CANONICAL"), "All savepoints are canonical.")
 
 ROUTES = (
@@ -126,15 +131,15 @@ ROUTES = (
     ),
     Route("GET", "/jobs/{jobid}", "One job", control.job_details, shapes.JOB),
     Route(
+        "PATCH", "/jobs/{jobid}", "Cancel the job: end it now", control.cancel_job,
+        shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),
+    ),
+    Route(
         "GET", "/jobs/{jobid}/events", "What happens to it, as it happens, until you close it",
         control.job_events, shapes.EVENT_STREAM,
         parameters=(
             Parameter("watch", described(ID, "A task whose subtasks are to be told too.")),
         ),
-    ),
-    Route(
-        "PATCH", "/jobs/{jobid}", "Cancel the job: end it now", control.cancel_job,
-        shapes.NOTHING, 202, (Parameter("mode", one_of("cancel"), is_required=True),),
     ),
     Route(
         "GET", "/jobs/{jobid}/diagnosis", "What it waits for, in one sentence",
@@ -143,6 +148,51 @@ ROUTES = (
     Route(
         "GET", "/jobs/{jobid}/figures", "What its tasks do now", control.job_figures,
         shapes.FIGURES,
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/logs", "The last lines of the driver's log about it, oldest first",
+        control.job_logs, shapes.LOGS,
+        parameters=(
+            Parameter("slot", described(COUNT, "Only lines of this slot.")),
+            Parameter("level", described(one_of(*LEVELS), "Only lines as grave as this.")),
+            Parameter(
+                "before",
+                described(
+                    {"type": "integer", "minimum": 1, "maximum": _NUMBER_MAX},
+                    "Only lines before this number.",
+                ),
+            ),
+        ),
+        tells_secrets=True,
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/state",
+        "The states of a checkpoint; of one of them, the first rows, or those of a key",
+        control.job_state, shapes.STATE,
+        parameters=(
+            Parameter("checkpoint", described(_CHECKPOINT_ID, "The newest, unless given.")),
+            Parameter("uid", _UID),
+            Parameter("state", described(_NAME, "The state's name, where it has several.")),
+            Parameter("key", described(_NAME, "A value, or a JSON list of several columns.")),
+        ),
+        tells_secrets=True,
+    ),
+    Route(
+        "POST", "/jobs/{jobid}/diffs", "Compare the states of two checkpoints",
+        control.begin_difference, shapes.REQUEST, 202,
+        body=record(
+            {
+                "a": described(_CHECKPOINT_ID, "The checkpoint before."),
+                "b": described(_CHECKPOINT_ID, "The checkpoint after."),
+                "uid": _UID,
+                "triggerId": _TRIGGER_ID,
+            },
+            optional=("uid", "triggerId"),
+        ),
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/diffs/{triggerid}", "What two checkpoints differ in",
+        control.difference_status, shapes.DIFFERENCE_OPERATION, tells_secrets=True,
     ),
     Route("GET", "/jobs/{jobid}/config", "The job's settings", control.job_config, shapes.CONFIG),
     Route(

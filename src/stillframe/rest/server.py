@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import closing
 
 from stillframe.clock import Clock, SystemClock
-from stillframe.coordinator.history import Event
+from stillframe.coordinator.history import Event, about_event, level_of
 from stillframe.coordinator.query import Query
 from stillframe.errors import StartRefused
 from stillframe.rest.announcing import Announcement
 from stillframe.rest.api import Api
 from stillframe.rest.jobs import ServedJob, ServedJobs
-from stillframe.rest.news import Happened, OperationNews
+from stillframe.rest.log_ring import LogLine, log_ring
+from stillframe.rest.news import Happened, Logged, OperationNews
 from stillframe.rest.operations import Done, Failed, Kind, Operations
 from stillframe.rest.registry import this_process
-from stillframe.rest.routes import Route
 from stillframe.rest.streams import Streams
 from stillframe.rest.workers import Workers
 from stillframe.storage.store import canonical_address
@@ -46,14 +46,10 @@ class RestServer:
         token: str,
         clock: Clock | None = None,
         request_seconds_max: float = REQUEST_SECONDS_MAX,
-        more_routes: Sequence[Route] = (),
     ) -> None:
         """Listens when it returns; raises `StartRefused` if it cannot."""
         self._jobs = ServedJobs(clock or SystemClock(), self._tell_event)
-        operations = Operations(self._tell_operation)
-        self._api = Api(
-            self._jobs, operations, token, bind_host, is_loopback(bind_host), more_routes
-        )
+        self._api = self._made_api(token, bind_host)
         try:
             self._listening = _listen(bind_host, port)
         except (OSError, UnicodeError) as error:
@@ -73,10 +69,14 @@ class RestServer:
         self._thread = threading.Thread(target=self._serve, name="stillframe-rest", daemon=True)
         self._thread.start()
 
+    def _made_api(self, token: str, bind_host: str) -> Api:
+        operations = Operations(self._tell_operation)
+        return Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
+
     def _serve(self) -> None:
         from stillframe.rest.connections import serve
 
-        with closing(self._loop):
+        with closing(self._loop), log_ring().heard_by(self._tell_line):
             self._loop.run_until_complete(
                 serve(
                     self._listening,
@@ -90,7 +90,14 @@ class RestServer:
             )
 
     def _tell_event(self, job: ServedJob, event: Event) -> None:
-        self._streams.post(job, Happened(self._jobs.clock.wall_ms(), event))
+        at_ms = self._jobs.clock.wall_ms()
+        self._streams.post(job, Happened(at_ms, event))
+        log_ring().add(at_ms, level_of(event), about_event(job.name, event), str(event))
+
+    def _tell_line(self, line: LogLine) -> None:
+        for job in self._jobs.all():
+            if line.is_of(job.name):
+                self._streams.post(job, Logged(line.at_ms, line.to_json()))
 
     def _tell_operation(
         self, jid: str, kind: Kind, trigger_id: str, outcome: Done | Failed | None
@@ -136,7 +143,9 @@ class RestServer:
         self._answering.await_none(seconds_max)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._closing.set)
+        """May be called more than once."""
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS_MAX)
 
 

@@ -33,7 +33,7 @@ def serve(query: Query) -> RestServer | None:
         return None
     with _lock:
         if _server is None:
-            _server = RestServer(config.rest_bind_address, config.rest_port, _token())
+            _server = RestServer(config.rest_bind_address, config.rest_port, chosen_token())
         else:
             _refuse_another(_server, config, query.name)
         _server.add(query)
@@ -52,7 +52,7 @@ def _refuse_another(server: RestServer, config: JobConfig, name: str) -> None:
         )
 
 
-def _token() -> str:
+def chosen_token() -> str:
     """What the environment says, so that clients on other machines can know it; else any."""
     given = os.environ.get(TOKEN_VARIABLE)
     if given is None:
@@ -71,3 +71,4 @@ def _withdraw() -> None:
     if _server is not None:
         _server.withdraw(_EXIT_SECONDS_MAX)
         _server.await_heard(_EXIT_SECONDS_MAX)
+        _server.close()  # those who follow are told good-bye

@@ -7,6 +7,7 @@ from typing import get_args
 from stillframe.protocol.diagnosis import Code
 from stillframe.rest.answers import TASK_STATES
 from stillframe.rest.jobs import STATES
+from stillframe.rest.kept_jobs import KEPT_STATES
 from stillframe.rest.schemas import (
     COUNT,
     FLAG,
@@ -38,7 +39,7 @@ EVENT_STREAM = {**TEXT, "contentMediaType": "text/event-stream"}
 
 # --- jobs ---
 
-_STATE = one_of(*STATES)
+_STATE = one_of(*STATES, *KEPT_STATES)
 _TASK_COUNTS = dict.fromkeys(TASK_STATES, COUNT)
 _STATUS_COUNTS = record({state.upper(): COUNT for state in TASK_STATES})
 _TIMES: dict[str, Schema] = {"start-time": MOMENT, "end-time": MOMENT, "duration": MS}
@@ -428,6 +429,65 @@ SUBTASKS = record(
     }
 )
 
+# --- what is in a checkpoint ---
+
+_ANY: Schema = {}
+STATE: Schema = {
+    "anyOf": [
+        record(
+            {
+                "checkpoint": COUNT,
+                "states": listing(
+                    record(
+                        {
+                            "uid": TEXT,
+                            "operator": TEXT,
+                            "state": TEXT,
+                            "rows": described(OPTIONAL_COUNT, "null: nobody has counted them."),
+                            "bytes": BYTES,
+                        }
+                    )
+                ),
+            }
+        ),
+        record(
+            {
+                "checkpoint": COUNT,
+                "uid": TEXT,
+                "operator": TEXT,
+                "state": TEXT,
+                "key": OPTIONAL_TEXT,
+                "key_group": OPTIONAL_COUNT,
+                "subtask": described(OPTIONAL_COUNT, "That has the key."),
+                "rows": listing(mapping(_ANY)),
+                "more": FLAG,
+            }
+        ),
+    ]
+}
+
+# --- the log ---
+
+LOGS = record(
+    {
+        "lines": listing(
+            record(
+                {
+                    "number": COUNT,
+                    "at": MOMENT,
+                    "level": TEXT,
+                    "slot": described(OPTIONAL_COUNT, "null: the driver."),
+                    "attempt": OPTIONAL_COUNT,
+                    "checkpoint": OPTIONAL_COUNT,
+                    "task": OPTIONAL_TEXT,
+                    "text": TEXT,
+                }
+            )
+        ),
+        "more": described(FLAG, "Whether there are older ones: ask with before."),
+    }
+)
+
 # --- operations ---
 
 _FAILURE_CAUSE = record({"class": TEXT, "stack-trace": described(TEXT, "In a sentence.")})
@@ -451,4 +511,26 @@ SAVEPOINT_OPERATION = operation_shape(
 )
 RESCALING_OPERATION = operation_shape(
     {"parallelism-before": COUNT, "parallelism": COUNT, "downtime-ms": MS}, "failure-cause"
+)
+DIFFERENCE_OPERATION = operation_shape(
+    {
+        "a": TEXT,
+        "b": TEXT,
+        "states": listing(
+            record(
+                {
+                    "uid": TEXT,
+                    "operator": TEXT,
+                    "state": TEXT,
+                    "only_in": OPTIONAL_TEXT,
+                    "added": COUNT,
+                    "changed": COUNT,
+                    "gone": COUNT,
+                    "same": COUNT,
+                    "examples": listing(mapping(_ANY)),
+                }
+            )
+        ),
+    },
+    "failure-cause",
 )

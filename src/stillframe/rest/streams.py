@@ -23,6 +23,7 @@ import contextlib
 import logging
 import threading
 import uuid
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
@@ -55,6 +56,14 @@ class Stream:
     last_event_id: str | None = None
     is_trusted: bool = False
     """Whether it has shown the token."""
+
+
+class OwnStream(ABC):
+    """One that is not made here."""
+
+    @abstractmethod
+    def parts(self, workers: Workers, gone: asyncio.Future[Any]) -> AsyncGenerator[bytes, None]:
+        """What the client is sent, until `gone`; asked for when there is room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +200,16 @@ class Streams:
         finally:
             self.count -= 1
 
-    async def parts(self, stream: Stream, gone: asyncio.Future[Any]) -> AsyncGenerator[bytes, None]:
+    def parts(
+        self, stream: Stream | OwnStream, gone: asyncio.Future[Any]
+    ) -> AsyncGenerator[bytes, None]:
+        if isinstance(stream, OwnStream):
+            return stream.parts(self._workers, gone)
+        return self._parts(stream, gone)
+
+    async def _parts(
+        self, stream: Stream, gone: asyncio.Future[Any]
+    ) -> AsyncGenerator[bytes, None]:
         """What it is sent, piece by piece, each asked for when there is room; until `gone`."""
         client = _Client(stream)
         gone.add_done_callback(lambda _: client.wake.set())

@@ -36,6 +36,7 @@ from stillframe.graph.logical import evaluated_by_spark
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
+from stillframe.logs import About
 from stillframe.processes import oom_kills, resident_bytes
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.inline import put_together
@@ -76,6 +77,7 @@ from stillframe.runtime.interpreter import quick_threads, spared_collections
 from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
 from stillframe.runtime.operators import Background
+from stillframe.runtime.slot_log import SlotLog, logging_as_slot
 from stillframe.runtime.task import (
     SnapshotStarted,
     Subtask,
@@ -120,9 +122,13 @@ def run_slot(
     `find_spark` is asked only if an expression of the plan needs Spark's evaluator.
     """
     keep_freed_memory()
+    about = About(launch.plan.job, launch.attempt, slot=slot)
     try:
-        with quick_threads():
-            running = _Slot(launch, slot, host, pid, feed, SystemClock(), find_spark)
+        with (
+            quick_threads(),
+            logging_as_slot(about, as_json=launch.log_format == "json") as slot_log,
+        ):
+            running = _Slot(launch, slot, host, pid, feed, SystemClock(), find_spark, slot_log)
             try:
                 running.run()
             except Exception as error:
@@ -163,8 +169,10 @@ class _Slot(TaskEvents):
         feed: Iterator[pa.RecordBatch] | None,
         clock: Clock,
         find_spark: Callable[[], SparkHere],
+        slot_log: SlotLog,
     ) -> None:
         self._launch = launch
+        self._slot_log = slot_log
         self._find_spark = find_spark
         self._evaluator: Evaluator | None = None
         self._slot = slot
@@ -275,6 +283,8 @@ class _Slot(TaskEvents):
         if self._evaluator is not None:
             self._evaluator.await_ready()
         self._control.send(Running())
+        names = ", ".join(subtask.name for subtask in self._subtasks.values())
+        log.info("running on %s: %s", self._network.address.host, names)
         # Before all orders, and where the watch looks: it may call the user's functions.
         restored = partial(complete_restored, self._subtasks.values(), self._start, self._turn)
         self._mailbox.appendleft(restored)
@@ -361,6 +371,7 @@ class _Slot(TaskEvents):
             self._read_mail()
             if self._ended:
                 self._control.send(self._progress())
+                log.info("ending, as the driver says")
                 return
             if not take_turn(subtasks, turn):
                 turn.is_working = False
@@ -489,6 +500,7 @@ class _Slot(TaskEvents):
         self._lags = tuple(lag for lag in lags if lag is not None)
         yield replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
         yield self._measured()
+        yield from self._slot_log.said()
 
     def _measured(self) -> Measured:
         now_ns = time.perf_counter_ns()

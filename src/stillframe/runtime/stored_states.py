@@ -105,17 +105,21 @@ def schema_of(store: Store, part: StatePart) -> pa.Schema:
 
 
 def batches_of(
-    store: Store, part: StatePart, max_parallelism: int
+    store: Store, part: StatePart, max_parallelism: int, wanted: int | None = None
 ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-    """The rows of the part, checked, with the key group they belong to, if to one."""
+    """The rows of the part, checked, with the key group they belong to, if to one.
+
+    `wanted`: only those of this key group, and those that belong to none.
+    """
     if isinstance(part.stored, DiskState):
-        yield from _in_database(store, part.stored, part.name)
+        yield from _in_database(store, part.stored, part.name, wanted)
         return
     keyed = part.stored
     buffer = read_file(store, keyed.file)
     batches = read_keyed_snapshot(buffer, keyed.key_groups, range(max_parallelism))
     for key_group, batch in zip(keyed.key_groups, batches, strict=True):
-        yield (None if part.is_copy else key_group), batch
+        if part.is_copy or wanted in (None, key_group):
+            yield (None if part.is_copy else key_group), batch
 
 
 def copied(
@@ -166,7 +170,7 @@ def _names_in(store: Store, disk: DiskState) -> list[str]:
 
 
 def _in_database(
-    store: Store, disk: DiskState, name: str
+    store: Store, disk: DiskState, name: str, wanted: int | None
 ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
     from stillframe.runtime.disk import fetched
     from stillframe.state.disk_reading import tables_in
@@ -174,4 +178,5 @@ def _in_database(
     with fetched(store, disk, None) as database:
         for table in tables_in(database):
             if table.name == name:
-                yield from table.batches_by_key_group()
+                groups = None if wanted is None else range(wanted, wanted + 1)
+                yield from table.batches_by_key_group(groups)

@@ -60,6 +60,8 @@ _NOISE = re.compile(
     r"|sun\.misc|java\.lang|Use --|Restricted methods|Please consider)"
     r"|Using Spark's default log4j|Setting default log level|To adjust logging level"
     r"|.*resolves to a loopback address|.*Set SPARK_LOCAL_IP|OpenJDK .* warning:"
+    # What slots tell of their comings and goings: on a cluster it is in the executors' logs.
+    r'|\d{4}-\d\d-\d\dT\S+Z INFO |\{"at": "[^"]*", "level": "INFO"'
 )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from stillframe.cli.client import Answer
 from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.kept_history import read_history
@@ -23,8 +22,11 @@ from stillframe.rest.registry import RegisteredJob, read_driver_file
 from stillframe.storage.paths import LEASE_DIRECTORY, LOG_DIRECTORY, job_directory, job_id
 from stillframe.storage.store import Store, is_local_address, open_store
 
+Answer = dict[str, Any]
 _STATES = {"finished": "FINISHED", "cancelled": "CANCELED", "failed": "FAILED"}
 STOPPED, NO_DRIVER, UNREADABLE = "STOPPED", "NO DRIVER", "UNREADABLE"
+KEPT_STATES = (STOPPED, NO_DRIVER, UNREADABLE)
+"""Of jobs that no driver runs: Flink has no words for them."""
 
 
 def jobs_below(root: str) -> list[KeptJob]:

@@ -1,0 +1,321 @@
+"""The page in a browser, story by story, before a real job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eyes import JOB, MARKUP, FlowingDriver, OpenEyes, job_route, latin_words
+from followed_streams import Following, Told
+from gateway import Gateway
+from served_jobs import TOKEN
+from waiting import wait_until
+
+from stillframe.coordinator.query import Query
+
+pytestmark = pytest.mark.browser
+
+VIEWS = ("", "checkpoints", "recovery", "state", "logs", "settings")
+_LIVE = "(await import('/page/live.js')).live.value"
+_TEXTS = """() => {
+  const left = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const within = walk.currentNode.parentElement;
+    if (!within.closest('[lang=en], code, kbd, pre, script, noscript, title, option[value=INFO],'
+      + ' option[value=WARNING], option[value=ERROR]')) left.push(walk.currentNode.textContent);
+  }
+  return left.join('\\n');
+}"""
+
+
+def newest(driver: FlowingDriver) -> dict[str, Any]:
+    """The newest checkpoint that has been committed, in full."""
+    history = driver.get(f"/jobs/{JOB}/checkpoints")["history"]
+    return next(each for each in history if each["status"] == "COMPLETED")
+
+
+def test_figures_on_every_view_are_those_of_the_api(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    told: dict[int, Told] = {}
+    with (
+        eyes(driver.url) as tab,
+        Following(driver.server.port, f"/jobs/{JOB}/events") as stream,
+    ):
+
+        def listen() -> None:
+            for each in stream:
+                if each.kind == "figures":
+                    told[each.data["at"]] = each
+
+        threading.Thread(target=listen, daemon=True).start()
+        page = tab.page
+
+        def written(kind: str, value: object) -> str:
+            """As the page writes a figure of this kind."""
+            script = f"async (value) => (await import('/page/formats.js')).{kind}(value)"
+            return str(page.evaluate(script, value))
+
+        tab.open("/")
+        assert JOB in tab.sees("tbody tr", JOB)
+        tab.is_live()
+        tab.picture("jobs")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        tab.sees(".sentence[data-code]")
+        tab.is_live()
+
+        # The overview: stopped at one event, which the other client has been told too.
+        page.wait_for_function(
+            f"async () => {_LIVE}.rates[Object.keys({_LIVE}.rates)[0]].length > 3"
+        )
+        tab.picture("overview")
+        page.keyboard.press(".")
+        tab.sees(".live.paused")
+        at = page.evaluate(f"async () => {_LIVE}.figures.at")
+        wait_until(lambda: at in told)
+        data = told[at].data
+        assert data["diagnosis"]["sentence"] in tab.sees(".sentence")
+        job = data["job"]
+        assert tab.sees("[data-tile=in] .tile-value") == written(
+            "rate", job["records_in_per_second"]
+        )
+        assert tab.sees("[data-tile=out] .tile-value") == written(
+            "rate", job["records_out_per_second"]
+        )
+        last = job["last_checkpoint"]
+        assert tab.sees("[data-tile=checkpoint] .tile-value") == f"#{last['id']}"
+        assert tab.sees("[data-tile=state] .tile-value") == written("bytes", last["full_bytes"])
+        for row, task in zip(data["tasks"], driver.get(f"/jobs/{JOB}")["vertices"], strict=True):
+            cells = page.locator(f"tr[data-row='{task['id']}'] > *").all_inner_texts()
+            assert cells[:4] == [
+                task["name"],
+                str(task["parallelism"]),
+                written("rate", row[1]),
+                written("rate", row[2]),
+            ]
+            assert cells[5:10] == [written("percent", share) for share in row[5:10]]
+
+        # A task, from the graph.
+        page.locator("svg a.node").nth(1).click()
+        tab.sees(".drawer h2", driver.get(f"/jobs/{JOB}")["vertices"][1]["name"])
+        tab.sees(".drawer tbody tr")
+        page.keyboard.press("Escape")
+        page.locator(".drawer").wait_for(state="detached")
+        page.keyboard.press(".")
+
+        # Checkpoints, and the newest of them.
+        page.keyboard.press("g")
+        page.keyboard.press("c")
+        tab.sees(".chart canvas")
+        checkpoint = newest(driver)
+        cells = page.locator(f"tr[data-row='{checkpoint['id']}'] > *")
+        cells.first.wait_for()
+        texts = cells.all_inner_texts()
+        assert texts[3] == f"{checkpoint['num_subtasks']}/{checkpoint['num_subtasks']}"
+        assert texts[6] == written("span", checkpoint["end_to_end_duration"])
+        assert texts[8] == written("bytes", checkpoint["checkpointed_size"])
+        assert texts[9] == written("bytes", checkpoint["state_size"])
+        tab.picture("checkpoints")
+        tab.open(job_route(JOB, "checkpoints", str(checkpoint["id"])))
+        assert tab.sees("[data-fact=took]") == written("span", checkpoint["end_to_end_duration"])
+        details = driver.get(f"/jobs/{JOB}/checkpoints/details/{checkpoint['id']}")
+        for name, value in details["stillframe"]["phases"].items():
+            assert tab.sees(f"[data-phase={name}]") == written("span", value)
+
+        # Its barriers: as many arrivals, in the order in which they came.
+        tab.sees(".replay-controls output", "t +")
+        path = f"/jobs/{JOB}/checkpoints/details/{checkpoint['id']}/barriers"
+        arrivals = sorted(
+            arrival[2] for each in driver.get(path)["subtasks"] for arrival in each["arrivals"]
+        )
+        page.locator("details summary").first.click()
+        shown = page.locator("[data-step-kind=arrived] .number").all_inner_texts()
+        assert shown == [f"+{written('span', ms)}" for ms in arrivals]
+        page.locator("[aria-label='To the beginning']").click()
+        assert page.locator("output").get_attribute("data-at") == "0"
+        page.locator("[data-step]").click()
+        page.wait_for_function("document.querySelector('output').dataset.at > 0")
+        tab.picture("checkpoint")
+
+        # Settings.
+        page.keyboard.press("g")
+        page.keyboard.press("t")
+        options = driver.get(f"/jobs/{JOB}/config")["execution-config"]["user-config"]
+        tab.sees("tr[data-row=checkpointInterval]")
+        shown = page.locator("tbody tr").evaluate_all(
+            "rows => rows.map((row) => [...row.children].map((cell) => cell.innerText))"
+        )
+        assert dict(shown) == options
+
+
+def test_a_failure_is_seen_and_so_is_the_recovery(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    with eyes(driver.url) as tab:
+        tab.open(job_route(JOB))
+        tab.is_live()
+        before = query.summary.attempts
+        os.kill(query.slot_pids[1], signal.SIGKILL)
+        tab.sees(".happened .bad", f"Attempt {before} failed")
+        tab.sees(".top", f"attempt {before + 1}")
+        tab.sees(".top .state-RUNNING")
+
+        tab.page.keyboard.press("g")
+        tab.page.keyboard.press("r")
+        cause = driver.get(f"/jobs/{JOB}/exceptions")["exceptionHistory"]["entries"][0]
+        assert cause["stacktrace"] in tab.sees(f"[data-failure='{before}']")
+        attempts = driver.get(f"/jobs/{JOB}/attempts")
+        assert tab.sees("[data-count=attempts] strong") == str(len(attempts))
+        wait_until(
+            lambda: driver.get(f"/jobs/{JOB}/attempts")[0]["phases"]["caught_up"] is not None
+        )
+        tab.page.reload()
+        tab.sees(".axis svg")
+        tab.picture("recovery")
+
+
+def test_a_savepoint_is_taken_by_keyboard_alone(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes, tmp_path: Path
+) -> None:
+    with eyes(driver.url) as tab:
+        keyboard = tab.page.keyboard
+        tab.open(job_route(JOB), with_token=False)
+        tab.sees("[data-action=savepoint]")
+        keyboard.press("a")
+        keyboard.press("s")
+        tab.sees("dialog .token")
+        keyboard.type(TOKEN)
+        keyboard.press("Enter")
+        tab.sees("dialog .field")
+        keyboard.press("Control+a")
+        keyboard.type(str(tmp_path / "savepoint"))
+        tab.sees("dialog .command", f"stillframe savepoint {JOB} {tmp_path}/savepoint")
+        keyboard.press("Enter")
+        assert str(tmp_path / "savepoint") in tab.sees("dialog [data-result=good]")
+        tab.picture("savepoint")
+        keyboard.press("Escape")
+        tab.page.locator("dialog").wait_for(state="detached")
+    assert (tmp_path / "savepoint").is_dir()
+
+
+def test_a_key_is_looked_up_and_two_checkpoints_compared(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    with eyes(driver.url) as tab:
+        tab.open(job_route(JOB, "state"), with_token=False)
+        tab.sees(".token")  # state is shown to nobody without the token
+        tab.open(job_route(JOB, "state"))
+        tab.page.locator("#lookup input").first.fill("count")
+        tab.page.locator("#lookup input").nth(2).fill("app-0001")
+        tab.page.locator("#lookup button").click()
+        shown = tab.sees("tbody tr", "app-0001")
+        asked = dict(pair.split("=") for pair in tab.page.url.rpartition("?")[2].split("&"))
+        assert asked["key"] == "app-0001"
+        assert re.search(r"\d", shown)
+        tab.page.locator("#difference button").click()
+        tab.sees("[data-diff=count], #difference ~ .empty")
+        tab.picture("state")
+
+
+def test_markup_in_names_is_text(driver: FlowingDriver, eyes: OpenEyes) -> None:
+    query = driver.start(MARKUP, checkpointLocation=str(driver.home / "odd"))
+    query.checkpoint()
+    try:
+        with eyes(driver.url) as tab:
+            tab.open("/")
+            assert MARKUP in tab.sees("tbody tr", MARKUP)
+            for view in VIEWS:
+                tab.open(job_route(MARKUP, *filter(None, [view])))
+                assert MARKUP in tab.sees(".top .job-name", MARKUP)
+                tab.page.locator("main [role=status]").wait_for(state="detached")
+                assert tab.page.locator("img").count() == 0
+    finally:
+        query.stop()
+
+
+def test_after_a_cut_the_page_goes_on_exactly_and_meanwhile_no_clock_ticks(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    way = Gateway(driver.server.port)
+    try:
+        with eyes(way.url) as tab:
+            tab.open(job_route(JOB))
+            tab.is_live()
+            tab.sees(".happened [data-event]")
+            way.close()
+            tab.sees(".banner", "Stale since")
+            tab.picture("stale")
+            clock = "async () => (await import('/page/live.js')).clock.value.ms"
+            stood = tab.page.evaluate(clock)
+            number = query.summary.last_checkpoint or 0
+            wait_until(lambda: (query.summary.last_checkpoint or 0) > number + 1)
+            assert tab.page.evaluate(clock) == stood
+            way.open()
+            tab.page.locator(".banner").wait_for(state="detached")
+            number = query.summary.last_checkpoint or 0
+            tab.sees(".happened li", f"Checkpoint {number + 1} is complete")
+            keys = tab.page.evaluate(f"async () => {_LIVE}.happened.map((event) => event.key)")
+            numbers = [int(key.rpartition("-")[2]) for key in keys]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    finally:
+        way.end()
+
+
+def test_in_chinese_only_names_are_left_in_latin_letters(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    tasks = " ".join(each["name"] for each in driver.get(f"/jobs/{JOB}")["vertices"])
+    allowed = {*re.findall(r"[A-Za-z]+", f"{JOB} {tasks} {os.uname().nodename}"), "Stillframe"}
+    allowed |= {"UTC", "PID", "Prometheus", "Spark", "min", "checkpointInterval", "metrics"}
+    allowed |= {"openapi", "json"}
+    with eyes(driver.url, language="zh") as tab:
+        number = newest(driver)["id"]
+        for view in ("", *VIEWS[1:], f"checkpoints/{number}"):
+            tab.open(job_route(JOB, *filter(None, view.split("/"))))
+            tab.is_live()
+            tab.page.locator("main [role=status]").wait_for(state="detached")
+            if view == "":
+                tab.picture("overview-zh")
+            assert latin_words(tab.page.evaluate(_TEXTS), allowed) == [], view
+
+
+def test_axe_finds_nothing_in_either_scheme_at_either_width(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    axe, number = Axe(), newest(driver)["id"]
+    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+    for width, scheme in ((1440, "light"), (320, "dark")):
+        with eyes(driver.url, width=width, color_scheme=scheme) as tab:
+            vertex = driver.get(f"/jobs/{JOB}")["vertices"][1]["id"]
+            routes = ["/", *(job_route(JOB, *filter(None, [view])) for view in VIEWS)]
+            routes += [job_route(JOB, "checkpoints", str(number)), job_route(JOB, "tasks", vertex)]
+            for route in routes:
+                tab.open(route)
+                tab.is_live()
+                tab.page.locator("main [role=status]").wait_for(state="detached")
+                found = axe.run(tab.page, options=rules)
+                assert found.violations_count == 0, f"{route} {width}\n{found.generate_report()}"
+                wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+                assert tab.page.evaluate(wide) <= 0, f"{route} is wider than {width} px"
+                if route == job_route(JOB) and width == 320:
+                    tab.picture("overview-narrow")
+
+
+def test_less_motion_gives_the_steps_as_a_list_and_forced_colours_keep_the_signs(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes
+) -> None:
+    route = job_route(JOB, "checkpoints", str(newest(driver)["id"]))
+    with eyes(driver.url, reduced_motion="reduce", forced_colors="active") as tab:
+        tab.open(route)
+        tab.sees(".replay-steps li")
+        assert tab.page.locator("[data-play]").count() == 0
+        assert "✓" in tab.sees(".status")

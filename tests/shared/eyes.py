@@ -1,0 +1,123 @@
+"""What tests of the page share: a driver whose jobs flow, and a tab that notes what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from served_jobs import COUNTS, TOKEN, ServingDriver
+
+from stillframe.api.aggregates import AggregateCall
+from stillframe.connectors.discard import DiscardSink
+from stillframe.connectors.generate import CLICK_SCHEMA, ClickSource
+from stillframe.graph.logical import Aggregate, Node, Read, Write
+from stillframe.graph.plan import Plan, build_plan
+
+JOB = "page-views"
+MARKUP = '"><img src=x onerror=alert(1)>'
+_WAIT_MS_MAX = 60_000
+_PICTURES = "STILLFRAME_PICTURES"
+"""A directory: pictures of the page go there."""
+
+
+class FlowingDriver(ServingDriver):
+    """Its jobs read clicks at a pace, and never end."""
+
+    def plan(self, name: str, parallelism: int = 2, fault: Any = None) -> Plan:
+        source = ClickSource(records_per_second=2_000, partitions=2, apps=50)
+        read = Node(Read(source), CLICK_SCHEMA, given_uid="clicks")
+        call = AggregateCall("count", None, "count", pa.int64())
+        counted = Node(Aggregate(("app_id",), (call,)), COUNTS, (read,), given_uid="count")
+        write = Node(Write(DiscardSink()), COUNTS, (counted,), given_uid="nowhere")
+        return build_plan(name, [write], parallelism)
+
+    def get(self, path: str) -> Any:
+        request = urllib.request.Request(f"{self.url}{path}")
+        request.add_header("Authorization", f"Bearer {TOKEN}")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+
+# Whatever the page's policy forbids is told to the test, and nothing else is changed.
+LISTEN = """
+window.forbidden = [];
+addEventListener('securitypolicyviolation', (event) => window.forbidden.push(
+  `${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber}`));
+"""
+
+
+class Eyes:
+    """One tab, and all that it did that it should not."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.errors: list[str] = []
+        self.asked: list[str] = []
+        page.set_default_timeout(_WAIT_MS_MAX)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._hear)
+        page.on("dialog", lambda dialog: self.errors.append(f"a dialog: {dialog.message}"))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+    def _hear(self, message: Any) -> None:
+        # A request that is refused or cut off is told by the browser, and shown by the page.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.errors.append(message.text)
+
+    def open(self, route: str, *, with_token: bool = True) -> None:
+        """Another view, as a new address: `/jobs/x`, behind the #."""
+        token = f"{'&' if '?' in route else '?'}token={TOKEN}" if with_token else ""
+        self.page.goto(f"{self.url}/#{route}{token}")
+        self.page.wait_for_selector("main")
+        if with_token:
+            self.page.wait_for_function("!location.href.includes('token')")
+
+    def sees(self, selector: str, text: str | None = None) -> str:
+        """What stands there, as soon as it does."""
+        found = self.page.locator(selector)
+        if text is not None:
+            found = found.filter(has_text=text)
+        found.first.wait_for()
+        return str(found.first.inner_text())
+
+    def is_live(self) -> None:
+        """The stream has told figures of every task."""
+        self.page.wait_for_function(
+            "async () => { const { live } = await import('/page/live.js');"
+            " const { hello, figures } = live.value;"
+            " return hello && figures && (!hello.tasks"
+            " || Object.keys(figures.tasks).length === hello.tasks.length) }"
+        )
+
+    def has_done_nothing_wrong(self) -> None:
+        wrong = [
+            *self.page.evaluate("window.forbidden"),
+            *self.errors,
+            *(url for url in self.asked if not url.startswith(self.url)),
+        ]
+        assert not wrong, wrong
+
+    def picture(self, name: str) -> None:
+        if os.environ.get(_PICTURES):
+            directory = Path(os.environ[_PICTURES])
+            directory.mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=str(directory / f"{name}.png"), animations="disabled")
+
+
+OpenEyes = Callable[..., Any]
+
+
+def job_route(name: str, *rest: str) -> str:
+    return "/" + "/".join(["jobs", urllib.parse.quote(name, safe=""), *rest])
+
+
+def latin_words(text: str, allowed: set[str]) -> list[str]:
+    return [word for word in re.findall(r"[A-Za-z]{3,}", text) if word not in allowed]
