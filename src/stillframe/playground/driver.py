@@ -21,6 +21,7 @@ from stillframe.cli.jobs import run_as_main
 from stillframe.cli.lines import Lines, in_one_sentence
 from stillframe.coordinator.history import event_log
 from stillframe.errors import StillframeError
+from stillframe.playground.driver_process import QUICK_JVM
 
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
@@ -46,6 +47,7 @@ def main(master: str, directory: Path, job: Path) -> None:
         "spark.python.daemon.module": "stillframe.spark.daemon",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
+        "spark.executor.extraJavaOptions": QUICK_JVM,
         # A slot that is killed is no reason to look for another machine.
         "spark.excludeOnFailure.enabled": "false",
         "spark.deploy.maxExecutorRetries": "-1",

@@ -163,7 +163,8 @@ def damaged(play: Supervisor) -> Result:
         f"the file is named, the job stops; the byte back: exact; checkpoint {older} instead:"
         f" our sink +{prediction.ours:,} doubled",
         f"{path.name} {'is' if is_named else 'is not'} named; {_shortened(play, refusal)};"
-        f" the byte back: {_in_words(score)}; checkpoint {older} instead: our sink +{doubled:,} doubled",
+        f" the byte back: {_in_words(score)}; checkpoint {older} instead: our sink +{doubled:,}"
+        " doubled",
         is_named and does_not_guess and score.is_exact and again.is_exact
         and doubled == prediction.ours > 0,
         (f"stillframe inspect {play.checkpoints.store.address}", f"--restore {older}"),
