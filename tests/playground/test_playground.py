@@ -49,7 +49,8 @@ class Playing:
     def refusal(self, path: str, body: dict[str, Any], token: str = "") -> int:
         with pytest.raises(urllib.error.HTTPError) as refused:
             self.ask(path, body, token)
-        return refused.value.code
+        with refused.value:
+            return refused.value.code
 
     def step(self, number: int) -> dict[str, Any]:
         """Run one step of the tour; what came of it."""
@@ -95,6 +96,7 @@ def playing() -> Iterator[Playing]:
         below = descendants_of(process.pid)
         process.kill()
         process.wait()
+        process.stdout.close()
         for pid in await_ended(below, 30.0):
             os.kill(pid, signal.SIGKILL)
 

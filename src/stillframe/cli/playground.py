@@ -22,9 +22,7 @@ def playground(arguments: argparse.Namespace) -> int:
     settings = Settings(interval_seconds=arguments.checkpoint_interval)
     signal.signal(signal.SIGTERM, _as_interrupt)
     with Supervisor(settings, arguments.master) as play:
-        lines.say(
-            "start", f"starting Spark ({play.master}) and the job page-views", dir=str(play.root)
-        )
+        lines.say("start", f"starting Spark ({play.master}) and the job", directory=str(play.root))
         if play.no_executor is not None:
             lines.say("executor", f"no executor can be killed: {play.no_executor}")
         play.start()

@@ -7,6 +7,7 @@ counted what the sinks show, and only then does no newer checkpoint change what 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,16 +34,28 @@ class Kill:
     """What sinks had shown up to."""
 
 
-def kill_slot(play: Supervisor, slot: int) -> Kill:
+def kill_slot(
+    play: Supervisor, slot: int, wanted: Callable[[Prediction], object] = lambda prediction: True
+) -> Kill:
     """Kill a slot with everything counted before; returns when the next attempt runs.
 
-    The other slots are killed too, when the driver has noticed: they are cut off by then and only
-    stand there.
+    It is killed when the prediction is one that is `wanted`. The other slots are killed too, when
+    the driver has noticed: they are cut off by then and only stand there.
     """
     victim, pids, attempt = play.slot_pid(slot), play.now.pids, play.now.attempt
-    processes.freeze(pids)
+
+    def standing_still() -> Prediction | None:
+        if not wanted(play.predict()):
+            return None
+        processes.freeze(pids)
+        found = _settled_prediction(play)
+        if not wanted(found):  # a checkpoint was complete at the last moment
+            processes.thaw(pids)
+            return None
+        return found
+
     try:
-        prediction = _settled_prediction(play)
+        prediction = play.following.wait("there is something to predict", standing_still)
         reached, doubled = play.reached(), play.naive_doubled()
         processes.kill_all([victim])
         _await_failed(play, attempt)

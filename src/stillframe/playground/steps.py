@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from stillframe.playground import breaking
-from stillframe.playground.breaking import Kill
 from stillframe.playground.checkpoints import JOB, NEWEST, savepoint_at
 from stillframe.playground.scoreboard import Score, surplus
 from stillframe.playground.supervisor import Supervisor
@@ -20,7 +19,6 @@ SLOW = {"source": 0, "target": 1, "seconds": 3.0}
 _FREEZE_SECONDS = 10.0
 _INSPECT_SECONDS_MAX = 60.0
 _POISON_AHEAD = 3 * RECORDS_PER_SECOND
-_TRIES_MAX = 5
 
 
 def look(play: Supervisor) -> Result:
@@ -46,7 +44,7 @@ def kill_a_slot(play: Supervisor) -> Result:
 
 def two_phase_commit_off(play: Supervisor) -> Result:
     pid, slots = play.slot_pid(1), _all(play)
-    kill = breaking.kill_slot(play, 1)
+    kill = breaking.kill_slot(play, 1, lambda prediction: prediction.naive)
     score = _passed(play, kill.reached)
     doubled = score.naive.doubled - kill.naive_doubled
     return Result(
@@ -114,7 +112,11 @@ def not_aligned(play: Supervisor) -> Result:
         play.settings = play.with_settings(mode="at-least-once")
         play.start_job()
         pid = play.slot_pid(1)
-        kill = _kill_with_surplus(play)
+        play.set_faults(delay=SLOW)
+        play.checkpoint()
+        # When the newest checkpoint holds records that its positions do not.
+        kill = breaking.kill_slot(play, 1, lambda prediction: prediction.counts)
+        play.set_faults(delay=None)
         # Behind the barrier of a savepoint that stops the job nothing is counted any more: its
         # state has no surplus but the one it was restored with.
         after = savepoint_at(play.stop())
@@ -261,18 +263,6 @@ STEPS = (
 def poison_ahead(play: Supervisor) -> int:
     """The number of a click that comes in some seconds."""
     return max(play.reached().values()) * PARTITIONS + _POISON_AHEAD
-
-
-def _kill_with_surplus(play: Supervisor) -> Kill:
-    """Kill a slot when the newest checkpoint holds records that its positions do not."""
-    play.set_faults(delay=SLOW)
-    for _ in range(_TRIES_MAX):
-        play.checkpoint()
-        if play.predict().counts:
-            break
-    kill = breaking.kill_slot(play, 1)
-    play.set_faults(delay=None)
-    return kill
 
 
 def _passed(play: Supervisor, reached: Positions) -> Score:
