@@ -47,7 +47,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowingDriver]:
 @pytest.fixture(scope="module")
 def query(driver: FlowingDriver) -> Query:
     """A job that takes a checkpoint each second, and has taken three."""
-    started = driver.start(JOB, checkpointInterval="1 s", checkpointsRetained="5")
+    started = driver.start(JOB, checkpointInterval="1 s", checkpointsRetained="100")
     wait_until(lambda: (started.summary.last_checkpoint or 0) >= 3)
     return started
 

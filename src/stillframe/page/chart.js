@@ -26,19 +26,24 @@ export function Timeline({ series, open }) {
   const scheme = useColours();
   const key = JSON.stringify(series);
   useEffect(() => {
-    if (!place.current || series.id.length === 0) return undefined;
+    const element = place.current;
+    if (series.id.length === 0) return undefined;
     const shown = thinned(series);
-    const colour = (name) => getComputedStyle(place.current).getPropertyValue(name).trim();
+    const colour = (name) => {
+      // As a property it is not yet one of two; as the colour of something it is.
+      element.style.color = `var(${name})`;
+      return getComputedStyle(element).color;
+    };
     const sums = PHASES.map(() => []);
     for (const at of shown) {
       let sum = 0;
       PHASES.forEach((name, phase) => { sum += series[name][at] ?? 0; sums[phase].push(sum); });
     }
-    const failed = shown.map((at, place_) => (series.status[at] === 'f' ? Math.max(sums.at(-1)[place_], 1) : null));
+    const failed = shown.map((at, n) => (series.status[at] === 'f' ? Math.max(sums.at(-1)[n], 1) : null));
     const bars = uPlot.paths.bars({ size: [0.78, 28], gap: 0 });
     const axis = { stroke: colour('--muted'), grid: { stroke: colour('--line'), width: 1 }, ticks: { show: false }, font: '12px sans-serif' };
     const chart = new uPlot({
-      width: place.current.clientWidth, height: 180, legend: { show: false },
+      width: element.clientWidth, height: 180, legend: { show: false },
       cursor: { y: false, drag: { x: true, y: false } },
       scales: { x: { time: false, range: (_, low, high) => [Math.min(low, high - 12) - 0.6, high + 0.6] }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.15] } },
       axes: [
@@ -57,13 +62,13 @@ export function Timeline({ series, open }) {
           });
         }],
       },
-    }, [shown.map((_, n) => n), ...[...sums].reverse(), failed], place.current);
+    }, [shown.map((_, n) => n), ...[...sums].reverse(), failed], element);
     chart.over.addEventListener('click', () => {
       const at = shown[chart.cursor.idx];
       if (at !== undefined && chart.select.width === 0) open(series.id[at]);
     });
-    const wide = new ResizeObserver(() => chart.setSize({ width: place.current.clientWidth, height: 180 }));
-    wide.observe(place.current);
+    const wide = new ResizeObserver(() => chart.setSize({ width: element.clientWidth, height: 180 }));
+    wide.observe(element);
     return () => { wide.disconnect(); chart.destroy(); };
   }, [key, scheme]);
   return html`<div class="chart" ref=${place} role="img" aria-label=${t('timeline.about')}></div>`;

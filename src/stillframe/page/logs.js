@@ -35,7 +35,7 @@ export function Logs({ name, query }) {
       <caption class="hidden">${t('view.logs')}</caption>
       <thead><tr><th scope="col">${t('when')}</th><th scope="col">${t('level')}</th><th scope="col">${t('who')}</th><th scope="col" class="number">${t('attempt')}</th><th scope="col" class="number">${t('kind.checkpoint')}</th><th scope="col">${t('text')}</th></tr></thead>
       <tbody>${lines.map((line) => html`<tr key=${line.number} class=${`level-${line.level}`}><td title=${moment(line.at)}>${time(line.at)}</td>
-        <td>${line.level}</td><td>${line.slot === null ? t('driver') : t('slot.number', { slot: line.slot })}</td><td class="number">${line.attempt ?? UNKNOWN}</td>
+        <td lang="en">${line.level}</td><td>${line.slot === null ? t('driver') : t('slot.number', { slot: line.slot })}</td><td class="number">${line.attempt ?? UNKNOWN}</td>
         <td class="number">${line.checkpoint ?? UNKNOWN}</td><td class="log-text" lang="en">${line.text}</td></tr>`)}</tbody></table><span ref=${end}></span></div>`}
     <p class="muted">${t('logs.where')}</p></section>`;
 }

@@ -41,13 +41,14 @@ function Lookup({ name, query, kept }) {
     event.preventDefault();
     if (chosen) go(link(name, 'state', '', { checkpoint: form.checkpoint, uid: chosen.uid, state: chosen.state, key: form.key }));
   };
-  return html`<section class="panel"><h2>${t('lookup')}</h2>${there.error ? html`<${Problem} error=${there.error} />` : html`<form class="filters" onSubmit=${look} id="lookup">
+  return html`<section class="panel"><h2>${t('lookup')}</h2><form class="filters" onSubmit=${look} id="lookup">
     <label>${t('kind.checkpoint')} <select value=${form.checkpoint} onChange=${set('checkpoint')}><option value="">${t('newest')}</option>
       ${kept.map((each) => html`<option value=${each.id}>#${each.id}</option>`)}</select></label>
     <label>${t('state.name')} <select value=${chosen ? nameOf(chosen) : ''} onChange=${set('of')}>${states.map((each) => html`<option value=${nameOf(each)}>
       ${`${each.uid} · ${each.state} (${t('lookup.size', { rows: count(each.rows), bytes: bytes(each.bytes) })})`}</option>`)}</select></label>
     <label>${t('key')} <input value=${form.key} onInput=${set('key')} placeholder=${t('lookup.first')} /></label>
-    <button type="submit" disabled=${!chosen}>${t('lookup.go')}</button></form>`}
+    <button type="submit" disabled=${!chosen}>${t('lookup.go')}</button></form>
+    ${there.error && html`<${Problem} error=${there.error} />`}
     ${there.data && states.length === 0 && html`<${Empty}>${t('state.empty')}<//>`}
     ${asked && (error ? html`<${Problem} error=${error} />` : !data ? html`<${Loading} />` : html`
       <p class="muted" data-found>${t('lookup.found', { checkpoint: data.checkpoint, uid: data.uid, state: data.state, rows: count(data.rows.length) })}
