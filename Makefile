@@ -83,6 +83,7 @@ soak: $(VENV)/project
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
 	  tests/scenarios/test_hdfs.py tests/spark/soak_bucket_on_a_cluster.py $(ARGS)
+	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 -m soak $(ARGS)
 	@STILLFRAME_KILLS=20 $(BIN)/python -m pytest -n 0 -k kills tests/scenarios/test_databases.py \
 	  tests/scenarios/test_kafka.py tests/spark/soak_kafka_on_a_cluster.py $(ARGS)
 	@STILLFRAME_BATCHES=100000 $(BIN)/python -m pytest -n 0 --timeout 3600 -k leave_nothing_behind \

@@ -52,11 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take one file after the other: short ones come last, so that none waits long for
-    another's last file. A run in one process keeps its order.
+    another's last file. A run in one process keeps its order. Long stories wait for `make soak`.
 
     Workers know a test by its id, and of several with the same one they run the first alone. Those
     that schemathesis makes, one for each route, differ in their names only.
     """
+    if "STILLFRAME_SOAK" not in os.environ:
+        long = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items:
         if not item.nodeid.endswith(item.name):
             item._id = NodeId.parse(f"{item.nodeid.rpartition('::')[0]}::{item.name}")

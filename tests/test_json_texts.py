@@ -14,6 +14,7 @@ import pytest
 from stillframe.api.ddl import schema_of_ddl
 from stillframe.json_texts import columns
 from stillframe.json_texts.columns import ColumnReader, Parsed, Texts
+from stillframe.json_texts.flat import FlatReader
 from stillframe.json_texts.rows import RowReader
 from stillframe.json_texts.rules import JsonRules
 
@@ -220,12 +221,56 @@ def test_the_quick_way_reads_what_the_exact_way_reads(
         schema, texts = schema_of_ddl(declared), Texts.lines(block)
         quick = ColumnReader(schema, rules).read(texts)
         monkeypatch.setattr(columns, "_sure_runs", lambda texts, places: [])
+        monkeypatch.setattr(columns, "is_flat", lambda schema: False)
         exact = ColumnReader(schema, rules).read(texts)
         monkeypatch.undo()
 
         quick.batch.validate(full=True)
         assert quick.batch.schema == exact.batch.schema == schema
         assert comparable(quick) == comparable(exact), f"seed {seed}, {declared}"
+
+
+FLAT = "c0 string, c1 long, c2 int, c3 double, c4 boolean"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_flat_records_are_read_as_the_exact_way_reads_them(seed: int) -> None:
+    """One by one, so that what is refused hides nothing else."""
+    random = Random(seed)
+    schema = schema_of_ddl(FLAT)
+    flat, exact, taken = FlatReader(schema), RowReader(schema, JsonRules()), 0
+    values = [*STRINGS, *NUMBERS, b"[1,{}]", b'{"c1":"\\q"}', b"01", b"1.", b".5", b"tru", b"1_0"]
+    fitting = [b'"x"', b"7", b"-8", b"1.5", b"true"]
+    for _ in range(2000):
+        members = [
+            b'"%s":%s' % (name, random.choice(values) if random.random() < 0.3 else fits)
+            for name, fits in zip((b"c0", b"\\u00631", b"c2", b"c3", b"c4"), fitting, strict=True)
+        ]
+        members += [
+            b'"%s":%s' % (random.choice([b"c1", b"z"]), random.choice(values))
+            for _ in range(random.randrange(3))
+        ]
+        random.shuffle(members)
+        text = b"{%s}" % b", ".join(members)
+        text = mutated(text, random) if random.random() < 0.3 else text
+        found = flat.read(memoryview(text)) if columns.is_utf8(text) and len(text) < 1000 else None
+        if found is None:
+            continue
+        taken += 1
+        read = exact.read(text)
+        assert read.why_malformed is None, text
+        assert [[repr(each) for each in row] for row in read.rows] == [
+            [repr(column[at].as_py()) for column in found.columns]
+            for at in range(found.num_rows)
+        ], text  # fmt: skip
+    assert taken > 100
+
+
+def test_what_is_not_flat_or_not_utf8_or_two_objects_in_a_text_is_read_the_other_way() -> None:
+    texts = [b'{"c0":"\xff"}', b'{"c0":"a"}\n{"c0":"b"}', b'{"c0":1}', b'{"c0":"c"}']
+    parsed = ColumnReader(schema_of_ddl("c0 string"), JsonRules()).read(Texts.of(texts))
+    assert parsed.batch.column("c0").to_pylist() == [None, "a", "1", "c"]
+    assert list(parsed.malformed) == [0]
 
 
 def test_most_lines_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:

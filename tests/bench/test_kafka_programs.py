@@ -14,6 +14,7 @@ from stillframe.testing.kafka_node import VERSION
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_the_programs_of_kafka_read_and_write_every_record(tmp_path):

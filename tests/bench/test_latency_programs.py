@@ -34,6 +34,7 @@ def result_of(program: str, directory: Path, **params) -> dict:
     return json.loads(answer)
 
 
+@pytest.mark.soak
 def test_the_latency_program_measures_each_record_behind_the_count(tmp_path):
     result = result_of("stillframe_latency", tmp_path, workload="latency", rate=1000, keys=10)
 
@@ -44,7 +45,7 @@ def test_the_latency_program_measures_each_record_behind_the_count(tmp_path):
     assert result["checkpoints"]["completed"] > 1
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.soak)])
 def test_the_recovery_program_kills_a_slot_and_tells_when_the_output_was_right_again(
     tmp_path, backend
 ):

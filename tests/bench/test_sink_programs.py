@@ -8,6 +8,7 @@ from tiny_trials import check_every_record, run_once, tiny
 pytestmark = [pytest.mark.database, pytest.mark.s3, pytest.mark.slow]
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_the_programs_of_sinks_write_every_record(tmp_path):

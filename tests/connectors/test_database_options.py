@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -13,7 +15,7 @@ from stillframe.connectors.database_sink import (
     mysql_from_options,
     postgres_from_options,
 )
-from stillframe.connectors.database_target import chunks, newest_of
+from stillframe.connectors.database_target import chunks, newest_of, one_ahead
 from stillframe.errors import BuildError
 from stillframe.options import Options
 
@@ -130,6 +132,34 @@ def test_small_batches_are_loaded_together_and_large_ones_in_pieces():
     assert max(each.num_rows for each in found) <= 35
     assert len(found) <= 8
     assert [n for each in found for n in each.column("n").to_pylist()] == list(range(200))
+
+
+def test_while_one_chunk_is_taken_the_next_is_made_and_no_other():
+    made = [threading.Event() for _ in range(4)]
+
+    def chunks_made():
+        for each in made:
+            each.set()
+            yield each
+
+    with ThreadPoolExecutor(1) as pool:
+        taken = one_ahead(chunks_made(), pool)
+        assert next(taken) is made[0]
+        assert made[1].wait(60)
+        assert not made[2].is_set()
+        assert list(taken) == made[1:]
+
+
+def test_what_fails_while_a_chunk_is_made_is_told_to_who_takes_it():
+    def broken():
+        yield "first"
+        raise OSError("the staged file is torn")
+
+    with ThreadPoolExecutor(1) as pool:
+        taken = one_ahead(broken(), pool)
+        assert next(taken) == "first"
+        with pytest.raises(OSError, match="torn"):
+            next(taken)
 
 
 def test_of_each_key_the_newest_row_stays_in_its_order():

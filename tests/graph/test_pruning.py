@@ -58,16 +58,16 @@ def columns_of(*ends):
 
 
 def read_of(*ends):
+    [operator] = [each for each in operators_of(*ends) if isinstance(each, Read)]
+    return operator
+
+
+def operators_of(*ends):
     sinks = [
         Node(Write(DiscardSink()), end.schema, (end,), given_uid=f"sink-{i}")
         for i, end in enumerate(ends)
     ]
-    [operator] = [
-        planned.operator
-        for _, planned in build_plan("job", sinks, 2).operators()
-        if isinstance(planned.operator, Read)
-    ]
-    return operator
+    return [planned.operator for _, planned in build_plan("job", sinks, 2).operators()]
 
 
 def twice(value):
@@ -162,3 +162,54 @@ def test_who_reads_late_records_gets_their_keys_as_they_came():
     late = Node(Late(), CLICKS.schema, (counts,))
 
     assert read_of(counts, projected(late, USER)).grouped_by == ()
+
+
+# --- Fields of JSON ------------------------------------------------------------------------------
+
+VIEW = pa.struct([("app", pa.string()), ("user", pa.int64()), ("url", pa.string())])
+
+
+def parsed(upstream):
+    rules = Literal(pa.scalar("{}"))
+    return projected(upstream, Call("from_json", (APP, rules), VIEW), USER)
+
+
+def field(place, of="0"):
+    ordinal = Literal(pa.scalar(place, pa.int32()))
+    return Call("struct_field", (Column(of, VIEW), ordinal), VIEW.field(place).type)
+
+
+def fields_told(*ends):
+    """What `from_json` is told of who looks at it; None: nothing, so all of it is made."""
+    [call] = [
+        column.expression
+        for operator in operators_of(*ends)
+        if isinstance(operator, Project)
+        for column in operator.columns
+        if isinstance(column.expression, Call) and column.expression.function == "from_json"
+    ]
+    return call.arguments[2].value.as_py() if len(call.arguments) == 3 else None
+
+
+def test_from_json_makes_the_fields_that_somebody_looks_at():
+    assert fields_told(projected(parsed(read()), field(0), USER)) == [0]
+    view = parsed(read())
+    assert fields_told(projected(view, field(2)), projected(view, field(0))) == [0, 2]
+    kept_rows = kept(view, field(1), field(1))
+    assert fields_told(projected(kept_rows, field(0))) == [0, 1]
+    passed_on = projected(view, Column("0", VIEW), Column("1", pa.int64()))
+    assert fields_told(projected(passed_on, field(2))) == [2]
+    assert fields_told(projected(view, Column("1", pa.int64()))) == []
+
+
+def test_from_json_makes_all_fields_for_who_looks_at_the_struct():
+    view = parsed(read())
+    whole = Column("0", VIEW)
+    assert fields_told(view) is None, "the sink writes it"
+    assert fields_told(projected(view, field(0)), view) is None
+    is_null = Call("is_null", (whole,), pa.bool_())
+    assert fields_told(projected(view, field(0), is_null)) is None
+    assert fields_told(projected(Node(Filter(is_null), view.schema, (view,)), field(0))) is None
+    function = Node(MapInArrow(lambda batches: batches, "f"), view.schema, (view,))
+    assert fields_told(projected(function, field(0))) is None
+    assert fields_told(projected(counted(view, ("0",)), field(0))) is None

@@ -73,6 +73,7 @@ def packed_environment(place: Path) -> Path:
     return archive
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_an_environment_that_is_shipped_as_an_archive_is_what_executors_run(
     cluster: Cluster, tmp_path: Path

@@ -477,9 +477,10 @@ FROM_JSON_TEXTS = [
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 def test_from_json_gives_what_spark_gives(spark: SparkSession, zone: str) -> None:
-    from pyspark.sql.functions import col, from_json
+    from pyspark.sql import functions as F
 
     from stillframe.runtime.expressions import project
+    from stillframe.runtime.from_json import from_json
     from stillframe.spark.expressions import projection_of
     from stillframe.spark.types import empty_frame, from_arrow_schema, to_arrow_schema
 
@@ -487,12 +488,13 @@ def test_from_json_gives_what_spark_gives(spark: SparkSession, zone: str) -> Non
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
         schema = pa.schema([("text", pa.string())])
-        column = from_json(col("text"), FROM_JSON).alias("read")
+        asked = F.from_json("text", FROM_JSON).alias("read")
         rows = [(text,) for text in FROM_JSON_TEXTS]
-        truth = spark.createDataFrame(rows, from_arrow_schema(schema)).select(column).toArrow()
-        frame = empty_frame(spark, schema).select(column)
+        truth = spark.createDataFrame(rows, from_arrow_schema(schema)).select(asked).toArrow()
+        frame = empty_frame(spark, schema).select(asked)
         batch = pa.record_batch([pa.array(FROM_JSON_TEXTS)], schema=schema)
-        made = project(projection_of(frame), batch, to_arrow_schema(frame.schema))
+        [column] = projection_of(frame)
+        made = project([column], batch, to_arrow_schema(frame.schema))
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(before))
 
@@ -504,3 +506,9 @@ def test_from_json_gives_what_spark_gives(spark: SparkSession, zone: str) -> Non
         if ours != theirs
     ]
     assert not differing, differing
+
+    call, texts = column.expression, batch.column("text")
+    for place, each in enumerate(call.type):  # for somebody who looks at this field alone
+        alone = from_json(call.type, texts, call.arguments[1].value, pa.scalar([place]))
+        whole = [read and read[each.name] for read in found]
+        assert [read and read[each.name] for read in alone.to_pylist()] == whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from stillframe.bench.trials import P99, RATE, Benchmark, More, Target, faster, trial_of
 
 _KAFKA_RECORDS = 6_000_000
-_DATABASE_RECORDS = {"postgres": 6_000_000, "mysql": 2_000_000}
-_S3_RECORDS = 12_000_000
+_DATABASE_RECORDS = {"postgres": 12_000_000, "mysql": 2_000_000}
+_S3_RECORDS = 36_000_000
 
 GROUPS = {
     "kafka": ("kafka-counts", "kafka-values", "kafka-sink", "kafka-latency"),

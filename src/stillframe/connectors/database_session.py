@@ -86,7 +86,7 @@ class FoundTable:
 
 
 class Session(ABC):
-    """Used by one thread. Every method may raise what rule 2 says."""
+    """Used by one thread, but for `loading`. Every method may raise what rule 2 says."""
 
     product: ClassVar[str]
     quote: ClassVar[str]
@@ -131,8 +131,9 @@ class Session(ABC):
         """A row for this writer, if there is none; waits for one who is about to add it."""
 
     @abstractmethod
-    def load(self, rows: pa.RecordBatch) -> None:
-        """Add these."""
+    def loading(self, rows: pa.RecordBatch) -> Callable[[], None]:
+        """Adds these when it is called. Until then the database hears nothing of them: what takes
+        time is done now, in whichever thread asks."""
 
     @abstractmethod
     def merge(self, rows: pa.RecordBatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +23,19 @@ _PLACE = "__place"
 Refuse = Callable[[pa.RecordBatch, str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows, and what puts them into the table, in this order."""
+
+    rows: pa.RecordBatch
+    steps: Sequence[Callable[[], None]]
+
+
 class DatabaseTarget(Target):
-    """A session for each part. What a database refuses is found by halving, and left out."""
+    """A session for each part. What a database refuses is found by halving, and left out.
+
+    While the database takes one chunk, a thread makes the next one ready.
+    """
 
     def __init__(self, table: Table, open_session: Callable[[], Session]) -> None:
         self._table = table
@@ -37,39 +51,50 @@ class DatabaseTarget(Target):
     def write(self, mark: Mark, rows: Iterator[pa.RecordBatch], refuse: Refuse) -> None:
         session, refusals = self._session, _Refusals()
         assert session is not None, "begin comes first"
-        for chunk in chunks(rows, _CHUNK_ROWS_MAX, session.chunk_bytes_max):
-            self._take(session, chunk, refusals)
+        ready = (
+            self._ready(session, each)
+            for each in chunks(rows, _CHUNK_ROWS_MAX, session.chunk_bytes_max)
+        )
+        with ThreadPoolExecutor(1, "stillframe-encoding") as pool:
+            for chunk in one_ahead(ready, pool):
+                self._take(session, chunk, refusals)
         refusals.tell(refuse)
         session.commit(str(mark.writer), mark.checkpoint_id)
         self.close()
 
-    def _take(self, session: Session, chunk: pa.RecordBatch, refusals: _Refusals) -> None:
+    def _take(self, session: Session, whole: _Chunk, refusals: _Refusals) -> None:
         """What is refused as a whole is tried in halves, in order, down to the rows."""
-        waiting = [chunk]
+        waiting = [whole]
         while waiting:
-            rows = waiting.pop()
+            chunk = waiting.pop()
             try:
                 with session.undone_if_refused():
-                    self._apply(session, rows)
+                    for step in chunk.steps:
+                        step()
             except Refused as error:
+                rows = chunk.rows
                 if rows.num_rows == 1:
                     refusals.add(rows, error)
                 else:
                     half = rows.num_rows // 2
-                    waiting += [rows.slice(half), rows.slice(0, half)]
+                    halves = rows.slice(half), rows.slice(0, half)
+                    waiting += [self._ready(session, each) for each in halves]
 
-    def _apply(self, session: Session, rows: pa.RecordBatch) -> None:
+    def _ready(self, session: Session, rows: pa.RecordBatch) -> _Chunk:
+        """Without a word to the database."""
         table = self._table
         if not table.keys:
-            return session.load(rows)
+            return _Chunk(rows, [session.loading(rows)])
+        steps = []
         newest = newest_of(rows, table.keys)
         if table.delete_column is not None:
             goes = pc.fill_null(newest.column(table.delete_column), False)
             gone, newest = newest.filter(goes), newest.filter(pc.invert(goes))
             if gone.num_rows:
-                session.delete(gone.select(list(table.keys)))
+                steps.append(partial(session.delete, gone.select(list(table.keys))))
         if newest.num_rows:
-            session.merge(newest.select(table.columns.names))
+            steps.append(partial(session.merge, newest.select(table.columns.names)))
+        return _Chunk(rows, steps)
 
     def forget(self, writer: Writer) -> None:
         with closing(self._open_session()) as session:
@@ -104,6 +129,14 @@ class _Refusals:
         for code, rows in self._rows.items():
             first = f" (that is the first of {len(rows)} such rows)" if len(rows) > 1 else ""
             refuse(joined(rows), self._reasons[code] + first)
+
+
+def one_ahead(items: Iterator[_Chunk], pool: Executor) -> Iterator[_Chunk]:
+    """The same, of which the next one is made while this one is used."""
+    coming = pool.submit(next, items, None)
+    while (item := coming.result()) is not None:
+        coming = pool.submit(next, items, None)
+        yield item
 
 
 def chunks(

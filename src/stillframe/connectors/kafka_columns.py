@@ -12,7 +12,13 @@ import pyarrow as pa
 from stillframe.connectors.avro_values import AvroFormat, AvroReader
 from stillframe.errors import BuildError, DataError
 from stillframe.json_texts.columns import Texts
-from stillframe.json_texts.records import Malformed, RecordReader, nullable, refuse_unreadable
+from stillframe.json_texts.records import (
+    Malformed,
+    RecordReader,
+    columns_to_read,
+    nullable,
+    refuse_unreadable,
+)
 from stillframe.json_texts.rules import JsonRules
 
 ValueFormat = Literal["binary", "string", "json", "avro"]
@@ -87,17 +93,9 @@ class Columns:
         self._avro = None if shape.avro is None else AvroReader(shape.avro)
         self._fails_on_malformed = shape.avro is not None and shape.avro.fails_on_malformed
         if shape.declared is not None and shape.avro is None:
-            self._json = RecordReader(self._parsed(shape, shape.declared), shape.rules)
+            read = columns_to_read(shape.declared, shape.rules, self._of_values)
+            self._json = RecordReader(nullable(read), shape.rules)
         self.records_malformed = 0
-
-    def _parsed(self, shape: Shape, declared: pa.Schema) -> pa.Schema:
-        """What has to be read of the texts. Where a malformed value is null and nothing else, that
-        is what the job reads, and one column for how many rows there are."""
-        corrupt = shape.rules.corrupt_column
-        if shape.rules.mode != "PERMISSIVE" or corrupt in declared.names:
-            return nullable(declared)
-        read = self._of_values or declared.names[:1]
-        return nullable(pa.schema([declared.field(name) for name in read]))
 
     def batch(self, topic: str, partition: int, messages: Sequence[Any]) -> pa.RecordBatch:
         """Of messages of one partition, none of which is an error."""

@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -250,9 +251,14 @@ class MysqlSession(Session):
 
     # --- Rows ---
 
-    def load(self, rows: pa.RecordBatch) -> None:
+    def loading(self, rows: pa.RecordBatch) -> Callable[[], None]:
+        # Whether the server takes files is asked when the first rows are loaded, not here.
+        made = as_lines(rows) if self._server_takes_files else None
+        return partial(self._load, rows, made)
+
+    def _load(self, rows: pa.RecordBatch, made: memoryview | None) -> None:
         if rows.num_rows > 1 and self._loads_files(rows.schema):
-            self._load_file(rows)
+            self._load_file(rows, made or as_lines(rows))
         else:
             self._insert(rows, b"")
 
@@ -267,12 +273,12 @@ class MysqlSession(Session):
             self._server_takes_files = self.execute("select @@local_infile") == [(1,)]
         return self._server_takes_files
 
-    def _load_file(self, rows: pa.RecordBatch) -> None:
+    def _load_file(self, rows: pa.RecordBatch, lines: memoryview) -> None:
         """Out of memory, by the name that it has as an open file of this process."""
         file = os.memfd_create("stillframe")
         try:
             with open(file, "wb", closefd=False) as written:
-                written.write(as_lines(rows))
+                written.write(lines)
             os.lseek(file, 0, os.SEEK_SET)
             name = f"/proc/self/fd/{file}"
             self._connection.file = name

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import psycopg
@@ -171,8 +172,8 @@ class PostgresSession(Session):
 
     # --- Rows ---
 
-    def load(self, rows: pa.RecordBatch) -> None:
-        self._copy(self.named(self.table.name), rows)
+    def loading(self, rows: pa.RecordBatch) -> Callable[[], None]:
+        return partial(self._copy, self.named(self.table.name), rows.schema.names, as_csv(rows))
 
     def merge(self, rows: pa.RecordBatch) -> None:
         names, keys = rows.schema.names, self.table.keys
@@ -203,16 +204,16 @@ class PostgresSession(Session):
             f"create temporary table {self.named(_STAGE.name)} on commit drop as"
             f" select {columns} from {self.named(self.table.name)} with no data"
         )
-        self._copy(stage, rows)
+        self._copy(stage, rows.schema.names, as_csv(rows))
 
-    def _copy(self, table: str, rows: pa.RecordBatch) -> None:
-        statement = f"copy {table} ({self.listed(rows.schema.names)}) from stdin (format csv)"
+    def _copy(self, table: str, columns: Sequence[str], text: pa.Buffer) -> None:
+        statement = f"copy {table} ({self.listed(columns)}) from stdin (format csv)"
         with (
             self.understanding(),
             self._connection.cursor() as cursor,
             cursor.copy(statement) as copy,
         ):
-            copy.write(memoryview(as_csv(rows)))
+            copy.write(memoryview(text))
 
 
 _COLUMNS = """

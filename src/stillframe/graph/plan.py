@@ -38,6 +38,7 @@ from stillframe.graph.logical import (
     Operator,
     Process,
     ProcessStream,
+    Project,
     Read,
     Transform,
     Union,
@@ -58,7 +59,7 @@ from stillframe.graph.places import (
     told_apart,
     traits_of,
 )
-from stillframe.graph.pruning import columns_grouped_by, columns_read
+from stillframe.graph.pruning import columns_grouped_by, columns_read, with_fields_read
 from stillframe.ids import OperatorUid, SubtaskIndex
 
 
@@ -426,8 +427,10 @@ class _Planner:
         return Task(index, name, operators, self._parallelism[id(head)], input_edges)
 
     def _operator(self, node: Node) -> Operator:
+        nodes = self._all_nodes
+        if isinstance(node.operator, Project):
+            return with_fields_read(node, node.operator, nodes)
         if isinstance(node.operator, Read):
-            nodes = self._all_nodes
             columns, grouped_by = columns_read(node, nodes), columns_grouped_by(node, nodes)
             return Read(node.operator.source, columns, grouped_by)
         return node.operator

@@ -1,4 +1,4 @@
-"""Which columns of a source a job reads, and which of them it only groups by.
+"""Which columns of a source a job reads, and which of them it only groups by; which fields of JSON.
 
 The others need not be fetched or made; those it groups by need not be written out for each record.
 """
@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from stillframe.graph.expressions import Column, Expression, all_parts
+import pyarrow as pa
+
+from stillframe.graph.expressions import (
+    Call,
+    Column,
+    Expression,
+    Literal,
+    Named,
+    all_parts,
+    parts_of,
+)
 from stillframe.graph.logical import (
     Aggregate,
     DropDuplicates,
@@ -38,6 +48,76 @@ def columns_grouped_by(source: Node, nodes: Sequence[Node]) -> tuple[str, ...]:
     wanted = _wanted_of(source, nodes)
     looked_at = _wanted_of(source, nodes, with_keys=False)
     return tuple(name for name in source.schema.names if name in wanted - looked_at)
+
+
+def with_fields_read(node: Node, project: Project, nodes: Sequence[Node]) -> Project:
+    """The node's projection, in which each `from_json` knows which fields of its struct some
+    operator looks at."""
+    return Project(
+        tuple(
+            Named(column.name, _telling_fields(column, node, nodes)) for column in project.columns
+        )
+    )
+
+
+def _telling_fields(column: Named, node: Node, nodes: Sequence[Node]) -> Expression:
+    made = column.expression
+    if not isinstance(made, Call) or made.function != "from_json":
+        return made
+    fields = _fields_read(node, column.name, nodes)
+    if fields is None:
+        return made
+    told = Literal(pa.scalar(sorted(fields), pa.list_(pa.int32())))
+    return Call(made.function, (*made.arguments, told), made.type)
+
+
+def _fields_read(node: Node, column: str, nodes: Sequence[Node]) -> set[int] | None:
+    """Those of a struct that this node emits, by their places; None: it is needed as a whole."""
+    read: set[int] = set()
+    for reader in nodes:
+        if any(upstream is node for upstream in reader.inputs):
+            fields = _fields_read_by(reader, node, column, nodes)
+            if fields is None:
+                return None
+            read |= fields
+    return read
+
+
+def _fields_read_by(
+    reader: Node, node: Node, column: str, nodes: Sequence[Node]
+) -> set[int] | None:
+    match reader.operator:
+        case Project(columns):
+            found = [
+                _fields_read(reader, each.name, nodes)
+                if _is_column(each.expression, column)
+                else _fields_in(each.expression, column)
+                for each in columns
+            ]
+        case Filter(condition):
+            found = [_fields_in(condition, column), _fields_read(reader, column, nodes)]
+        case WithWatermark(time) if time != column:
+            found = [_fields_read(reader, column, nodes)]
+        case _:
+            found = [None] if column in _wanted_by(reader, node, nodes, True) else []
+    return None if None in found else {field for each in found for field in each or ()}
+
+
+def _fields_in(expression: Expression, column: str) -> set[int] | None:
+    fields: set[int] = set()
+    if _is_column(expression, column):
+        return None
+    for part in all_parts(expression):
+        if any(_is_column(each, column) for each in parts_of(part)):
+            if not isinstance(part, Call) or part.function != "struct_field":
+                return None
+            (place,) = (each for each in part.arguments if isinstance(each, Literal))
+            fields.add(place.value.as_py())
+    return fields
+
+
+def _is_column(expression: Expression, name: str) -> bool:
+    return isinstance(expression, Column) and expression.name == name
 
 
 def _wanted_of(node: Node, nodes: Sequence[Node], *, with_keys: bool = True) -> set[str]:

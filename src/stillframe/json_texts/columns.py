@@ -1,8 +1,9 @@
-"""Texts as columns: Arrow's reader for what it surely reads as Spark does, `rows` for the rest.
+"""Texts as columns: quick readers for what they surely read as Spark does, `rows` for the rest.
 
 Theory of operation
 -------------------
-Arrow's reader takes a hundred times as many texts in a second as one could in Python, but it is
+Flat records go to `flat`, all or none. For the others, and where it refuses a text, there is
+Arrow's reader. It takes a hundred times as many texts in a second as one could in Python, but it is
 another parser, and one that some texts crash. So it gets only texts that are whole objects, as far
 as their first and last byte tell: since no `}` is followed by a `{` within JSON, as many records as
 texts means one record in each. Texts in which it would see something else than Jackson are left
@@ -30,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
+from stillframe.json_texts.flat import FlatReader, is_flat
 from stillframe.json_texts.rows import RowReader, TextRows
 from stillframe.json_texts.rules import JsonRules
 from stillframe.json_texts.tokens import DEPTH_MAX, NUMBER_CHARACTERS_MAX
@@ -142,10 +144,14 @@ class ColumnReader:
         self._rows = RowReader(schema, rules)
         self._written = pa.schema([field.with_type(_as_written(field.type)) for field in schema])
         self._is_fast = bool(schema.names) and not any(_has_map(field.type) for field in schema)
+        self._flat = FlatReader(schema) if is_flat(schema) else None
         self._times = TimeColumns(rules.zone)
 
     def read(self, texts: Texts) -> Parsed:
         left = texts.ends > texts.starts
+        flat = self._by_line(texts, np.flatnonzero(left)) if self._flat is not None else None
+        if flat is not None:
+            return Parsed(flat.batch, flat.places, {})
         pieces: list[_Piece] = []
         if self._is_fast:
             for run in _sure_runs(texts, np.flatnonzero(left)):
@@ -157,6 +163,21 @@ class ColumnReader:
             slow, malformed = self._slow(texts, np.flatnonzero(left))
             pieces.append(slow)
         return _merged(pieces, malformed, self._schema)
+
+    # --- flat records
+
+    def _by_line(self, texts: Texts, places: _Places) -> _Piece | None:
+        """All texts at these places, none of which is empty, or nothing."""
+        assert self._flat is not None
+        picked, octets = texts.picked(places), np.frombuffer(texts.data, dtype=np.uint8)
+        if not len(picked) or not is_utf8(texts.data) or not _whole_objects(picked, octets).all():
+            return None
+        if any(True for _ in _too_much_for_jackson(picked, octets)):
+            return None
+        start, end = int(picked.starts[0]), int(picked.ends[-1])
+        batch = self._flat.read(memoryview(texts.data)[start:end])
+        # None of them has no line, so as many lines as texts means one line in each.
+        return _Piece(batch, places) if batch and batch.num_rows == len(places) else None
 
     # --- by Arrow
 
@@ -306,21 +327,34 @@ def _sure_runs(texts: Texts, places: _Places) -> list[_Places]:
     neighbours: between them is nothing but blanks. Of texts at these places, none of them empty."""
     picked = texts.picked(places)
     octets = np.frombuffer(texts.data, dtype=np.uint8)
-    sure = (octets[picked.starts] == ord("{")) & (octets[picked.ends - 1] == ord("}"))
+    sure = _whole_objects(picked, octets)
     for at in _places_of_doubt(texts.data, octets):
         sure[picked.text_around(at)] = False
-    lengths = picked.ends - picked.starts
-    if lengths.max(initial=0) > DEPTH_MAX:
-        for at in _long_numbers(texts.data, octets):
-            sure[picked.text_around(at)] = False
-        for at in np.flatnonzero(lengths > 2 * DEPTH_MAX).tolist():
-            if picked[at].count(b"{") + picked[at].count(b"[") > DEPTH_MAX:
-                sure[at] = False
+    for text in _too_much_for_jackson(picked, octets):
+        sure[text] = False
     if sure.all():
         return [places] if len(places) else []
     cuts = np.flatnonzero(np.diff(sure.astype(np.int8))) + 1
     runs = np.split(places, cuts)
     return [run for run, first in zip(runs, np.split(sure, cuts), strict=True) if first[0]]
+
+
+def _whole_objects(texts: Texts, octets: npt.NDArray[np.uint8]) -> _Mask:
+    """As far as the first and the last byte tell."""
+    whole: _Mask = (octets[texts.starts] == ord("{")) & (octets[texts.ends - 1] == ord("}"))
+    return whole
+
+
+def _too_much_for_jackson(texts: Texts, octets: npt.NDArray[np.uint8]) -> Iterator[int]:
+    """Texts that may be nested too deeply, or have too long a number."""
+    lengths = texts.ends - texts.starts
+    if lengths.max(initial=0) <= DEPTH_MAX:
+        return
+    for at in _long_numbers(texts.data, octets):
+        yield texts.text_around(at)
+    for text in np.flatnonzero(lengths > 2 * DEPTH_MAX).tolist():
+        if texts[text].count(b"{") + texts[text].count(b"[") > DEPTH_MAX:
+            yield text
 
 
 def _places_of_doubt(data: bytes, octets: npt.NDArray[np.uint8]) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,14 @@ class RecordReader:
         columns = parsed.batch.columns
         columns.insert(self._corrupt_at, corrupt)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def columns_to_read(schema: pa.Schema, rules: JsonRules, wanted: Collection[str]) -> pa.Schema:
+    """What has to be read of the texts by somebody who looks at these columns only. Where a
+    malformed value is null and nothing else it is those, and one for how many rows there are."""
+    if rules.mode != "PERMISSIVE" or rules.corrupt_column in schema.names:
+        return schema
+    return pa.schema([each for each in schema if each.name in wanted] or [schema.field(0)])
 
 
 def refuse_unreadable(schema: pa.Schema, rules: JsonRules) -> None:

@@ -10,36 +10,67 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stillframe.json_texts.columns import Texts
-from stillframe.json_texts.records import Malformed, RecordReader, nullable
+from stillframe.json_texts.records import Malformed, RecordReader, columns_to_read, nullable
 from stillframe.json_texts.rules import JsonRules
 
 _SHOWN_CHARACTERS_MAX = 80
 
 
-def from_json(type_: pa.DataType, text: pa.Array, rules: pa.Scalar) -> pa.Array:
+def from_json(
+    type_: pa.DataType, text: pa.Array, rules: pa.Scalar, looked_at: pa.Scalar | None = None
+) -> pa.Array:
     """A struct of each text, as Spark's from_json makes it: null of none, or of one that is blank.
-    An array is malformed, where a file may have one."""
-    bare = pc.utf8_trim_whitespace(text)
-    is_void = pc.fill_null(pc.equal(pc.utf8_length(bare), 0), True)
-    read = pc.if_else(pc.starts_with(bare, "["), "[", pc.if_else(is_void, "{}", text))
-    read = pc.fill_null(read, "{}").cast(pa.binary())
-    lengths = np.asarray(pc.binary_length(read), np.int64)
-    ends = np.cumsum(lengths + 1) - 1
-    whole = pa.ListArray.from_arrays(pa.array([0, len(read)], pa.int32()), read)
-    data = pc.binary_join(whole, b"\n")[0].as_py() if len(read) else b""
+    An array is malformed, where a file may have one.
+
+    `looked_at` are the places of the fields that matter; the others may be null.
+    """
+    texts, is_void = _plain_objects(text), None
+    if texts is None:
+        bare = pc.utf8_trim_whitespace(text)
+        is_void = pc.fill_null(pc.equal(pc.utf8_length(bare), 0), True)
+        read = pc.if_else(pc.starts_with(bare, "["), "[", pc.if_else(is_void, "{}", text))
+        texts = _joined(pc.fill_null(read, "{}"))
+    places = None if looked_at is None else tuple(looked_at.as_py())
     try:
-        records = _json_reader(type_, rules.as_py()).read(Texts(data, ends - lengths, ends))
+        records = _json_reader(type_, rules.as_py(), places).read(texts)
     except Malformed as error:
         begins = text[error.place].as_py()[:_SHOWN_CHARACTERS_MAX]
         raise pa.ArrowInvalid(
             f"from_json cannot read {begins!r} in FAILFAST mode ({error.why}): correct the schema,"
             " or set mode to PERMISSIVE"
         ) from None
-    found = pa.StructArray.from_arrays(records.batch.columns, fields=list(records.batch.schema))
-    assert len(found) == len(text), "every text that is no array is one row"
-    return pc.if_else(is_void, pa.scalar(None, found.type), found)
+    made = records.batch
+    assert made.num_rows == len(text), "every text that is no array is one row"
+    columns = [
+        made.column(each.name) if each.name in made.schema.names else pa.nulls(len(text), each.type)
+        for each in type_
+    ]
+    found = pa.StructArray.from_arrays(columns, fields=list(nullable(pa.schema(list(type_)))))
+    return found if is_void is None else pc.if_else(is_void, pa.scalar(None, found.type), found)
+
+
+def _plain_objects(text: pa.Array) -> Texts | None:
+    """What nearly all columns are: each text begins an object, and none is missing."""
+    if text.null_count or not len(text):
+        return None
+    texts = _joined(text)
+    is_there = bool((texts.ends > texts.starts).all())
+    return texts if is_there and texts.all_begin_with(b"{") else None
+
+
+def _joined(text: pa.Array) -> Texts:
+    """With a line's end behind each, none of which is null."""
+    read = text.cast(pa.binary())
+    lengths = np.asarray(pc.binary_length(read), np.int64)
+    ends = np.cumsum(lengths + 1) - 1
+    whole = pa.ListArray.from_arrays(pa.array([0, len(read)], pa.int32()), read)
+    data = pc.binary_join(whole, b"\n")[0].as_py() if len(read) else b""
+    return Texts(data, ends - lengths, ends)
 
 
 @lru_cache(maxsize=64)
-def _json_reader(type_: pa.DataType, rules: str) -> RecordReader:
-    return RecordReader(nullable(pa.schema(list(type_))), JsonRules(**json.loads(rules)))
+def _json_reader(type_: pa.DataType, rules: str, places: tuple[int, ...] | None) -> RecordReader:
+    given, schema = JsonRules(**json.loads(rules)), nullable(pa.schema(list(type_)))
+    if places is not None:
+        schema = columns_to_read(schema, given, {schema.field(place).name for place in places})
+    return RecordReader(schema, given)

@@ -242,10 +242,12 @@ def _with_pattern(match: Function) -> Function:
     return lambda type_, text, pattern: match(text, pattern.as_py())
 
 
-def _split(type_: pa.DataType, text: pa.Array, pattern: pa.Scalar, limit: pa.Scalar) -> Datum:
-    parts_max = limit.as_py()
-    splits_max = parts_max - 1 if parts_max > 0 else None
-    return pc.split_pattern_regex(text, pattern.as_py(), max_splits=splits_max)
+def _split(split: Function) -> Function:
+    def function(type_: pa.DataType, text: pa.Array, by: pa.Scalar, limit: pa.Scalar) -> Datum:
+        parts_max = limit.as_py()
+        return split(text, by.as_py(), max_splits=parts_max - 1 if parts_max > 0 else None)
+
+    return function
 
 
 def _replace(type_: pa.DataType, text: pa.Array, search: pa.Scalar, by: pa.Scalar) -> Datum:
@@ -390,7 +392,8 @@ FUNCTIONS: dict[str, Function] = {
     "ends_with": _with_pattern(pc.ends_with),
     "contains": _with_pattern(pc.match_substring),
     "matches": _with_pattern(pc.match_substring_regex),
-    "split": _split,
+    "split": _split(pc.split_pattern_regex),
+    "split_by_text": _split(pc.split_pattern),
     "from_json": from_json,
     "replace": _replace,
     "lpad": _pad(pc.utf8_lpad),

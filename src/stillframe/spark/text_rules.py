@@ -117,11 +117,16 @@ def _matching(
     return Call("matches", (text, text_literal(re2)), pa.bool_())
 
 
+_META = set("\\.$|()[]{}^?*+")
+
+
 def _split(translator: Translating, node: JavaObject) -> Expression:
     """By a pattern without choices: where two could match, the libraries might choose otherwise.
     One that matches nothing at all splits between characters in Java only."""
     text, given, limit = translator.children(node)
     pattern, _ = literal_arguments(node, [given, limit])
+    if pattern and not set(pattern) & _META:  # it is what it matches
+        return Call("split_by_text", (text, text_literal(pattern), limit), type_of(node))
     try:
         re2 = rlike_to_re2(pattern)
         matches_nothing = pc.match_substring_regex(pa.array([""]), re2)[0].as_py()
