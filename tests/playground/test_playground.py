@@ -110,6 +110,14 @@ def test_the_board_is_exact_and_says_up_to_which_checkpoint(playing):
     assert told["settings"]["mode"] == "exactly-once"
 
 
+def test_the_page_shows_the_job_of_its_driver(playing):
+    (job,) = playing.ask("/jobs/overview")["jobs"]
+    assert (job["name"], job["state"]) == ("page-views", "RUNNING")
+    for path in ("/", "/page/playground.js"):
+        with urllib.request.urlopen(f"{playing.url}{path}", timeout=30) as answer:
+            assert answer.status == 200
+
+
 def test_nothing_is_broken_without_the_token(playing):
     assert playing.refusal("/playground/actions", {"action": "kill_driver"}) == 401
     assert playing.refusal("/playground/tour", {"step": 1}) == 401
