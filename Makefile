@@ -23,10 +23,11 @@ endef
 export LOCK_HEADER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo e3 e4 e5 e6 test quick soak versitygw check lint format lock vendor pictures clean
+.PHONY: help demo playground e3 e4 e5 e6 test quick soak versitygw check lint format lock vendor pictures clean
 
 help:
 	@echo 'make demo     a stateful stream job on local Spark that kills its own workers and proves its counts'
+	@echo 'make playground  a job to break by hand, beside a board that knows the truth (ARGS=--tour: without a browser)'
 	@echo 'make e3       page views from Kafka: a crash between two checkpoints (starts a broker; so does e4)'
 	@echo 'make e4       the same from two partitions: with alignment exact, without it 45 too many'
 	@echo 'make e5       a sink that commits between checkpoints leaves duplicates in MySQL (starts one), ours does not'
@@ -43,6 +44,9 @@ help:
 
 demo: $(VENV)/project
 	@$(BIN)/stillframe demo $(ARGS)
+
+playground: $(VENV)/project
+	@$(BIN)/stillframe playground $(ARGS)
 
 # The broker is the one of the tests. With your own: docs/explain/checkpoints.md.
 with_kafka = $(BIN)/python tests/shared/kafka_broker.py $(BIN)/stillframe run --quiet $(1) -- \
@@ -74,7 +78,7 @@ quick: $(VENV)/project
 
 # What `make test` does once or five times, done many times: kills of the driver, of slots, of
 # databases, of a broker and of an S3 server that keeps files (`make versitygw` builds one; without it
-# moto stands in), batches through Spark's evaluator, simulated schedules.
+# moto stands in), batches through Spark's evaluator, the playground's tour, simulated schedules.
 soak: $(VENV)/project
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
@@ -86,6 +90,7 @@ soak: $(VENV)/project
 	@STILLFRAME_KILLS=5 $(BIN)/python -m pytest -n 0 tests/spark/test_program_kills.py $(ARGS)
 	@STILLFRAME_BATCHES=100000 $(BIN)/python -m pytest -n 0 --timeout 3600 -k leave_nothing_behind \
 	  tests/spark/test_evaluator.py $(ARGS)
+	@$(BIN)/stillframe playground --tour
 	@$(BIN)/stillframe simulate --seeds 2000
 
 # Takes some minutes the first time and needs a Go toolchain.

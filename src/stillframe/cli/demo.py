@@ -7,7 +7,10 @@ import os
 import random
 import shlex
 import textwrap
+import threading
+import time
 import traceback
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +23,13 @@ from stillframe.cli.lines import Lines, in_one_sentence
 from stillframe.cli.run import default_master
 from stillframe.cli.signals import Ending
 from stillframe.clock import SystemClock
-from stillframe.coordinator.history import CheckpointCommitted, Event, GuaranteeGiven
+from stillframe.coordinator.history import (
+    CheckpointCommitted,
+    Event,
+    GuaranteeGiven,
+    SlotsRunning,
+)
+from stillframe.rest.registry import registered_jobs
 from stillframe.runtime.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -36,6 +45,7 @@ _SECONDS_PER_KILL = 1.5 + WAIT_SECONDS_MAX
 a second, or two on a busy machine."""
 _SECONDS_AT_THE_END = 4.0
 _SIGNAL_SECONDS_MAX = 60.0
+_ANNOUNCED_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,8 @@ class Demo:
     parallelism: int
     seed: int
     scratch: Scratch
+    opens: bool = False
+    """Whether its page is opened in a browser."""
 
     @property
     def directory(self) -> Path:
@@ -94,6 +106,7 @@ def demo(arguments: argparse.Namespace) -> int:
         parallelism=arguments.parallelism,
         seed=random.randrange(1_000_000) if arguments.seed is None else arguments.seed,
         scratch=Scratch(purpose="demo"),
+        opens=arguments.open,
     )
     try:
         return 0 if _prove(chosen, lines, is_debugging=arguments.debug) else 1
@@ -109,6 +122,8 @@ def _prove(chosen: Demo, lines: Lines, *, is_debugging: bool) -> bool:
     def follow(query: Query) -> None:
         query.add_listener(partial(_say_event, lines))
         query.add_listener(killer.on_event)
+        if chosen.opens:
+            query.add_listener(partial(_open_page, lines))
         killer.start()
 
     try:
@@ -173,6 +188,25 @@ def _say_event(lines: Lines, event: Event) -> None:
     # what the guarantee is, people are shown by the comparison at the end.
     if lines.as_json or not isinstance(event, CheckpointCommitted | GuaranteeGiven):
         lines.say_event(event)
+
+
+def _open_page(lines: Lines, event: Event) -> None:
+    """When the first slots run the driver is about to be announced."""
+    if isinstance(event, SlotsRunning) and event.attempt == 1:
+        threading.Thread(target=_open_when_announced, args=(lines,), daemon=True).start()
+
+
+def _open_when_announced(lines: Lines) -> None:
+    deadline = time.monotonic() + _ANNOUNCED_SECONDS_MAX
+    while time.monotonic() < deadline:
+        for job in registered_jobs():
+            if job.pid == os.getpid() and job.name == JOB:
+                # The token is for the browser alone: in the fragment, which is sent to nobody.
+                address = f"{job.url}/#token={job.token}"
+                lines.say("page", f"its page is {address}", url=job.url)
+                webbrowser.open(address)
+                return
+        threading.Event().wait(0.1)
 
 
 def _say_killed(lines: Lines, slot: int, pid: int) -> None:

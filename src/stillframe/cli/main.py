@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from stillframe import __version__
 from stillframe.cli.control_arguments import add_control
+from stillframe.cli.playground_arguments import add_playground
 from stillframe.errors import StillframeError
 
 _ABOUT = """\
@@ -25,6 +26,7 @@ and of its position in the input, while records keep flowing. A job that dies re
 _FIRST_STEPS = """\
 first steps:
   stillframe demo           watch a job lose its workers and keep its counts
+  stillframe playground     break a running job by hand, beside a board that knows the truth
   stillframe doctor         find out whether jobs can run here
   stillframe run JOB.py     run a job file; the same file runs under spark-submit
   stillframe history ROOT   show all jobs below a checkpointLocation over HTTP
@@ -71,6 +73,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             from stillframe.cli.demo import demo
 
             return demo(arguments)
+        case "playground":
+            from stillframe.cli.playground import playground
+
+            return playground(arguments)
         case "run":
             from stillframe.cli.run import run
 
@@ -132,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     for command in (
         *(add(commands) for add in adding),
+        add_playground(commands, _count_or_zero, _seconds),
         *add_control(commands, _count, _seconds),
     ):
         command.add_argument("--json", action="store_true", help="JSON, for machines")
@@ -167,6 +174,7 @@ def _add_demo(commands: _Commands) -> argparse.ArgumentParser:
         metavar="S",
         help="makes the same clicks, victims and moments again (another one each time)",
     )
+    command.add_argument("--open", action="store_true", help="open its page in a browser")
     return command
 
 

@@ -31,7 +31,7 @@ class DiscardSink(Sink):
         return _DiscardingWriter()
 
     def open_committer(self, context: CommitterContext) -> Committer:
-        return _NothingToCommit()
+        return NothingToCommit()
 
     def describe(self) -> str:
         return "noop"
@@ -48,7 +48,9 @@ class _DiscardingWriter(SinkWriter):
         """Nothing is held."""
 
 
-class _NothingToCommit(Committer):
+class NothingToCommit(Committer):
+    """For sinks whose rows are never prepared."""
+
     def commit(self, epoch: Epoch, prepared: Sequence[Prepared]) -> None:
         """There never is anything."""
 

@@ -17,6 +17,7 @@ import { Recovery } from './recovery.js';
 import { StateView } from './state.js';
 import { Logs } from './logs.js';
 import { Settings } from './settings.js';
+import { Playground, usePlayground } from './playground.js';
 
 const ENDED = ['FINISHED', 'CANCELED', 'FAILED'];
 const SHOWN = { overview: Overview, checkpoints: Checkpoints, checkpoint: Checkpoint, recovery: Recovery, state: StateView, logs: Logs, settings: Settings };
@@ -43,14 +44,16 @@ function Chosen() {
 
 function Header({ job, state, name, view, search, setSearch }) {
   const { figures } = useStore(live);
+  const isPlayground = usePlayground();
   const isOver = ENDED.includes(state);
   const attempt = figures?.attempt ?? job?.stillframe.attempts;
   return html`<header class="top">
     <div class="top-line"><a class="brand" href="#/">Stillframe</a>
+      ${isPlayground && html`<a href="#/playground">${t('playground')}</a>`}
       ${name && html`<span class="slash" aria-hidden="true">/</span><strong class="job-name"><a href=${link(name)}>${job?.name ?? name}</a></strong>
         ${state && html`<${State} of=${state} />`}
         ${job && html`<span class="muted">${word('guarantee', job.stillframe.guarantee)}</span><span class="muted">${t('attempt.number', { attempt })}</span>`}`}
-      ${!name && html`<label class="search"><span class="hidden">${t('search')}</span><input id="search" type="search" placeholder=${`${t('search')}  /`} value=${search} onInput=${(event) => setSearch(event.target.value)} /></label>`}
+      ${!name && setSearch && html`<label class="search"><span class="hidden">${t('search')}</span><input id="search" type="search" placeholder=${`${t('search')}  /`} value=${search} onInput=${(event) => setSearch(event.target.value)} /></label>`}
       <span class="push"></span><${Freshness} /><${Chosen} /></div>
     ${name && html`<div class="top-line second"><nav aria-label=${t('views')}><ul class="tabs">${VIEWS.map((each) => {
       const isHere = view === each || (each === 'checkpoints' && view === 'checkpoint');
@@ -90,6 +93,10 @@ function AllJobs({ at }) {
   return html`<${Header} search=${search} setSearch=${setSearch} /><${Stale} /><main id="main" tabindex="-1"><${Jobs} search=${search} /></main>`;
 }
 
+function PlaygroundPage() {
+  return html`<${Header} /><main id="main" tabindex="-1"><${Playground} /></main>`;
+}
+
 function Page() {
   useStore(choices);
   useStore(token);
@@ -99,7 +106,7 @@ function Page() {
   const skip = (event) => { event.preventDefault(); document.querySelector('#main')?.focus(); };
   return html`<div class=${classes('page', status === 'stale' && 'is-stale', status === 'quiet' && 'is-quiet')}>
     <a class="skip" href="#main" onClick=${skip}>${t('skip')}</a><${Patterns} />
-    ${at.job ? html`<${Job} key=${at.job} at=${at} />` : html`<${AllJobs} at=${at} />`}<${Help} /><${Announcer} /></div>`;
+    ${at.job ? html`<${Job} key=${at.job} at=${at} />` : at.view === 'playground' ? html`<${PlaygroundPage} />` : html`<${AllJobs} at=${at} />`}<${Help} /><${Announcer} /></div>`;
 }
 
 await loadWords();

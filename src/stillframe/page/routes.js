@@ -8,6 +8,7 @@ function parsed() {
   const [path, behind = ''] = location.hash.replace(/^#\/?/, '').split('?');
   const parts = path.split('/').filter(Boolean).map(decode);
   const query = Object.fromEntries(new URLSearchParams(behind));
+  if (parts[0] === 'playground') return { view: 'playground', query };
   if (parts[0] !== 'jobs' || parts.length < 2) return { view: 'jobs', query };
   const [, job, section = 'overview', id] = parts;
   if (section === 'tasks') return { view: 'overview', job, task: id, query };

@@ -6,7 +6,7 @@ import hmac
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -74,6 +74,8 @@ class Api:
     bind_host: str
     is_loopback: bool
     lookups: Lookups = field(default_factory=Lookups)
+    more_routes: Sequence[Route] = ()
+    """Beside those that every driver has."""
 
     def answer(self, request: Request) -> Answer | Stream | OwnStream:
         """Never raises, whatever was sent."""
@@ -100,7 +102,7 @@ class Api:
             return self._document(request)
         if path == METRICS_PATH:
             return self._metrics(request)
-        routes = routes_at(parts)
+        routes = routes_at(parts, self.more_routes)
         if not routes:
             known = "GET /openapi.json tells what there is"
             raise Refused(404, f"there is nothing at {path[:200]!r}: {known}")

@@ -119,6 +119,8 @@ class HistoryApi(Api):
     def _routed(
         self, route: Route, parts: list[str], behind: str, request: Request
     ) -> Answer | Stream | OwnStream:
+        if route in self.more_routes:
+            return Api._routed(self, route, parts, behind, request)
         if "jobid" not in route.path_names:
             return self._of_all(route)
         kept = self._kept_jobs.kept(str(route.path_values(parts)["jobid"]))

@@ -4,7 +4,7 @@ them is made from it, so that the two cannot differ."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -333,9 +333,9 @@ def split_path(path: str) -> list[str]:
         raise Refused(400, f"the path {path[:200]!r} is not valid UTF-8") from error
 
 
-def routes_at(parts: list[str]) -> list[Route]:
+def routes_at(parts: list[str], more: Sequence[Route] = ()) -> list[Route]:
     """All routes of a path, whatever their method: /jobs/overview is no job's."""
-    found = [route for route in ROUTES if route.matches(parts)]
+    found = [route for route in (*ROUTES, *more) if route.matches(parts)]
     if not found:
         return []
     most = min(len(route.path_names) for route in found)

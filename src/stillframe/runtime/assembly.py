@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -36,6 +36,11 @@ from stillframe.storage.inline import InlineStore
 from stillframe.storage.paths import CHANNELS, state_path
 from stillframe.storage.store import Store
 from stillframe.user_code import add_to_blame
+
+InputWrapper = Callable[[SubtaskIndex, SubtaskIndex, InputChannel], InputChannel]
+input_wrapper: InputWrapper | None = None
+"""Of a channel, by its two subtasks; set by `stillframe.testing.faults` in the slots of a job that
+is started with faults, and asked when channels are made."""
 
 
 def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
@@ -128,6 +133,8 @@ def _inputs(
     restored = restored_batches(around.store, around.plan, edge, index, around.channels)
     for source in edge.sources_of(index):
         channel = channels.input(edge, source, index)
+        if input_wrapper is not None:
+            channel = input_wrapper(source, index, channel)
         if restored.get(source):
             channel = ReplayingInput(channel, restored[source])
         yield FeedbackInput(channel) if edge.is_feedback else channel

@@ -1,0 +1,167 @@
+"""The playground as a person uses it: one process, driven over HTTP, ended by Ctrl-C.
+
+The tour from its first to its last step is in `make soak`; here are three steps of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from stillframe.cli.last_steps import descendants_of
+from stillframe.playground.checkpoints import Checkpoints
+from stillframe.playground.scoreboard import Scoreboard
+from stillframe.playground.truth import Truth, click_source
+from stillframe.processes import await_ended
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@dataclass
+class Playing:
+    process: subprocess.Popen[str]
+    root: Path
+    url: str
+    token: str
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, token: str = "") -> Any:
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def refusal(self, path: str, body: dict[str, Any], token: str = "") -> int:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            self.ask(path, body, token)
+        with refused.value:
+            return refused.value.code
+
+    def step(self, number: int) -> dict[str, Any]:
+        """Run one step of the tour; what came of it."""
+        self.ask("/playground/tour", {"step": number}, self.token)
+
+        def result() -> dict[str, Any] | None:
+            told = self.ask("/playground")
+            is_over = told["busy"] is None
+            return told["tour"]["steps"][number - 1]["result"] if is_over else None
+
+        return self.await_answer(result)
+
+    def await_answer(self, ask: Callable[[], Any]) -> Any:
+        found: list[Any] = []
+
+        def is_there() -> bool:
+            found[:] = [ask()]
+            return bool(found[0])
+
+        wait_until(is_there)
+        return found[0]
+
+
+@pytest.fixture(scope="module")
+def playing() -> Iterator[Playing]:
+    command = [
+        *(sys.executable, "-m", "stillframe", "playground", "--json"),
+        *("--master", "local[4]", "--checkpoint-interval", "1"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        told: dict[str, Any] = {}
+        for line in process.stdout:
+            said = json.loads(line)
+            told[said["kind"]] = said
+            if said["kind"] == "page":
+                break
+        assert "page" in told, told
+        page = told["page"]
+        yield Playing(process, Path(told["start"]["directory"]), page["url"], page["token"])
+    finally:
+        below = descendants_of(process.pid)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        for pid in await_ended(below, 30.0):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_board_is_exact_and_says_up_to_which_checkpoint(playing):
+    told = playing.ask("/playground")
+    assert told["score"]["exact"]
+    assert told["score"]["ours"]["rows"] > 0
+    assert told["score"]["checkpoint"] >= 1
+    assert told["executor_off"]
+    assert told["settings"]["mode"] == "exactly-once"
+
+
+def test_the_page_shows_the_job_of_its_driver(playing):
+    (job,) = playing.ask("/jobs/overview")["jobs"]
+    assert (job["name"], job["state"]) == ("page-views", "RUNNING")
+    for path in ("/", "/page/playground.js"):
+        with urllib.request.urlopen(f"{playing.url}{path}", timeout=30) as answer:
+            assert answer.status == 200
+
+
+def test_nothing_is_broken_without_the_token(playing):
+    assert playing.refusal("/playground/actions", {"action": "kill_driver"}) == 401
+    assert playing.refusal("/playground/tour", {"step": 1}) == 401
+    unknown = {"action": "kill_everything"}
+    assert playing.refusal("/playground/actions", unknown, playing.token) == 400
+
+
+def test_the_naive_sink_doubles_what_was_predicted_and_ours_nothing(playing):
+    result = playing.step(3)
+    assert result["is_right"], result
+    assert "ours +0" in result["observed"]
+
+
+def test_counts_go_wrong_without_alignment_as_predicted_and_are_exact_after_the_savepoint(playing):
+    result = playing.step(7)
+    assert result["is_right"], result
+    assert "+" in result["predicted"]
+
+
+def test_a_board_that_is_told_a_wrong_truth_is_red(playing):
+    checkpoints = Checkpoints(playing.root / "checkpoints")
+    newest = playing.ask("/playground")["score"]["checkpoint"]
+    output = max(playing.root.glob("out-*"))
+    wrong = Scoreboard(Truth(click_source(seed=1)), checkpoints, output, {})
+
+    def score() -> Any:
+        retained = checkpoints.retained()
+        return wrong.look(retained[0]) if retained[0] >= newest else None
+
+    found = playing.await_answer(score)
+    assert not found.is_exact
+    assert found.surplus
+    # This output begins at the savepoint of the step before: from the start on much is missing.
+    assert found.ours.lost > 0
+
+
+def test_ctrl_c_leaves_no_process_port_or_directory_behind(playing):
+    below = descendants_of(playing.process.pid)
+    assert below
+    playing.process.send_signal(signal.SIGINT)
+    assert playing.process.wait(60) == 130
+    assert await_ended(below, 30.0) == []
+    assert not playing.root.exists()
+    assert not playing.root.with_suffix(".lock").exists()
+    host, port = playing.url.removeprefix("http://").split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=5)
