@@ -29,6 +29,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
 
 from stillframe.errors import BuildError, StillframeError
 from stillframe.evaluator.beside import Evaluator
@@ -239,6 +240,9 @@ def _with_columns(example: str, whole: range, chosen: list[range], table: str) -
     return Case(text + example[at : whole.stop], f"SELECT {', '.join(given)}")
 
 
+_BY_CHANCE = re.compile(r"current_|now\(|localtimestamp|uuid|rand|shuffle|_seed|aes_encrypt")
+
+
 class Judge:
     """Runs cases on both sides and says what becomes of them."""
 
@@ -330,7 +334,11 @@ class Judge:
         evaluator: Evaluator | None,
     ) -> str | None:
         schema = to_arrow_schema(rows.schema)
-        values = zip(rows.toArrow().columns, schema, strict=True)
+        # PySpark fails where a struct is null whose fields cannot be: so without that promise.
+        loose = [each.dataType.simpleString() for each in rows.schema]
+        named = zip(rows.columns, loose, strict=True)
+        read = rows.select(*(col(f"`{name}`").cast(type_) for name, type_ in named)).toArrow()
+        values = zip(read.columns, schema, strict=True)
         # Not by a cast: nulls may be where Spark has said that there are none.
         arrays = [pa.array(each.to_pylist(), field.type) for each, field in values]
         batch = pa.RecordBatch.from_arrays(arrays, names=schema.names)
@@ -353,7 +361,9 @@ class Judge:
     @staticmethod
     def _is_fixed(frame: DataFrame, case: Case) -> bool:
         """Whether it gives the same each time."""
-        if re.search(r"current_|now\(|localtimestamp|uuid|rand|shuffle|_seed", case.text.lower()):
+        if re.search(
+            r"current_|now\(|localtimestamp|uuid|rand|shuffle|_seed|aes_encrypt", case.text.lower()
+        ):
             return False
         made = analyzed(frame.selectExpr(case.text))
         return all(bool(each.deterministic()) for each in sequence(made.projectList()))
