@@ -217,6 +217,8 @@ def ask(path):
     )
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
+            if answer.headers["Content-Type"].startswith("text/event-stream"):  # it has no end
+                return b"".join(answer.readline() for _ in range(20)).decode()
             return answer.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.read().decode()
