@@ -60,7 +60,7 @@ class _TextReader(LineReader):
         if self._is_whole:
             values = pa.array([block.decode("utf-8", "replace")], pa.string())
         else:
-            values = _lines(decoded(block, is_first=offset == 0))
+            values = lines_of(decoded(block, is_first=offset == 0))
         named = [
             values if at == 0 else pa.nulls(len(values), field.type)
             for at, field in enumerate(self._schema)
@@ -68,19 +68,17 @@ class _TextReader(LineReader):
         return pa.RecordBatch.from_arrays(named, schema=self._schema)
 
 
-def _lines(block: bytes) -> pa.Array:
+def lines_of(block: bytes) -> pa.Array:
     """The lines of a block without their ends, which are a line feed, a carriage return or both."""
-    octets = np.frombuffer(block, dtype=np.uint8)
-    is_feed, is_return = octets == ord("\n"), octets == ord("\r")
-    is_second = np.zeros(len(octets), dtype=np.bool_)
-    is_second[1:] = is_feed[1:] & is_return[:-1]
-    is_sign = is_feed | is_return
-    ends = np.cumsum(~is_sign)[is_sign & ~is_second]
-    letters = octets[~is_sign]
-    if len(octets) and not is_sign[-1]:
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    feeds = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+    letters = block.replace(b"\n", b"")
+    ends = feeds - np.arange(len(feeds))
+    if block and not block.endswith(b"\n"):
         ends = np.append(ends, len(letters))
     offsets = np.concatenate(([0], ends)).astype(np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters.tobytes())]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(letters)]
     return pa.Array.from_buffers(pa.string(), len(ends), buffers)
 
 
