@@ -5,8 +5,8 @@ from __future__ import annotations
 from stillframe.bench.trials import RATE, Benchmark, More, Workload, faster, trial_of
 
 _LANGUAGE: tuple[tuple[str, Workload, str, int, float], ...] = (
-    ("json", "json_counts", "Lines of JSON with five fields, from_json, counted by key", 4, 3),
-    ("words", "words", "Word count of text files, eight words a line", 4, 3),
+    ("json", "json_counts", "Lines of JSON with five fields, from_json, counted by key", 12, 3),
+    ("words", "words", "Word count of text files, eight words a line", 12, 3),
     ("decimals", "decimals", "Decimals summed by key in windows of a minute", 8, 3),
     ("evaluator", "evaluated", "Keys that only Spark's evaluator computes, counted", 4, 0.5),
 )
