@@ -86,7 +86,6 @@ soak: $(VENV)/project
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 -m soak $(ARGS)
 	@STILLFRAME_KILLS=20 $(BIN)/python -m pytest -n 0 -k kills tests/scenarios/test_databases.py \
 	  tests/scenarios/test_kafka.py tests/spark/soak_kafka_on_a_cluster.py $(ARGS)
-	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/spark/programs/test_public_programs.py $(ARGS)
 	@STILLFRAME_KILLS=5 $(BIN)/python -m pytest -n 0 tests/spark/test_program_kills.py $(ARGS)
 	@STILLFRAME_BATCHES=100000 $(BIN)/python -m pytest -n 0 --timeout 3600 -k leave_nothing_behind \
 	  tests/spark/test_evaluator.py $(ARGS)

@@ -7,7 +7,6 @@ is parsed as JSON, logs are taken apart by regular expressions, payments are loo
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -413,9 +412,7 @@ def outcomes(
     return {each: (there[each], here[each]) for each in PUBLIC_PROGRAMS}
 
 
-@pytest.mark.skipif(
-    not os.environ.get("STILLFRAME_SOAK"), reason="it takes minutes: make soak runs it"
-)
+@pytest.mark.soak
 @pytest.mark.parametrize("program", PUBLIC_PROGRAMS, ids=lambda each: ": ".join(each.row[:2]))
 def test_a_program_as_people_publish_it_gives_here_what_it_gives_in_spark(
     program: Program, outcomes: dict[Program, tuple[Outcome, Outcome]]
