@@ -273,6 +273,13 @@ def test_what_is_not_flat_or_not_utf8_or_two_objects_in_a_text_is_read_the_other
     assert list(parsed.malformed) == [0]
 
 
+def test_of_two_objects_in_one_text_the_first_is_its_record() -> None:
+    texts = [b'{"c0":"a"}\n{"c0":"b"}', b'{"c0":"c"}']
+    parsed = ColumnReader(schema_of_ddl("c0 string"), JsonRules()).read(Texts.of(texts))
+    assert parsed.batch.column("c0").to_pylist() == ["a", "c"]
+    assert parsed.text_of_row.tolist() == [0, 1]
+
+
 def test_most_lines_take_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[bytes] = []
     reads_one = RowReader.read
