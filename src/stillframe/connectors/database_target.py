@@ -51,6 +51,7 @@ class DatabaseTarget(Target):
     def write(self, mark: Mark, rows: Iterator[pa.RecordBatch], refuse: Refuse) -> None:
         session, refusals = self._session, _Refusals()
         assert session is not None, "begin comes first"
+        session.get_ready()
         ready = (
             self._ready(session, each)
             for each in chunks(rows, _CHUNK_ROWS_MAX, session.chunk_bytes_max)
