@@ -148,16 +148,20 @@ export const Patterns = () => html`<svg class="patterns" width="0" height="0" ar
     <rect class="under-start" width="4" height="4" /><circle class="over-start" cx="1.5" cy="1.5" r="0.8" /></pattern>
 </defs></svg>`;
 
-/** What is read out, politely: one sentence at a time, at most one each five seconds. */
-const spoken = store({ text: '' });
+/** What is read out, politely: one sentence at a time, at most one each five seconds. `lang`: of a
+    sentence that is not in the language of the page. */
+const spoken = store({ text: '', lang: undefined });
 let next = 0;
 let waiting = null;
-export function announce(text) {
+export function announce(text, lang) {
   clearTimeout(waiting);
   const wait = Math.max(0, next - Date.now());
-  waiting = setTimeout(() => { next = Date.now() + 5000; spoken.set({ text }); }, wait);
+  waiting = setTimeout(() => { next = Date.now() + 5000; spoken.set({ text, lang }); }, wait);
 }
-export const Announcer = () => html`<p class="hidden" aria-live="polite">${useStore(spoken).text}</p>`;
+export function Announcer() {
+  const { text, lang } = useStore(spoken);
+  return html`<p class="hidden" aria-live="polite" lang=${lang}>${text}</p>`;
+}
 
 /** The colours in force, for what is drawn on a canvas. */
 export function useColours() {
