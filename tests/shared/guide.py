@@ -46,8 +46,8 @@ def _visits() -> list[dict[str, Any]]:
 
 
 def _clicks() -> list[dict[str, Any]]:
-    """Ten minutes after every third advertisement, and too late after every fifth. The last one is
-    so late that advertisements without a click would come out, if others did not hold event time."""
+    """Ten minutes after every third advertisement, and too late after every fifth. The last one
+    is so late that advertisements without a click would come out, if others did not hold time."""
     in_time = [(i * 6 + 10, i) for i in range(0, 120, 3)]
     rows = in_time + [(i * 6 + 71, i) for i in range(0, 120, 5)]
     return [
