@@ -101,7 +101,7 @@ def _of_one_reason(found: tuple[str, list[str]]) -> str:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A quiet local Spark with four cores, shared by all tests of a worker."""
     # Imported here, so that tests without Spark neither wait for pyspark nor start a JVM.
-    from stillframe.spark.java import ensure_java
+    from stillframe.spark.deployment.java import ensure_java
 
     ensure_java()
     # Otherwise the workers are the first `python3` on PATH, which has none of our packages.

@@ -2,8 +2,8 @@
 
 Most of what a short JVM of Spark does is to read, to check and to link its classes, thousands of
 them, and tests start some hundred such JVMs: of drivers, and beside slots. Java can keep classes in
-an archive, ready to use. There is one for each of Spark's two class paths, because an archive is for
-the class path with which it was made. A JVM that it does not fit starts as without it.
+an archive, ready to use. There is one for each of Spark's two class paths, because an archive is
+for the class path with which it was made. A JVM that it does not fit starts as without it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def use(environ: MutableMapping[str, str]) -> None:
 def make(home: Path) -> None:
     """At `home`, which is a JAVA_HOME then: by a run of a program that uses much of what tests use,
     as each JVM can keep its classes when it ends."""
-    from stillframe.spark.java import ensure_java
+    from stillframe.spark.deployment.java import ensure_java
 
     names = {"java": ensure_java(), "driver": home / "driver.jsa", "beside": home / "beside.jsa"}
     home.mkdir(exist_ok=True)
@@ -130,8 +130,8 @@ def _use_what_is_beside_a_slot(spark: SparkSession) -> None:
     from stillframe.evaluator.beside import Evaluator
     from stillframe.graph.expressions import SparkResult
     from stillframe.runtime.expressions import project
-    from stillframe.spark.entry import spark_here
-    from stillframe.spark.evaluated import columns_in_two
+    from stillframe.spark.deployment.entry import spark_here
+    from stillframe.spark.expressions.evaluated import columns_in_two
 
     words = spark.createDataFrame([("a b",)], "word string")
     columns = columns_in_two(
