@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tries import tries
 
 from stillframe.key_groups import (
     hash_columns,
@@ -377,7 +378,7 @@ def test_a_backend_does_what_plain_dicts_would_through_snapshots_and_rescaling(n
     means = {"kind": BACKENDS[name], "directory": quick_disk}
     machine = type("Machine", (AgainstPlainDicts,), means)
     checks = settings(
-        max_examples=25,
+        max_examples=tries(40),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
