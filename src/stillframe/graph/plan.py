@@ -197,6 +197,16 @@ class Plan:
     def operators(self) -> Iterator[tuple[Task, PlannedOperator]]:
         return ((task, planned) for task in self.tasks for planned in task.operators)
 
+    def timed_edges(self) -> frozenset[int]:
+        """Those with a `withWatermark` somewhere in front of them: event time comes on them."""
+        timed: set[int] = set()
+        before = -1
+        while len(timed) > before:  # edges of cycles lead back
+            before = len(timed)
+            for task in self.tasks:
+                timed.update(_timed_edges_of(task, bool(timed.intersection(task.input_edges))))
+        return frozenset(timed)
+
     def explain(self) -> str:
         """The plan as text, for people."""
         plural = "" if self.slots == 1 else "s"
@@ -220,6 +230,16 @@ class Plan:
                     for edge in fanout
                 ]
         return "\n".join(lines)
+
+
+def _timed_edges_of(task: Task, is_timed: bool) -> Iterator[int]:
+    timed = {0} if is_timed else set()
+    for position, planned in enumerate(task.operators):  # what is chained stands behind
+        if isinstance(planned.operator, WithWatermark):
+            timed.add(position)
+        if position in timed:
+            timed.update(planned.chained)
+            yield from planned.edges
 
 
 def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int = 128) -> Plan:

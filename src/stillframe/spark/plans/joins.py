@@ -166,7 +166,8 @@ def _times_of(
     keys = {(left, right) for left, right in pairs}
 
     def bounds_of(times: tuple[str, str]) -> TimeBounds:
-        bounds = time_bounds(found.condition, *times)
+        # As in Spark a row stays until event time is behind its last match, not only there.
+        bounds = time_bounds(found.condition, *times).loosened(by_us=1)
         return bounds.and_also(TimeBounds(0, 0)) if times in keys else bounds
 
     def said_about(times: tuple[str, str]) -> int:

@@ -315,7 +315,7 @@ class _Translation:
             _TIME_MODES[str(plan.timeMode().toString())],
             initial,
             event_time,
-            in_pandas=str(plan.userFacingDataType().toString()) == "pandas",
+            in_pandas=_is_for_pandas(plan),
         )
         return stream.with_frame(frame_of_columns(self._spark, plan.output()))
 
@@ -411,6 +411,12 @@ class _Translation:
 _TIME_MODES = {"NoTime": "none", "ProcessingTime": "processingTime", "EventTime": "eventTime"}
 
 
+def _is_for_pandas(plan: JavaObject) -> bool:
+    """PySpark 4.0 has this kind of function only, and says so by the node's name."""
+    of_pandas_only = class_name(plan) == "TransformWithStateInPandas"
+    return of_pandas_only or str(plan.userFacingDataType().toString()) == "pandas"
+
+
 def _first_names(plan: JavaObject, number: int) -> tuple[str, ...]:
     return tuple(str(each.name()) for each in sequence(plan.output())[:number])
 
@@ -445,6 +451,7 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "MapInArrow": _Translation.map_in_arrow,
     "MapInPandas": _Translation.map_in_pandas,
     "TransformWithStateInPySpark": _Translation.processed,
+    "TransformWithStateInPandas": _Translation.processed,
     "UpdateEventTimeWatermarkColumn": _Translation.event_time_of_processed,
     "FlatMapGroupsInPandasWithState": _Translation.with_group_state,
     "Union": _Translation.union,
