@@ -104,7 +104,7 @@ export function Checkpoint({ job, name, id }) {
       <${PhasesBar} of=${phases} most=${PHASES.reduce((sum, each) => sum + (phases[each] ?? 0), 0)} width="720" height="18" />
       <dl class="facts">${PHASES.map((each) => html`<div><dt>${t(`phase.${each}`)}</dt><dd class="number" data-phase=${each}>${span(phases[each])}</dd></div>`)}</dl>
       ${path.length > 1 && html`<p>${t('critical')} <strong>${path.map(([task, index]) => `${task} ${index}`).join(' → ')}</strong></p>`}</section>`}
-    ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${Boolean(barriers.data)} />`}
+    ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${model.some((each) => each.arrivals.length > 0)} />`}
     <section class="panel"><h2>${t('subtasks')}</h2>${model.length ? html`<${Gantt} model=${model} />`
       : html`<p class="muted">${data.status === 'IN_PROGRESS' ? t('checkpoint.underway') : t('checkpoint.details.gone')}</p>`}</section>
     <section class="panel"><h2>${t('tasks')}</h2><${Tasks} of=${data} /></section>

@@ -124,7 +124,8 @@ function take(kind, id, data, mine) {
   if (id !== null) mine.lastId = id;
   if (kind === 'hello') {
     mine.tried = 0;
-    offset = data.at - performance.now();
+    // A host of files alone has no clock of its own.
+    offset = (data.at || Date.now()) - performance.now();
     clock.set({ ms: hostNow() });
     const fresh = data.reset || live.value.hello?.run !== data.run;
     live.set({ hello: data, changed: live.value.changed + 1, ...(fresh ? { happened: [], logs: [], rates: {} } : {}) });

@@ -79,6 +79,7 @@ export function Overview({ job, name, task }) {
     <section class="panel">
       <div class="panel-head"><h2>${t('graph')}</h2><${Legend} kind="share" names=${SHARES} /></div>
       ${isDown && html`<p class="note"><span aria-hidden="true">◐ </span>${t('graph.down', { message: word('state', job.state) })}</p>`}
+      ${job.plan.nodes.length === 0 && html`<p class="muted">${t('graph.unjoined')}</p>`}
       <${JobGraph} job=${job} name=${name} figures=${figures} hello=${hello} isGrey=${isDown} selected=${task}
         marked=${['bottleneck', 'skew'].includes(diagnosis?.code) ? diagnosis.args.task : null} />
     </section>
