@@ -125,7 +125,8 @@ vendor: $(VENV)/project
 	@$(BIN)/python tools/vendor_page.py
 
 pictures: $(VENV)/project
-	@STILLFRAME_PICTURES=docs/pictures $(BIN)/python -m pytest -n 0 tests/page $(ARGS)
+	@STILLFRAME_PICTURES=build/pictures $(BIN)/python -m pytest -n 0 tests/page tests/playground $(ARGS)
+	@for each in docs/pictures/*.png; do cp build/pictures/$${each##*/} $$each; done
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
