@@ -106,6 +106,21 @@ spark = (
     .config("spark.log.level", "ERROR")
     .getOrCreate()
 )
+place, web = sys.argv[1], {"uvicorn", "starlette", "prometheus_client"}
+
+
+def loaded(batches):
+    yield from batches
+    with open(place + ".slot", "w") as file:
+        file.write(str(sorted(web & set(sys.modules))))
+
+
+clicks = stillframe.on(spark).readStream.format("clicks").option("records", 1000).load()
+unserved = clicks.mapInArrow(loaded, clicks.schema).writeStream.format("noop")
+unserved.queryName("unserved").options(restPort="off").start().awaitTermination()
+with open(place + ".driver", "w") as file:
+    file.write(str(sorted(web & set(sys.modules))))
+
 clicks = stillframe.on(spark).readStream.format("clicks").option("recordsPerSecond", 1000).load()
 writer = clicks.groupBy("app_id").count().writeStream.queryName("script").outputMode("update")
 query = writer.format("noop").options(
@@ -116,7 +131,8 @@ query.awaitTermination()
 
 
 def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tmp_path):
-    """The script has nothing more to do then: its process ends, but not before it has answered."""
+    """The script has nothing more to do then: its process ends, but not before it has answered.
+    Before that it ran a job that nobody may ask, for which nothing of the web was loaded."""
     (tmp_path / "job.py").write_text(SCRIPT)
     log = tmp_path / "log"
     with log.open("wb") as output:
@@ -134,6 +150,9 @@ def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tm
         script.kill()
         script.wait(10)
 
+    assert [Path(f"{tmp_path}/chk.{where}").read_text() for where in ("slot", "driver")] == [
+        "[]"
+    ] * 2
     assert told == {"location": str(tmp_path / "savepoint")}
     assert locate(str(tmp_path / "savepoint")).manifest.job == "script"
     assert not any(each.name == "script" for each in registered_jobs())
