@@ -27,7 +27,7 @@ from stillframe.graph.logical import Transform
 from stillframe.ids import Attempt, OperatorUid, SubtaskIndex
 from stillframe.runtime.kept_states import StatesOnHeap
 from stillframe.runtime.transforming import Transforming
-from stillframe.spark.processor_programs import ProcessorProgram
+from stillframe.spark.processors.programs import ProcessorProgram
 from stillframe.state.heap import HeapBackend
 
 INPUT = pa.schema(

@@ -19,8 +19,8 @@ from stillframe.connectors.socket import SocketSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.graph.guarantees import weigh
 from stillframe.options import Options
-from stillframe.spark.frames import UnresolvedFrame
-from stillframe.spark.guarantee_table import guarantee_table
+from stillframe.spark.formats.guarantee_table import guarantee_table
+from stillframe.spark.frames.sources import UnresolvedFrame
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 SCHEMA = pa.schema([("value", pa.string())])

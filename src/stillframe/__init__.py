@@ -60,11 +60,11 @@ if TYPE_CHECKING:
     from stillframe.options import Options
     from stillframe.secrets import Secret
     from stillframe.spark.everywhere import everywhere, nowhere
-    from stillframe.spark.exact import exactly_once, write_jdbc
-    from stillframe.spark.generated import from_generator
-    from stillframe.spark.savepoints import Savepoint
+    from stillframe.spark.formats.exact import exactly_once, write_jdbc
+    from stillframe.spark.formats.generated import from_generator
+    from stillframe.spark.frames.savepoints import Savepoint
+    from stillframe.spark.frames.state_differences import state_difference
     from stillframe.spark.session import Still
-    from stillframe.spark.state_differences import state_difference
 
 __version__ = "0.1.0"
 
@@ -157,10 +157,10 @@ _BY_ROOM = {
     "options": ("Options",),
     "secrets": ("Secret",),
     "spark.everywhere": ("everywhere", "nowhere"),
-    "spark.exact": ("exactly_once", "write_jdbc"),
-    "spark.generated": ("from_generator",),
-    "spark.savepoints": ("Savepoint",),
-    "spark.state_differences": ("state_difference",),
+    "spark.formats.exact": ("exactly_once", "write_jdbc"),
+    "spark.formats.generated": ("from_generator",),
+    "spark.frames.savepoints": ("Savepoint",),
+    "spark.frames.state_differences": ("state_difference",),
 }
 """Imported when asked for: executors have no use for a query handle, and few jobs for the rest."""
 _ROOM_OF = {name: room for room, names in _BY_ROOM.items() for name in names}
@@ -175,7 +175,7 @@ def on(spark: SparkSession) -> Still:
 
 def register(spark: SparkSession) -> None:
     """Have a session that runs no jobs read snapshots: `spark.read.format("stillframe")`."""
-    from stillframe.spark.snapshot_source import register
+    from stillframe.spark.frames.snapshot_source import register
 
     register(spark)
 

@@ -28,6 +28,7 @@ from stillframe.graph.logical import (
     Read,
     Union,
     Window,
+    WithWatermark,
     Write,
 )
 from stillframe.graph.plan import (
@@ -628,3 +629,15 @@ def test_more_subtasks_of_a_connect_by_key_than_key_groups_are_refused():
 
     with pytest.raises(BuildError, match="parallelism 9, but the job has only 8 key groups"):
         build_plan("views", [written(node)], 2, max_parallelism=8)
+
+
+def test_event_time_comes_on_the_edges_behind_a_watermark_and_on_no_others():
+    timed = Node(WithWatermark("event_ts", 0), SCHEMA, (read(),))
+    both = Node(Union(), SCHEMA, (kept(timed), read(given_uid="untimed")))
+    plan = build_plan("j", [written(counted(both))], slots=2)
+    (counts,) = (task for task in plan.tasks if len(task.input_edges) == 2)
+    is_timed = {plan.edges[edge].name: edge in plan.timed_edges() for edge in counts.input_edges}
+    assert {name.startswith("untimed"): timed for name, timed in is_timed.items()} == {
+        True: False,
+        False: True,
+    }

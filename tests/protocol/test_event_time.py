@@ -154,3 +154,44 @@ def test_a_channel_that_was_idle_when_it_was_closed_leaves_nothing_behind():
     assert time.on_change(["b"], {"c": None}) == []
     assert time.on_idle("a") == []
     assert time.on_idle("c") == [BecomeIdle()]
+
+
+# --- streams: where each input counts for itself ---------------------------------------------
+
+
+def test_a_stream_that_rests_holds_time_where_it_has_come():
+    time = EventTime([0, 1, 2], stream_of={0: 0, 1: 1, 2: 1})
+    time.on_watermark(0, 20)
+    assert time.on_idle(0) == [], "of the other stream nothing is known"
+    assert time.on_watermark(1, 50) == []
+    assert time.on_idle(2) == [AdvanceTime(20)], "the slowest stream"
+    assert time.on_watermark(1, 70) == []
+    assert time.on_idle(1) == [BecomeIdle()]
+    assert time.time_us == 20
+    assert time.on_watermark(0, 60) == [AdvanceTime(60)]
+
+
+def test_a_stream_has_come_as_far_as_the_furthest_of_its_channels_when_all_rest():
+    time = EventTime([0, 1, 2], stream_of={0: 0, 1: 0, 2: 1})
+    time.on_watermark(0, 20)
+    time.on_watermark(1, 50)
+    time.on_watermark(2, 90)
+    assert [time.on_idle(0), time.on_idle(1)] == [[AdvanceTime(50)], []]
+    assert time.on_idle(2) == [BecomeIdle()]
+
+
+def test_a_stream_of_which_nothing_came_holds_time_as_long_as_it_rests():
+    time = EventTime([0, 1], stream_of={0: 0, 1: 1})
+    time.on_watermark(0, 20)
+    assert time.on_idle(1) == []
+    assert time.on_idle(0) == [BecomeIdle()]
+    assert time.time_us is None
+
+
+def test_a_stream_that_has_ended_holds_time_where_it_ended_among_those_that_rest():
+    time = EventTime([0, 1], stream_of={0: 0, 1: 1})
+    time.on_watermark(0, 20)
+    time.on_watermark(1, 50)
+    assert time.on_change([0], {}) == []
+    assert time.on_watermark(1, 70) == []
+    assert time.time_us == 20

@@ -35,10 +35,10 @@ from stillframe.errors import BuildError, StillframeError
 from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.expressions import Named, spark_results
 from stillframe.runtime.expressions import project
-from stillframe.spark.entry import spark_here
-from stillframe.spark.evaluated import columns_in_two
-from stillframe.spark.nodes import without_alias
-from stillframe.spark.plans import analyzed, children, class_name, sequence
+from stillframe.spark.deployment.entry import spark_here
+from stillframe.spark.expressions.evaluated import columns_in_two
+from stillframe.spark.expressions.nodes import without_alias
+from stillframe.spark.steps import analyzed, children, class_name, sequence
 from stillframe.spark.types import empty_frame, to_arrow_schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "expressions.md"

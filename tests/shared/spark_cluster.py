@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 START_SECONDS_MAX = 60.0
 _APART = """\

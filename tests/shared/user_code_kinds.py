@@ -40,7 +40,7 @@ from stillframe.ids import Mark
 from stillframe.runtime.key_processing import KeyProgram
 from stillframe.runtime.row_functions import ArrowFunction, PandasFunction, RowFlatMap, RowMap
 from stillframe.secrets import Secret
-from stillframe.spark.processor_programs import ProcessorProgram
+from stillframe.spark.processors.programs import ProcessorProgram
 from stillframe.testing.sources import Gate, ScriptedSource, Wait
 
 SCHEMA = pa.schema([("id", pa.int64()), ("app", pa.string())])

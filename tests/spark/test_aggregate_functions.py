@@ -17,7 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from stillframe.runtime.expressions import project
-from stillframe.spark.aggregations import aggregation_of
+from stillframe.spark.plans.aggregations import aggregation_of
 from stillframe.spark.types import empty_frame, to_arrow_schema
 from stillframe.state.aggregates import AggregateTable
 

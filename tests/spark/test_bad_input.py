@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import stillframe
 from stillframe import BuildError, JobFailed, StartRefused
-from stillframe.spark import checks
+from stillframe.spark.deployment import checks
 
 pytestmark = pytest.mark.spark
 

@@ -161,7 +161,7 @@ def test_a_package_that_the_workers_do_not_have_is_refused_before_the_start(
 SCRIPT = """
 import json, logging, sys, threading, urllib.error, urllib.request
 from pathlib import Path
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 ensure_java()
 logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)

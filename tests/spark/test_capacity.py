@@ -12,8 +12,8 @@ import pytest
 from pyspark import SparkConf
 
 from stillframe.errors import StartRefused
-from stillframe.spark.capacity import Held, Room, awaited, slots_expected, tasks_active
-from stillframe.spark.checks import refuse_too_few_slots
+from stillframe.spark.deployment.capacity import Held, Room, awaited, slots_expected, tasks_active
+from stillframe.spark.deployment.checks import refuse_too_few_slots
 from stillframe.testing.clock import ManualClock
 from stillframe.testing.sources import Gate
 

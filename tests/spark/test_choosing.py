@@ -14,8 +14,8 @@ import pytest
 
 import stillframe
 from stillframe.errors import BuildError
-from stillframe.spark.choosing import chosen_sink, chosen_source
-from stillframe.spark.guarantee_table import guarantee_table
+from stillframe.spark.formats.choosing import chosen_sink, chosen_source
+from stillframe.spark.formats.guarantee_table import guarantee_table
 
 SCHEMA = pa.schema([("n", pa.int64())])
 PASSWORD = "hunter-2-of-the-shelf"

@@ -149,7 +149,7 @@ def test_a_writer_that_fails_is_closed_with_its_error(tmp_path: Path) -> None:
     import pyarrow as pa
     from tests.shared.data_sources import NotingRows, notes
 
-    from stillframe.spark.foreach import ForeachFormat
+    from stillframe.spark.formats.foreach import ForeachFormat
 
     rows = pa.record_batch([pa.array([1])], ["other"])
     made: Any = ForeachFormat(NotingRows(str(tmp_path / "notes"))).from_options(
@@ -182,7 +182,7 @@ def prepared(staging: Any, place: Path, checkpoint: int = 5, **options: str) -> 
     import pyarrow as pa
     from tests.shared.data_sources import Shelf
 
-    from stillframe.spark.data_source_sinks import PythonSinkFormat
+    from stillframe.spark.formats.data_source_sinks import PythonSinkFormat
 
     rows = pa.record_batch([pa.array([1]), pa.array(["a"])], ["number", "shop"])
     given = {"path": str(place), "notes": str(place / "notes"), **options}
@@ -227,7 +227,7 @@ def test_what_no_checkpoint_holds_is_aborted_and_nothing_else(staging: Any, tmp_
 
 
 def reader_at(shops: Any, spark: SparkSession, place: Path, **options: str) -> Any:
-    from stillframe.spark.data_sources import PythonSource
+    from stillframe.spark.formats.data_sources import PythonSource
 
     given = {"notes": str(place / "notes"), **options}
     source = PythonSource.of(spark, shops, Options("the source shops", given), None)

@@ -44,7 +44,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 import stillframe
 from stillframe.coordinator.history import AttemptStarted
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 ensure_java()
 told = logging.getLogger("stillframe")  # a listener may come too late for the first events
@@ -352,7 +352,7 @@ import json, os, re, signal, sys, time
 from pathlib import Path
 from pyspark.sql import SparkSession
 import stillframe
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 ensure_java()
 directory, holds_the_lock = sys.argv[1], sys.argv[2] == "True"

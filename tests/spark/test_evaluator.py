@@ -30,11 +30,16 @@ from stillframe.graph.expressions import Named, SparkResult
 from stillframe.graph.logical import Filter, Project, evaluated_by_spark
 from stillframe.processes import await_ended
 from stillframe.runtime.expressions import filter_batch, project
-from stillframe.spark.entry import spark_here
-from stillframe.spark.evaluated import Crossings, InTwo, columns_in_two, condition_in_two
-from stillframe.spark.expressions import Translator, leaf_columns
-from stillframe.spark.plans import analyzed, sequence
+from stillframe.spark.deployment.entry import spark_here
+from stillframe.spark.expressions.evaluated import (
+    Crossings,
+    InTwo,
+    columns_in_two,
+    condition_in_two,
+)
+from stillframe.spark.expressions.reading import Translator, leaf_columns
 from stillframe.spark.session import Still
+from stillframe.spark.steps import analyzed, sequence
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 
 pytestmark = pytest.mark.spark

@@ -18,8 +18,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.expressions import SparkResult
 from stillframe.graph.logical import Project
-from stillframe.spark.aggregations import aggregation_of
-from stillframe.spark.evaluated import columns_in_two
+from stillframe.spark.expressions.evaluated import columns_in_two
+from stillframe.spark.plans.aggregations import aggregation_of
 from stillframe.spark.types import empty_frame, parse_schema
 
 if TYPE_CHECKING:

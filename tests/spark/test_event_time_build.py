@@ -522,7 +522,7 @@ def test_one_aggregation_is_not_written_in_two_modes(
 def test_the_fields_of_a_struct_are_those_that_spark_takes(spark: SparkSession) -> None:
     from pyspark.sql import functions as F
 
-    from stillframe.spark.expressions import projection_of
+    from stillframe.spark.expressions.reading import projection_of
     from stillframe.spark.types import empty_frame, to_arrow_schema
 
     rows = spark.createDataFrame(

@@ -20,8 +20,8 @@ from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError, DataError, UserCodeError
 from stillframe.graph.expressions import Column, Named
 from stillframe.runtime.expressions import evaluate, filter_batch, project
-from stillframe.spark.aggregations import aggregation_of
-from stillframe.spark.expressions import condition_of, projection_of
+from stillframe.spark.expressions.reading import condition_of, projection_of
+from stillframe.spark.plans.aggregations import aggregation_of
 from stillframe.spark.types import empty_frame, from_arrow_schema, parse_schema, to_arrow_schema
 
 pytestmark = pytest.mark.spark

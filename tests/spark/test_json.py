@@ -481,7 +481,7 @@ def test_from_json_gives_what_spark_gives(spark: SparkSession, zone: str) -> Non
 
     from stillframe.runtime.expressions import project
     from stillframe.runtime.from_json import from_json
-    from stillframe.spark.expressions import projection_of
+    from stillframe.spark.expressions.reading import projection_of
     from stillframe.spark.types import empty_frame, from_arrow_schema, to_arrow_schema
 
     before = spark.conf.get("spark.sql.session.timeZone")

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Enrich, Lookup, Node, Read, walk
-from stillframe.spark import lookups
+from stillframe.spark.plans import lookups
 from stillframe.spark.session import Still
 from stillframe.spark.stream import Stream
 from stillframe.testing.sources import Die, Gate, Item, ScriptedSource, Wait

@@ -13,7 +13,7 @@ from stillframe.connectors.generate import ClickSource
 from stillframe.graph.expressions import Named, SparkProjection, SparkResult
 from stillframe.graph.logical import Aggregate, Node, Project, Read, Write
 from stillframe.graph.plan import Plan, build_plan
-from stillframe.spark.memory import memory_of_slot, too_little_overhead
+from stillframe.spark.deployment.memory import memory_of_slot, too_little_overhead
 
 MIB = 1 << 20
 

@@ -22,8 +22,8 @@ from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX
-from stillframe.spark.processor_programs import ProcessorProgram
-from stillframe.spark.processor_rows import python_values, row_maker
+from stillframe.spark.processors.programs import ProcessorProgram
+from stillframe.spark.processors.rows import python_values, row_maker
 from stillframe.testing.clock import ManualClock
 from stillframe.testing.hand_fed import HandFed, plainly
 

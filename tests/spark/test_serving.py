@@ -95,7 +95,7 @@ SCRIPT = """
 import sys
 from pyspark.sql import SparkSession
 import stillframe
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 ensure_java()
 spark = (

@@ -16,7 +16,7 @@ from stillframe.errors import BuildError, SnapshotDamaged
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SubtaskIndex
 from stillframe.protocol.manifests import Manifest, OperatorDescription, OperatorSnapshot
 from stillframe.runtime.state_files import described_file
-from stillframe.spark.snapshot_source import SnapshotSource
+from stillframe.spark.frames.snapshot_source import SnapshotSource
 from stillframe.spark.types import from_arrow_schema
 from stillframe.state.aggregates import AggregateTable
 from stillframe.state.shapes import Shape

@@ -22,7 +22,7 @@ from stillframe.bench.peers import (
     python_of,
 )
 from stillframe.bench.trials import Engine, Trial
-from stillframe.spark.java import ensure_java
+from stillframe.spark.deployment.java import ensure_java
 
 _FAMILIES = {
     "strings": "throughput",

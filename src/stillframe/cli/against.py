@@ -123,7 +123,7 @@ class _Rehearsal:
 
 def _run(job_file: Path, rehearsal: _Rehearsal, arguments: argparse.Namespace) -> None:
     """Run the script on Spark until its graph is built."""
-    from stillframe.spark.environment import keep_jvm_output, prepare_spark
+    from stillframe.spark.deployment.environment import keep_jvm_output, prepare_spark
     from stillframe.spark.launch import rehearse
 
     # What was started before the script ends is what there is to look at.

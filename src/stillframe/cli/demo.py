@@ -157,7 +157,7 @@ def _introduce(chosen: Demo, lines: Lines) -> None:
 
 
 def _run(chosen: Demo, follow: Callable[[Query], None]) -> None:
-    from stillframe.spark.environment import jvm_pid, keep_jvm_output, prepare_spark
+    from stillframe.spark.deployment.environment import jvm_pid, keep_jvm_output, prepare_spark
 
     conf = {
         "spark.ui.enabled": "false",
@@ -177,7 +177,7 @@ def _run(chosen: Demo, follow: Callable[[Query], None]) -> None:
 def _compare(chosen: Demo) -> Comparison:
     import stillframe
     from stillframe.cli.comparison import compare
-    from stillframe.spark.environment import open_session
+    from stillframe.spark.deployment.environment import open_session
 
     still = stillframe.on(open_session(JOB))
     return compare(still, chosen.source(), chosen.directory, JOB)

@@ -94,7 +94,7 @@ def _pyarrow() -> str:
 
 
 def _java() -> str:
-    from stillframe.spark.java import ensure_java
+    from stillframe.spark.deployment.java import ensure_java
 
     return str(ensure_java())
 
@@ -147,7 +147,7 @@ def _spark_findings(
     master: str, shared: Path | None, logs: Path, *, is_verbose: bool
 ) -> Iterator[Finding]:
     from stillframe.spark import health
-    from stillframe.spark.environment import (
+    from stillframe.spark.deployment.environment import (
         keep_jvm_output,
         log_file,
         open_session,

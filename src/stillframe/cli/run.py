@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kept(logs: Scratch) -> Path:
-    from stillframe.spark.environment import log_file
+    from stillframe.spark.deployment.environment import log_file
 
     logs.keep()
     return log_file(logs.directory)
@@ -76,7 +76,12 @@ def default_master(parallelism: int = 1) -> str:
 
 def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Namespace) -> int:
     from stillframe.cli.progress import Progress, form_for
-    from stillframe.spark.environment import end_spark, jvm_pid, keep_jvm_output, prepare_spark
+    from stillframe.spark.deployment.environment import (
+        end_spark,
+        jvm_pid,
+        keep_jvm_output,
+        prepare_spark,
+    )
 
     parallelism = parse_count("parallelism", conf.get(SESSION_PREFIX + "parallelism", "1"))
     master = arguments.master or default_master(parallelism)

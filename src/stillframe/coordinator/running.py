@@ -109,6 +109,7 @@ def run_attempt(
         channel_buffer_bytes=parts.config.channel_buffer_bytes,
         checkpoint_mode=parts.config.checkpoint_mode,
         idle_timeout_seconds=parts.config.watermark_idle_timeout_seconds,
+        rests=parts.config.available_now,
         ahead_seconds_max=parts.config.watermark_ahead_seconds_max,
         heartbeat_timeout_seconds=parts.config.heartbeat_timeout_seconds,
         stuck_timeout_seconds=parts.config.stuck_timeout_seconds,

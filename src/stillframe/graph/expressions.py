@@ -1,10 +1,9 @@
 """Expressions over the columns of a batch: a small typed tree, free of Spark.
 
-`spark/expressions.py` makes them from what Spark's analyzer understood; `runtime/expressions.py`
+`spark/expressions/` makes them from what Spark's analyzer understood; `runtime/expressions.py`
 evaluates them on whole Arrow columns. What it does not know is a `SparkResult`: Spark's own code
-computes it, in a process beside the slot (`spark/evaluated.py`, `evaluator/`). Each kind may be a
-part of every other, so a user's function may stand within what Spark computes, and the other way
-round.
+computes it, in a process beside the slot (`evaluator/`). Each kind may be a part of every other, so
+a user's function may stand within what Spark computes, and the other way round.
 """
 
 from __future__ import annotations
@@ -150,6 +149,11 @@ def all_parts(*expressions: Expression) -> Iterator[Expression]:
             seen.add(id(part))
             yield part
             waiting.extend(reversed(parts_of(part)))
+
+
+def names_in(expression: Expression) -> set[str]:
+    """The columns that it looks at."""
+    return {part.name for part in all_parts(expression) if isinstance(part, Column)}
 
 
 def spark_results(*expressions: Expression) -> list[SparkResult]:

@@ -28,6 +28,8 @@ class SlotLaunch:
     channel_buffer_bytes: int
     checkpoint_mode: CheckpointMode = "exactly-once"
     idle_timeout_seconds: float | None = None
+    rests: bool = False
+    """Whether the job stops when it has read what there is, and goes on from there."""
     ahead_seconds_max: float = math.inf
     heartbeat_timeout_seconds: float = 50.0
     stuck_timeout_seconds: float = 300.0

@@ -59,7 +59,12 @@ from stillframe.graph.places import (
     told_apart,
     traits_of,
 )
-from stillframe.graph.pruning import columns_grouped_by, columns_read, with_fields_read
+from stillframe.graph.pruning import (
+    columns_grouped_by,
+    columns_read,
+    with_columns_wanted,
+    with_fields_read,
+)
 from stillframe.ids import OperatorUid, SubtaskIndex
 
 
@@ -192,6 +197,16 @@ class Plan:
     def operators(self) -> Iterator[tuple[Task, PlannedOperator]]:
         return ((task, planned) for task in self.tasks for planned in task.operators)
 
+    def timed_edges(self) -> frozenset[int]:
+        """Those with a `withWatermark` somewhere in front of them: event time comes on them."""
+        timed: set[int] = set()
+        before = -1
+        while len(timed) > before:  # edges of cycles lead back
+            before = len(timed)
+            for task in self.tasks:
+                timed.update(_timed_edges_of(task, bool(timed.intersection(task.input_edges))))
+        return frozenset(timed)
+
     def explain(self) -> str:
         """The plan as text, for people."""
         plural = "" if self.slots == 1 else "s"
@@ -215,6 +230,16 @@ class Plan:
                     for edge in fanout
                 ]
         return "\n".join(lines)
+
+
+def _timed_edges_of(task: Task, is_timed: bool) -> Iterator[int]:
+    timed = {0} if is_timed else set()
+    for position, planned in enumerate(task.operators):  # what is chained stands behind
+        if isinstance(planned.operator, WithWatermark):
+            timed.add(position)
+        if position in timed:
+            timed.update(planned.chained)
+            yield from planned.edges
 
 
 def build_plan(job: str, sinks: Sequence[Node], slots: int, max_parallelism: int = 128) -> Plan:
@@ -430,6 +455,8 @@ class _Planner:
         nodes = self._all_nodes
         if isinstance(node.operator, Project):
             return with_fields_read(node, node.operator, nodes)
+        if isinstance(node.operator, MapInArrow):
+            return with_columns_wanted(node, node.operator, nodes)
         if isinstance(node.operator, Read):
             columns, grouped_by = columns_read(node, nodes), columns_grouped_by(node, nodes)
             return Read(node.operator.source, columns, grouped_by)

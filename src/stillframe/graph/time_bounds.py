@@ -34,6 +34,13 @@ class TimeBounds:
         latest = [us for us in (self.latest_us, other.latest_us) if us is not None]
         return TimeBounds(max(earliest, default=None), min(latest, default=None))
 
+    def loosened(self, by_us: int) -> TimeBounds:
+        earliest_us, latest_us = self.earliest_us, self.latest_us
+        return TimeBounds(
+            None if earliest_us is None else earliest_us - by_us,
+            None if latest_us is None else latest_us + by_us,
+        )
+
 
 def time_bounds(condition: Expression | None, first: str, second: str) -> TimeBounds:
     """By how much the column `second` is after the column `first` where the condition is true."""

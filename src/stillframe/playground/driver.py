@@ -30,7 +30,7 @@ _STOP_SECONDS_MAX = 10.0
 
 
 def main(master: str, directory: Path, job: Path) -> None:
-    from stillframe.spark.environment import end_spark, prepare_spark
+    from stillframe.spark.deployment.environment import end_spark, prepare_spark
     from stillframe.spark.launch import observe_starts
 
     lines = Lines(as_json=True, out=_own_output())

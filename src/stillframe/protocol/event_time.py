@@ -1,6 +1,8 @@
 """Event time where several inputs meet: as far as the slowest of them has come.
 
-Inputs are the channels of a task, or the splits of a source, which come and go.
+Inputs are the channels of a task, or the splits of a source, which come and go. Channels are of
+one stream if none of them shall hold the others back for ever: usually all are. In a job that rests
+when it has read what there is, each input of a task is a stream of its own.
 
 Rules of this file
 ------------------
@@ -8,7 +10,8 @@ Rules of this file
 2. Time never goes back: a channel that was idle and wakes up with an older watermark holds time
    where it is, and does not turn it back.
 3. One of which nothing is known yet holds time where it is. An idle or closed one does not. When
-   all are idle or closed, time has come as far as the furthest, and the task is idle.
+   all of a stream are idle or closed, it has come as far as the furthest of them. Time has come as
+   far as the slowest stream, whatever its channels do. When all are idle, so is the task.
 4. Time comes to its end with the last record of all, which is not decided here: what is idle may
    still give some, and they would all be late.
 """
@@ -38,16 +41,28 @@ class BecomeIdle:
 TimeInstruction = AdvanceTime | BecomeIdle
 Channel = TypeVar("Channel", bound=Hashable)
 
+_ONE_STREAM = 0
+
 
 class EventTime(Generic[Channel]):
     """The event time of one task, by its channels."""
 
-    def __init__(self, channels: Iterable[Channel], restored_us: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: Iterable[Channel],
+        restored_us: int | None = None,
+        stream_of: Mapping[Channel, int] | None = None,
+    ) -> None:
+        """`stream_of`: the streams of the channels; None: they are of one, as all that are opened
+        later."""
         self._time_us = restored_us
         self._channels: dict[Channel, int | None] = dict.fromkeys(channels, restored_us)
+        self._stream_of = stream_of or {}
+        self._streams = frozenset(self._stream_of.values()) or {_ONE_STREAM}
         self._idle: set[Channel] = set()
         self._is_idle = False
-        self._furthest_us: int | None = None
+        self._closed_us: dict[int, int] = {}
+        """How far those had come that are closed, by stream."""
 
     @property
     def time_us(self) -> int | None:
@@ -85,7 +100,7 @@ class EventTime(Generic[Channel]):
         """
         for channel in closed:
             self._close(channel)
-        instructions = [] if self._channels else self._furthest()
+        instructions = [] if self._channels else self._advanced()
         for channel, time_us in opened.items():
             self._channels[channel] = time_us
             self.on_active(channel)
@@ -96,25 +111,31 @@ class EventTime(Generic[Channel]):
     def _close(self, channel: Channel) -> None:
         time_us = self._channels.pop(channel)
         self._idle.discard(channel)
-        if time_us is not None and (self._furthest_us is None or time_us > self._furthest_us):
-            self._furthest_us = time_us
+        stream = self._stream_of.get(channel, _ONE_STREAM)
+        if time_us is not None:
+            self._closed_us[stream] = max(time_us, self._closed_us.get(stream, time_us))
 
     def _rested(self) -> list[TimeInstruction]:
         if self._is_idle:
             return []
         self._is_idle = True
-        return [*self._furthest(), BecomeIdle()]
-
-    def _furthest(self) -> list[TimeInstruction]:
-        known = [time for time in (*self._channels.values(), self._furthest_us) if time is not None]
-        return self._reached(max(known)) if known else []
+        return [*self._advanced(), BecomeIdle()]
 
     def _advanced(self) -> list[TimeInstruction]:
-        counting = [time for each, time in self._channels.items() if each not in self._idle]
-        known = [time for time in counting if time is not None]
-        if len(known) < len(counting) or not known:
-            return []
-        return self._reached(min(known))
+        times = [self._time_of(stream) for stream in self._streams]
+        known = [time for time in times if time is not None]
+        return self._reached(min(known)) if len(known) == len(times) else []
+
+    def _time_of(self, stream: int) -> int | None:
+        of_it = [
+            each for each in self._channels if self._stream_of.get(each, _ONE_STREAM) == stream
+        ]
+        counting = [self._channels[each] for each in of_it if each not in self._idle]
+        if counting:
+            known = [time for time in counting if time is not None]
+            return min(known) if len(known) == len(counting) else None
+        left = (*(self._channels[each] for each in of_it), self._closed_us.get(stream))
+        return max((time for time in left if time is not None), default=None)
 
     def _reached(self, time_us: int) -> list[TimeInstruction]:
         if self._time_us is not None and time_us <= self._time_us:

@@ -10,7 +10,7 @@ from stillframe.errors import UserCodeError
 from stillframe.graph.logical import (
     WithWatermark,
 )
-from stillframe.graph.plan import Edge, SubtaskRef, Task
+from stillframe.graph.plan import Edge, Plan, SubtaskRef, Task
 from stillframe.ids import CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.protocol.restore import SubtaskState
 from stillframe.runtime.building import Site, Surroundings, build_operator
@@ -124,6 +124,7 @@ def _subtask(
         [place for edge in edges for place in _places(edge, index)],
         _had_finished(around, task, index),
         _restored_time_us(around, task, index),
+        stream_of=_stream_of(around.plan, edges, index) if around.rests else None,
     )
 
 
@@ -143,6 +144,16 @@ def _inputs(
 def _places(edge: Edge, index: SubtaskIndex) -> Iterator[ChannelPlace]:
     for source in edge.sources_of(index):
         yield ChannelPlace((edge.name, source), edge.input, edge.is_feedback, edge.loops)
+
+
+def _stream_of(plan: Plan, edges: Sequence[Edge], index: SubtaskIndex) -> dict[int, int]:
+    """Each input with event time is a stream: those that have read all there is are waited for, as
+    Spark does. The others are of the first one, as they have nothing to say."""
+    timed = plan.timed_edges()
+    inputs = [edge for edge in edges if edge.index in timed and not edge.is_feedback]
+    number = {edge.index: place for place, edge in enumerate(inputs)}
+    streams = [number.get(edge.index, 0) for edge in edges for _ in edge.sources_of(index)]
+    return dict(enumerate(streams))
 
 
 def _had_finished(around: Surroundings, task: Task, index: SubtaskIndex) -> bool:

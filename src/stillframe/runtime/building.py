@@ -107,6 +107,8 @@ class Surroundings:
     channels: StartingChannels = field(default_factory=dict)
     idle_timeout_seconds: float | None = None
     """When a source that has nothing stops holding event time back; None: never."""
+    rests: bool = False
+    """Whether the job stops when it has read what there is, and goes on from there."""
     ahead_seconds_max: float = math.inf
     """How far ahead of the clock a record may pull event time."""
     settings: StateSettings = StateSettings()  # noqa: RUF009 - frozen

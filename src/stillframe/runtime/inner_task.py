@@ -23,7 +23,7 @@ have ended, laps are sent round to find out when nothing circulates any more (se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -180,6 +180,7 @@ class InnerSubtask(Subtask):
         has_finished: bool = False,
         restored_time_us: int | None = None,
         together_rows_max: int = TOGETHER_ROWS_MAX,
+        stream_of: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(ref, name, chain, clock, events, mode, channel_log)
         self.steps_per_turn = max(_STEPS_PER_TURN_MIN, len(channels))
@@ -204,7 +205,9 @@ class InnerSubtask(Subtask):
         """Of the batch that goes through the chain."""
         self._has_ended_time = False
         self._event_time = EventTime(
-            (index for index in indices if index not in self._feedback), restored_time_us
+            (index for index in indices if index not in self._feedback),
+            restored_time_us,
+            stream_of,
         )
 
     # --- steps ---

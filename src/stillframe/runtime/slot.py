@@ -268,6 +268,7 @@ class _Slot(TaskEvents):
                 mode=self._launch.checkpoint_mode,
                 channels=self._start.channels,
                 idle_timeout_seconds=self._launch.idle_timeout_seconds,
+                rests=self._launch.rests,
                 ahead_seconds_max=self._launch.ahead_seconds_max,
                 settings=self._launch.state,
                 room=self._room,

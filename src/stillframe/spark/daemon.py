@@ -40,8 +40,8 @@ for _needed in (
     "pyarrow.compute",
     "pyarrow.parquet",
     "pyspark.worker",
-    "stillframe.spark.entry",
-    "stillframe.spark.processor_programs",
+    "stillframe.spark.deployment.entry",
+    "stillframe.spark.processors.programs",
 ):
     import_module(_needed)
 

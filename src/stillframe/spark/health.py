@@ -17,8 +17,8 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from stillframe.errors import StartRefused
-from stillframe.spark import checks
-from stillframe.spark.capacity import is_local, slots_max, slots_soon
+from stillframe.spark.deployment import checks
+from stillframe.spark.deployment.capacity import is_local, slots_max, slots_soon
 
 _PATIENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0

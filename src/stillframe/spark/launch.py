@@ -27,14 +27,22 @@ from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.rest.serving import serve
 from stillframe.runtime.unfit_states import unfit_states
-from stillframe.spark import checks, listeners, streams, temporary
-from stillframe.spark.capacity import Held, Room, is_local, slots_max, slots_soon, tasks_active
-from stillframe.spark.deploy import SparkDeployment
-from stillframe.spark.frames import resolve_frames
-from stillframe.spark.interrupts import spare_slots
+from stillframe.spark import listeners, streams
+from stillframe.spark.deployment import checks, temporary
+from stillframe.spark.deployment.capacity import (
+    Held,
+    Room,
+    is_local,
+    slots_max,
+    slots_soon,
+    tasks_active,
+)
+from stillframe.spark.deployment.interrupts import spare_slots
+from stillframe.spark.deployment.memory import too_little_overhead
+from stillframe.spark.deployment.stage import SparkDeployment
+from stillframe.spark.frames.sources import resolve_frames
 from stillframe.spark.listeners import SparkQuery
-from stillframe.spark.lookups import with_tables_read
-from stillframe.spark.memory import too_little_overhead
+from stillframe.spark.plans.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
 from stillframe.storage.places import address_of, place_of
 

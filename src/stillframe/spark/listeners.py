@@ -32,7 +32,7 @@ from stillframe.coordinator.history import (
 from stillframe.coordinator.progress import iso
 from stillframe.coordinator.query import Query
 from stillframe.errors import BuildError, JobFailed
-from stillframe.spark.observed import Observing, observed_in
+from stillframe.spark.plans.observed import Observing, observed_in
 
 log = logging.getLogger("stillframe")
 

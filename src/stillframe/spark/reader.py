@@ -17,9 +17,9 @@ from stillframe.connectors.orc import OrcSource
 from stillframe.connectors.socket import SocketSource
 from stillframe.errors import BuildError
 from stillframe.graph.logical import Node, Read
-from stillframe.spark import choosing, formats
-from stillframe.spark.checks import refuse_times_in_orc
-from stillframe.spark.data_sources import PythonSource
+from stillframe.spark.deployment.checks import refuse_times_in_orc
+from stillframe.spark.formats import choosing, ours
+from stillframe.spark.formats.data_sources import PythonSource
 from stillframe.spark.types import parse_schema, to_arrow_schema
 from stillframe.storage.places import address_of, is_on_disk, place_of
 from stillframe.storage.renewed import joined
@@ -52,7 +52,7 @@ class StreamReader:
         """None takes the option back."""
         self._options.pop(key, None)
         if value is not None:
-            self._options[key] = formats.option_text(value)
+            self._options[key] = ours.option_text(value)
         return self
 
     def options(self, **options: Any) -> StreamReader:
@@ -96,7 +96,7 @@ class StreamReader:
 
     @property
     def _is_of_files(self) -> bool:
-        own = formats.OWN_SOURCES.get(self._format.name) if self._format.is_own else None
+        own = ours.OWN_SOURCES.get(self._format.name) if self._format.is_own else None
         return own is not None and issubclass(own.kind, FileSource)
 
     def _settings(self, source: FileSource) -> Mapping[str, str]:
@@ -109,7 +109,7 @@ class StreamReader:
     def _with_partitions(self, source: FileSource) -> FileSource:
         """With the columns that its directories stand for, in Spark's order and with its types."""
         spark = self._still.spark
-        zone = formats.option_value(self._options, "timeZone")
+        zone = ours.option_value(self._options, "timeZone")
         source = source.listing(zone=zone or str(spark.conf.get("spark.sql.session.timeZone")))
         keys = {key.lower() for file in source.files_now() for key, _ in file.partitions}
         if not keys or not all(is_on_disk(address_of(path)) for path in source.paths):
@@ -120,7 +120,7 @@ class StreamReader:
         if zone is not None:
             reader = reader.option("timeZone", zone)
         try:
-            frame = reader.load(formats.option_value(self._options, "path"))
+            frame = reader.load(ours.option_value(self._options, "path"))
         except PySparkException as error:
             raise BuildError(str(error).partition("\n")[0]) from error
         found = to_arrow_schema(frame.schema)

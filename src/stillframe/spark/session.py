@@ -22,9 +22,10 @@ from stillframe.config import (
 )
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.logical import Node, Read
-from stillframe.spark import formats, snapshot_source
-from stillframe.spark.frames import frame_node
-from stillframe.spark.output_modes import with_output_modes
+from stillframe.spark.formats import ours
+from stillframe.spark.frames import snapshot_source
+from stillframe.spark.frames.sources import frame_node
+from stillframe.spark.plans.output_modes import with_output_modes
 from stillframe.spark.reader import StreamReader
 from stillframe.spark.streams import Streams
 
@@ -79,8 +80,8 @@ class Still:
         same rows in the same order each time feeds the slots directly; any other is written to
         files first, once.
         """
+        from stillframe.spark.plans.translation import stream_of
         from stillframe.spark.stream import Stream
-        from stillframe.spark.translation import stream_of
 
         if isinstance(frame, Source):
             return Stream.reading(self, Node(Read(frame), frame.schema))
@@ -90,7 +91,7 @@ class Still:
 
     def writeStream(self, frame: DataFrame) -> StreamWriter:
         """The writer of a streaming DataFrame: `still.writeStream(df)` for `df.writeStream`."""
-        from stillframe.spark.translation import writer_of
+        from stillframe.spark.plans.translation import writer_of
 
         return writer_of(self, frame)
 
@@ -113,7 +114,7 @@ class Still:
                 f"job {name!r} has no sink: give still.start(...) at least one stream.writeStream"
             )
         writers = tuple(each for writer in writers for each in writer.with_observers())
-        given = [{key: formats.option_text(value) for key, value in options.items()}]
+        given = [{key: ours.option_text(value) for key, value in options.items()}]
         for writer in writers:
             given += [writer.job_options(), writer.trigger_options()]
         merged = _merged(given)

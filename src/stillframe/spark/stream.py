@@ -40,20 +40,20 @@ from stillframe.runtime.row_functions import (
     RowMap,
     name_of,
 )
-from stillframe.spark.evaluated import columns_in_two, condition_in_two
-from stillframe.spark.plans import analyzed
+from stillframe.spark.expressions.evaluated import columns_in_two, condition_in_two
+from stillframe.spark.expressions.windows import watermark_of
 from stillframe.spark.refusals import refuse_what_frames_have
+from stillframe.spark.steps import analyzed
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
-from stillframe.spark.windows import watermark_of
 
 if TYPE_CHECKING:
     import pandas
 
     from stillframe.api.functions import TwoInputFunction
     from stillframe.api.stream_functions import StreamFunction
-    from stillframe.spark.combined import BroadcastStream
-    from stillframe.spark.grouped import GroupedStream
-    from stillframe.spark.lookups import LatestStream
+    from stillframe.spark.plans.combined import BroadcastStream
+    from stillframe.spark.plans.grouped import GroupedStream
+    from stillframe.spark.plans.lookups import LatestStream
     from stillframe.spark.session import Still
     from stillframe.spark.writer import StreamWriter
 
@@ -264,7 +264,7 @@ class Stream:
         it is called on executors, once per subtask and start, and once here. `schema` is that of
         the batches it answers. For state by key call `groupBy` first.
         """
-        from stillframe.spark.processed import processed_whole
+        from stillframe.spark.processors.processed import processed_whole
 
         refuse_repeated(self.columns)
         return self._then(*processed_whole(self, function, schema))
@@ -275,7 +275,7 @@ class Stream:
         return watermarked(self, *watermark_of(self._frame, eventTime, delayThreshold))
 
     def groupBy(self, *cols: ColumnOrName | list[ColumnOrName]) -> GroupedStream:
-        from stillframe.spark.grouped import GroupedStream, refuse_grouped
+        from stillframe.spark.plans.grouped import GroupedStream, refuse_grouped
 
         refuse_grouped(self)
         return GroupedStream(self, self._node, self._frame.groupBy(*_listed(cols)))
@@ -284,7 +284,7 @@ class Stream:
 
     def union(self, other: Stream) -> Stream:
         """The rows of both, column by column by their places, in no order between the two."""
-        from stillframe.spark.combined import refuse_strangers, united
+        from stillframe.spark.plans.combined import refuse_strangers, united
 
         refuse_strangers("union", self, other)
         return united([self, other], self._frame.union(other._frame))
@@ -293,7 +293,7 @@ class Stream:
 
     def unionByName(self, other: Stream, allowMissingColumns: bool = False) -> Stream:
         """The rows of both, column by column by their names."""
-        from stillframe.spark.combined import refuse_strangers, united
+        from stillframe.spark.plans.combined import refuse_strangers, united
 
         refuse_strangers("union", self, other)
         frame = self._frame.unionByName(other._frame, allowMissingColumns)
@@ -312,7 +312,7 @@ class Stream:
         full or left_semi; all but inner need watermarks and such a range. A row that comes later
         than the watermark is dropped.
         """
-        from stillframe.spark.joins import joined
+        from stillframe.spark.plans.joins import joined
 
         return joined(self, other, on, how)
 
@@ -321,7 +321,7 @@ class Stream:
 
         Keys are kept for ever, unless the column of `withWatermark` is one of them.
         """
-        from stillframe.spark.duplicates import without_duplicates
+        from stillframe.spark.plans.duplicates import without_duplicates
 
         return without_duplicates(self, subset, within=False)
 
@@ -336,7 +336,7 @@ class Stream:
 
         Duplicates whose event times are no further apart than the watermark's delay are dropped.
         """
-        from stillframe.spark.duplicates import without_duplicates
+        from stillframe.spark.plans.duplicates import without_duplicates
 
         return without_duplicates(self, subset, within=True)
 
@@ -351,7 +351,7 @@ class Stream:
 
         Only Stillframe can run it: `still.writeStream(df)`, or `still.stream(df)` to go on here.
         """
-        from stillframe.spark.stand_ins import stand_in
+        from stillframe.spark.plans.stand_ins import stand_in
 
         return stand_in(self)
 
@@ -359,7 +359,7 @@ class Stream:
 
     def broadcast(self) -> BroadcastStream:
         """This stream for `other.connect(...)`: every subtask there gets all of its rows."""
-        from stillframe.spark.combined import BroadcastStream
+        from stillframe.spark.plans.combined import BroadcastStream
 
         return BroadcastStream(self)
 
@@ -369,7 +369,7 @@ class Stream:
         Every row of the other stream comes out at once, beside the row that is the newest one
         known then: by event time if this stream has a watermark, otherwise the one that came last.
         """
-        from stillframe.spark.lookups import latest_of
+        from stillframe.spark.plans.lookups import latest_of
 
         return latest_of(self, keys)
 
@@ -388,7 +388,7 @@ class Stream:
         whichever stream, all come to the same object; or the other stream is broadcast,
         `stream.connect(other.broadcast(), ...)`, and every object gets all of its rows.
         """
-        from stillframe.spark.combined import connected
+        from stillframe.spark.plans.combined import connected
 
         return connected(self, other, function, schema, by)
 
@@ -403,7 +403,7 @@ class Stream:
         row must leave the cycle, or be dropped, after finitely many rounds. If one row never
         does, the job never ends. A cycle within a cycle is refused.
         """
-        from stillframe.spark.combined import iterated
+        from stillframe.spark.plans.combined import iterated
 
         return iterated(self, body)
 
@@ -415,7 +415,7 @@ class Stream:
         they travel, which costs speed. To name the aggregate or to set its parallelism, do so
         before. Behind the late rows there is no watermark; they may be given one anew.
         """
-        from stillframe.spark.late import with_late
+        from stillframe.spark.plans.late import with_late
 
         return with_late(self)
 

@@ -43,17 +43,17 @@ from stillframe.graph.logical import (
 )
 from stillframe.graph.plan import describe
 from stillframe.runtime.row_functions import name_of
-from stillframe.spark import choosing, formats
-from stillframe.spark.catalog_tables import refuse_other_columns, table_for
-from stillframe.spark.checks import refuse_times_in_orc
-from stillframe.spark.data_source_sinks import PythonSink
-from stillframe.spark.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
-from stillframe.spark.exact import exactly_once
-from stillframe.spark.foreach import ForeachFormat
-from stillframe.spark.joins import refuse_mode_of_joins
-from stillframe.spark.observed import Observing
-from stillframe.spark.output_modes import refuse_updates_in_chains
-from stillframe.spark.temporary import temporary_location
+from stillframe.spark.deployment.checks import refuse_times_in_orc
+from stillframe.spark.deployment.temporary import temporary_location
+from stillframe.spark.formats import choosing, ours
+from stillframe.spark.formats.catalog_tables import refuse_other_columns, table_for
+from stillframe.spark.formats.data_source_sinks import PythonSink
+from stillframe.spark.formats.exact import exactly_once
+from stillframe.spark.formats.foreach import ForeachFormat
+from stillframe.spark.frames.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
+from stillframe.spark.plans.joins import refuse_mode_of_joins
+from stillframe.spark.plans.observed import Observing
+from stillframe.spark.plans.output_modes import refuse_updates_in_chains
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 from stillframe.storage.places import address_of, place_of
 
@@ -128,7 +128,7 @@ class StreamWriter:
         """None takes the option back."""
         self._options = {k: v for k, v in self._options.items() if k.lower() != key.lower()}
         if value is not None:
-            self._options[key] = formats.option_text(value)
+            self._options[key] = ours.option_text(value)
         return self
 
     def options(self, **options: Any) -> StreamWriter:
@@ -231,7 +231,7 @@ class StreamWriter:
                 " table, as delta.`/lake/views`, or a format of files: for other tables that only"
                 " Spark knows, use foreachBatch with df.write.mode('append').saveAsTable(...)"
             )
-        if formats.option_value(self._options, "createTable") is None:
+        if ours.option_value(self._options, "createTable") is None:
             self.option("createTable", True)
         return self.start()
 
@@ -350,7 +350,7 @@ class StreamWriter:
             place = usual if self._name is not None else f"{usual}/{uuid.uuid4()}"
             return {"checkpointLocation": place, **still.usual_interval(said)}
         if self._keeps_rows:
-            if self._is_file and formats.option_value(self._options, "path") is None:
+            if self._is_file and ours.option_value(self._options, "path") is None:
                 return {}  # that comes first
             where = "files" if self._is_file else f"to {self._sink_name()}"
             raise BuildError(
@@ -382,9 +382,7 @@ class StreamWriter:
     def _is_made_of_options(self) -> bool:
         """Whether the options say all about the sink; ours that need more are built here."""
         of = self._format.of
-        is_built_here = isinstance(of, formats.OwnFormat) and not isinstance(
-            of, formats.MadeOfOptions
-        )
+        is_built_here = isinstance(of, ours.OwnFormat) and not isinstance(of, ours.MadeOfOptions)
         return self._function is None and not is_built_here
 
     def _sink_options(self) -> dict[str, str]:
@@ -443,7 +441,7 @@ class StreamWriter:
 
     def _file_sink(self, name: str, config: JobConfig) -> FileSink:
         (format,) = (each for each in FORMATS if each == name)
-        path = formats.option_value(self._options, "path")
+        path = ours.option_value(self._options, "path")
         if path is None:
             raise BuildError(
                 f"the sink {format} has no path: say .start(path) or .option('path', ...), or"
@@ -488,7 +486,7 @@ class StreamWriter:
     def _memory_sink(self, job: str, config: JobConfig) -> StagedSink:
         if self._name is None:
             raise BuildError("queryName must be specified for memory sink: it names the table")
-        text = formats.option_value(self._options, "maxRows") or _MEMORY_ROWS_MAX
+        text = ours.option_value(self._options, "maxRows") or _MEMORY_ROWS_MAX
         rows_max = parse_count("maxRows", text)
         table = MemoryTable(
             self._stream.still.spark,
@@ -503,8 +501,8 @@ class StreamWriter:
         return replace(sink, tied_to=sink.description)
 
     def _console_sink(self, job: str, config: JobConfig) -> StagedSink:
-        rows = formats.option_value(self._options, "numRows") or _CONSOLE_ROWS
-        truncates = formats.option_value(self._options, "truncate") or "true"
+        rows = ours.option_value(self._options, "numRows") or _CONSOLE_ROWS
+        truncates = ours.option_value(self._options, "truncate") or "true"
         console = Console(
             self._stream.still.spark,
             self._schema,

@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from stillframe.errors import BuildError
 from stillframe.graph.plan import build_plan
-from stillframe.spark.plans import analyzed
+from stillframe.spark.steps import analyzed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -386,13 +386,7 @@ PUBLIC_PROGRAMS = (
     Program(VISITS, "duplicates by a hash of several columns", known_by_hash),
     Program(CHANGES, "`get_json_object`, nested structs and a map", changed_rows),
     Program(STREAMS, "rides joined with their fares, tips by window", tips_by_zone),
-    Program(
-        STREAMS,
-        "rides without a fare",
-        unpaid,
-        here="rides come out that Spark still keeps: a stream that has ended does not hold event"
-        " time",
-    ),
+    Program(STREAMS, "rides without a fare", unpaid),
 )
 
 

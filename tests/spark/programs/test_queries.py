@@ -31,7 +31,7 @@ from waiting import wait_until
 
 import stillframe
 from stillframe.errors import BuildError
-from stillframe.spark.checks import warn_of_settings
+from stillframe.spark.deployment.checks import warn_of_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

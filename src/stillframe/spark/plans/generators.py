@@ -1,0 +1,83 @@
+"""Spark's generators, which make several rows of one: `explode`, `inline`, `stack` and their like.
+
+What a generator reads is computed in front of it where only Spark's own evaluator can.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
+
+from stillframe.graph.expressions import Column, Literal, Named
+from stillframe.graph.logical import MapInArrow, Node
+from stillframe.runtime.exploding import Expanding, Exploding
+from stillframe.spark.expressions.evaluated import Columns, Crossings, InTwo, computed_in_front
+from stillframe.spark.expressions.reading import Translator, columns_of
+from stillframe.spark.expressions.windows import is_event_time
+from stillframe.spark.plans.joins import noted_frame, told_apart
+from stillframe.spark.steps import analyzed, children, class_name, sequence
+from stillframe.spark.stream import Stream, schema_of
+from stillframe.spark.types import to_arrow_schema
+
+_OF_COLLECTIONS = {
+    "Explode": ("array", "map"),
+    "PosExplode": ("array", "map"),
+    "Inline": ("array",),
+}
+
+
+def generated(child: Stream, plan: JavaObject, frame: DataFrame) -> Stream | None:
+    """The stream behind this `Generate`, which `frame` is over the stream's own frame.
+
+    None: a stream has no such generator.
+    """
+    generator = plan.generator()
+    make = _stacked if class_name(generator) == "Stack" else _exploded
+    leaf = analyzed(child.frame)
+    fields = to_arrow_schema(frame.schema)
+    # A column may be exploded into one of its own name.
+    result = told_apart(tuple(Named(each.name, Column(each.name, each.type)) for each in fields))
+    node = make(child, plan, schema_of(result), Crossings(frame.sparkSession), columns_of(leaf))
+    if node is None:
+        return None
+    times = {str(each.name()) for each in sequence(leaf.output()) if is_event_time(each)}
+    return child.after(node, noted_frame(frame, result, times))
+
+
+def _exploded(
+    child: Stream, plan: JavaObject, schema: pa.Schema, crossings: Crossings, columns: Columns
+) -> Node | None:
+    generator = plan.generator()
+    kind = class_name(generator)
+    if kind not in _OF_COLLECTIONS:
+        return None
+    if generator.child().dataType().typeName() not in _OF_COLLECTIONS[kind]:
+        return None
+    read = InTwo(crossings, Translator(columns)).translate(generator.child())
+    front, [[expression]] = computed_in_front(crossings, child.node, [[read]])
+    is_inline = kind == "Inline"
+    own = tuple(child.node.schema.names)
+    with_position, is_outer = kind == "PosExplode", bool(plan.outer())
+    function = Exploding(expression, own, with_position, is_outer, schema, is_inline)
+    return Node(MapInArrow(function, "inline" if is_inline else "explode"), schema, (front,))
+
+
+def _stacked(
+    child: Stream, plan: JavaObject, schema: pa.Schema, crossings: Crossings, columns: Columns
+) -> Node:
+    """Each row once for each of so many rows of values; what is missing in the last is null."""
+    count, *given = children(plan.generator())
+    values = [InTwo(crossings, Translator(columns)).translate(each) for each in given]
+    own, made = list(schema)[: len(child.node.schema)], list(schema)[len(child.node.schema) :]
+    width, rows = len(made), int(count.eval(None))
+    places = range(len(values), rows * width)
+    values += [Literal(pa.scalar(None, made[place % width].type)) for place in places]
+    parts = [values[start : start + width] for start in range(0, rows * width, width)]
+    front, parts = computed_in_front(crossings, child.node, parts)
+    unchanged = [Named(each.name, Column(each.name, each.type)) for each in own]
+    stacked = tuple(
+        (*unchanged, *(Named(field.name, value) for field, value in zip(made, part, strict=True)))
+        for part in parts
+    )
+    return Node(MapInArrow(Expanding(stacked, schema), "stack"), schema, (front,))

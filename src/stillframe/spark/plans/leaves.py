@@ -1,0 +1,63 @@
+"""Where a streaming plan of Spark's begins: the source that was asked for, read by ours."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from py4j.java_gateway import JavaObject
+from pyspark.sql.types import StructType
+
+from stillframe.connectors.files import FileSource
+from stillframe.errors import BuildError
+from stillframe.spark.formats.data_sources import registered_data_source
+from stillframe.spark.formats.ours import OWN_SOURCES
+from stillframe.spark.plans.stand_ins import OPTION, stands_for
+from stillframe.spark.steps import class_name, sequence
+from stillframe.spark.stream import Stream, frame_of_columns
+
+if TYPE_CHECKING:
+    from stillframe.spark.session import Still
+
+
+def stream_of_leaf(still: Still, plan: JavaObject) -> Stream:
+    """The rows that this leaf of a streaming plan reads, with its columns."""
+    name, options, schema = _said(still, plan)
+    if OPTION in options:
+        ours = stands_for(options[OPTION])
+        return ours.with_frame(frame_of_columns(still.spark, plan.output()))
+    reader = still.readStream.format(name).options(**options)
+    if schema is not None:
+        reader = reader.schema(schema)
+    node = reader.load().node
+    columns = [str(column.name()) for column in sequence(plan.output())]
+    if node.schema.names != columns:
+        raise BuildError(
+            f"the source {name} gives the columns {', '.join(node.schema.names)} here and"
+            f" {', '.join(columns)} in Spark: give the schema with readStream.schema(...)"
+        )
+    return Stream(still, node, frame_of_columns(still.spark, plan.output()))
+
+
+def _said(still: Still, plan: JavaObject) -> tuple[str, dict[str, str], StructType | None]:
+    """The source's name, its options and, of one that has none of its own, its schema."""
+    if class_name(plan) == "StreamingRelation":
+        source = plan.dataSource()
+        jvm: Any = still.spark._jvm
+        as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
+        name, options = str(source.className()), dict(as_java(source.options()))
+        declared = source.userSpecifiedSchema()
+        schema = declared.get() if declared.isDefined() else plan.schema()
+    else:
+        name, options = str(plan.sourceName()), dict(plan.extraOptions().asCaseSensitiveMap())
+        schema = plan.schema()
+    own = OWN_SOURCES.get(name.lower())
+    if own is None and registered_data_source(still.spark, name) is None:
+        raise BuildError(
+            f"the source {name} of this streaming DataFrame is not among those that Stillframe"
+            f" reads ({', '.join(OWN_SOURCES)}): write its rows to files of Parquet, or read it in"
+            " a source of your own, still.readStream.format(...)"
+        )
+    if own is not None and not issubclass(own.kind, FileSource):
+        return name, options, None
+    return name, options, StructType.fromJson(json.loads(schema.json()))
