@@ -75,9 +75,17 @@ def measured(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
         yield pandas.DataFrame({"a": texts.fillna("none").str.len(), "b": texts})
 
 
-@F.arrow_udf(LongType())  # type: ignore[call-overload]
-def lengths(texts: pa.Array) -> pa.Array:
-    return pc.utf8_length(texts)
+if hasattr(F, "arrow_udf"):
+
+    @F.arrow_udf(LongType())  # type: ignore[call-overload]
+    def lengths(texts: pa.Array) -> pa.Array:
+        return pc.utf8_length(texts)
+
+else:  # PySpark 4.0
+
+    @F.pandas_udf(LongType())  # type: ignore[call-overload]
+    def lengths(texts: pandas.Series) -> pandas.Series:
+        return texts.str.len()
 
 
 def streams_joined(rows: DataFrame) -> DataFrame:
