@@ -67,8 +67,13 @@ e6: $(VENV)/project
 
 # Two files at a time, the long ones first (tests/conftest.py); ARGS="-n 0" for one after the other
 # in this process, as a debugger wants it. A worker that dies ends the run, and is not tried again.
-test: $(VENV)/project
+test: $(VENV)/quick-java/bin/java
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+# A Java that starts Spark in half of the processor time: it takes half a minute once.
+$(VENV)/quick-java/bin/java: $(VENV)/packages tests/shared/quick_java.py | $(VENV)/project
+	@echo 'Keeping the classes of Spark for the JVMs of the tests ...'
+	@$(BIN)/python tests/shared/quick_java.py $(VENV)/quick-java
 
 # While you work: everything but what starts a JVM, a server or whole jobs.
 quick: $(VENV)/project
@@ -79,7 +84,7 @@ quick: $(VENV)/project
 # What `make test` does once or five times, done many times: kills of the driver, of slots, of
 # databases, of a broker and of an S3 server that keeps files (`make versitygw` builds one; without it
 # moto stands in), batches through Spark's evaluator, the playground's tour, simulated schedules.
-soak: $(VENV)/project
+soak: $(VENV)/quick-java/bin/java
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
 	  tests/scenarios/test_hdfs.py tests/spark/soak_bucket_on_a_cluster.py $(ARGS)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+import quick_java
 from _pytest.nodeid import NodeId
 from gateway import Gateway
 from ports import hold_port, port_of
@@ -40,6 +41,7 @@ hypothesis.settings.load_profile("stillframe")
 def pytest_configure(config: pytest.Config) -> None:
     """Every JVM of the tests, also of a process that a test starts, compiles quickly: with the
     second compiler, for which none lives long enough, it takes twice the processor time."""
+    quick_java.use(os.environ)
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     os.environ.setdefault("SPARK_SUBMIT_OPTS", quick)
     os.environ.setdefault("SPARK_DAEMON_JAVA_OPTS", quick)

@@ -504,6 +504,51 @@ def test_texts_go_to_columns_that_read_them(tmp_path, postgres):
     assert (str(u), j) == ("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", {"a": 1})
 
 
+def test_postgres_gets_the_same_rows_in_its_binary_form_and_as_texts(tmp_path, postgres):
+    schema = pa.schema([field for field in KINDS if field.name != "m"])
+    rows = [row[:3] + row[4:] for row in ROWS]
+    columns = (
+        "i bigint, f float8, d float8, s text, b bytea, t boolean, day date, moment timestamp,"
+        " local timestamp"
+    )
+    house = House(tmp_path, postgres)
+    house.use(columns, schema)
+    house.put(1, *rows)
+    in_binary = house.visible()
+    house.use(columns.replace("i bigint", "i numeric"), schema)
+    house.put(2, *rows)
+
+    assert in_binary == house.visible()
+    assert len(in_binary) == len(rows)
+
+
+def test_a_time_that_postgres_does_not_have_is_kept_aside(tmp_path, postgres):
+    house = House(tmp_path, postgres)
+    house.use("at timestamp, name text", pa.schema([("at", pa.timestamp("us")), SCHEMA.field(1)]))
+    part = house.stage(1, (MOMENT, "a"), (MOMENT, "b"))
+    years = pa.array([-(2**63) + 1, -(10**18)], pa.timestamp("us"))
+    for row in range(2):
+        early = pa.record_batch([years.slice(row, 1), pa.array(["early"])], house.schema)
+        house.batch = lambda *_, early=early: early
+        part = Prepared(part.mark, part.committables + house.stage(1, ()).committables)
+
+    with pytest.raises(OutputRefused, match="refused 2 rows"):
+        house.commit(part)
+
+    assert house.visible() == [(MOMENT, "a"), (MOMENT, "b")]
+
+
+def test_a_column_that_was_altered_gets_rows_of_its_new_type(tmp_path, postgres):
+    house = House(tmp_path, postgres)
+    house.put(1, (1, "a"))
+    part = house.stage(2, (2, "b"))
+    postgres.execute(f"alter table {house.table} alter id type double precision")
+
+    house.commit(part)
+
+    assert house.visible() == [(1.0, "a"), (2.0, "b")]
+
+
 def test_a_view_is_refused_before_the_start(tmp_path, postgres):
     house = House(tmp_path, postgres)
     postgres.execute(f"create view {house.table}_view as select * from {house.table}")

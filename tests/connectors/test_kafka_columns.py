@@ -21,12 +21,26 @@ def messages(*values, key=None):
 
 
 def read(shape, columns, *values):
-    return Columns(shape, columns).batch("t", 0, messages(*values)).to_pylist()
+    of = Columns(shape, columns)
+    return of.batch("t", 0, of.take(messages(*values))).to_pylist()
 
 
 @pytest.mark.parametrize("values", [[b"a", b"", b"\xff" * 300], [b"a", None, b""], [None]])
 def test_values_are_the_bytes_that_were_sent(values):
     assert read(Shape(), ["value"], *values) == [{"value": value} for value in values]
+
+
+def test_offsets_are_those_of_the_messages_whatever_lies_between_them():
+    columns, taken = Columns(Shape("json", VIEWS, JsonRules(mode="FAILFAST")), ["offset"]), None
+    for offsets in ([3, 4, 5], [7, 9, 10], [11]):  # a transaction's marker has an offset, too
+        piece = [Message(topic="t", partition=0, offset=at, value=b"{}") for at in offsets]
+        taken = columns.take(piece, taken)
+
+    assert taken.next_offset == 12
+    assert columns.batch("t", 0, taken)["offset"].to_pylist() == [3, 4, 5, 7, 9, 10, 11]
+    taken.said["value"][4] = b"7"
+    with pytest.raises(DataError, match="the value at offset 9 of partition 0 of topic t"):
+        columns.batch("t", 0, taken)
 
 
 def test_a_value_that_does_not_fit_a_column_that_nobody_reads_harms_no_other():

@@ -231,14 +231,14 @@ def test_values_may_be_strings(kafka):
 def test_partitions_are_read_with_their_own_order_and_offsets(kafka):
     topic = kafka.topic(3)
     for partition in range(3):
-        kafka.send(topic, [b"%d" % n for n in range(partition * 100)], partition)
+        kafka.send(topic, [b"%d" % n for n in range(partition * 700)], partition)
 
     table, offsets = all_of(source_of(kafka, topic))
 
-    assert offsets == {f"{topic}-{each}": each * 100 for each in range(3)}
+    assert offsets == {f"{topic}-{each}": each * 700 for each in range(3)}
     for partition in range(3):
         rows = table.filter(pa.compute.equal(table["partition"], partition))
-        assert rows["offset"].to_pylist() == list(range(partition * 100))
+        assert rows["offset"].to_pylist() == list(range(partition * 700))
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,25 @@ def test_a_large_epoch_is_staged_in_parts_while_records_flow(house, monkeypatch)
     assert not [name for name in house.files() if name.endswith(".arrow")]
 
 
+class FarStore(LocalStore):
+    """As far away as a bucket."""
+
+    has_network = True
+
+
+def test_what_is_staged_across_a_network_is_compressed(house):
+    near = house.stage(1, *[7] * 10_000)
+    house.staging = StagedFiles(FarStore(house.prepared_directory.parent))
+    far = house.stage(2, *[8] * 10_000)
+
+    house.commit(near)
+    house.commit(far)
+
+    assert house.visible() == [7] * 10_000 + [8] * 10_000
+    [near_bytes], [far_bytes] = ([each["bytes"] for each in p.committables] for p in (near, far))
+    assert far_bytes < near_bytes / 10
+
+
 def test_rows_that_are_gone_are_told_with_the_option_that_goes_on_without_them(house):
     part = house.stage(1, 10, 11)
     for name in house.files():

@@ -202,7 +202,7 @@ def test_a_rolled_up_file_that_is_damaged_or_newer_is_named_and_the_rest_is_show
     first.close("stopped")
     torn, newer = sorted((tmp_path / "history" / "rolled").iterdir())
     torn.write_bytes(torn.read_bytes()[:5_000])
-    newer.write_bytes(newer.read_bytes().replace(b'"format_version":3', b'"format_version":4'))
+    newer.write_bytes(newer.read_bytes().replace(b'"format_version":4', b'"format_version":5'))
 
     kept = read_history(local)
 

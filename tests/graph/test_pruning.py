@@ -22,6 +22,7 @@ from stillframe.graph.logical import (
     Write,
 )
 from stillframe.graph.plan import build_plan
+from stillframe.runtime.exploding import Exploding
 
 CLICKS = ClickSource(records=10)
 ALL = tuple(CLICKS.schema.names)
@@ -162,6 +163,34 @@ def test_who_reads_late_records_gets_their_keys_as_they_came():
     late = Node(Late(), CLICKS.schema, (counts,))
 
     assert read_of(counts, projected(late, USER)).grouped_by == ()
+
+
+# --- Rows made of arrays -------------------------------------------------------------------------
+
+PARTS = pa.list_(pa.string())
+EXPLODED = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("part", pa.string())])
+
+
+def exploded(upstream):
+    """Two columns of clicks under other names beside the parts of a third."""
+    parts = Call("split", (APP,), PARTS)
+    function = Exploding(parts, ("id", "user_id"), False, False, EXPLODED)
+    return Node(MapInArrow(function, "explode"), EXPLODED, (upstream,))
+
+
+@pytest.mark.parametrize(
+    ("end", "columns", "own"),
+    [
+        (lambda rows: counted(rows, ("part",)), ("app_id",), (None, None)),
+        (lambda rows: counted(rows, ("b",)), ("app_id", "user_id"), (None, "user_id")),
+        (lambda rows: rows, ("id", "app_id", "user_id"), ("id", "user_id")),
+    ],
+)
+def test_what_nobody_looks_at_is_not_repeated_for_each_element(end, columns, own):
+    ending = end(exploded(read()))
+    [function] = [each.function for each in operators_of(ending) if isinstance(each, MapInArrow)]
+    assert (columns_of(ending), function.own) == (columns, own)
+    assert read_of(ending).grouped_by == (), "whoever repeats a column looks at it"
 
 
 # --- Fields of JSON ------------------------------------------------------------------------------

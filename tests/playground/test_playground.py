@@ -5,6 +5,7 @@ The tour from its first to its last step is in `make soak`; here are three steps
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -118,6 +119,58 @@ def test_the_page_shows_the_job_of_its_driver(playing):
             assert answer.status == 200
 
 
+@pytest.mark.browser
+def test_a_person_sees_the_board_and_breaks_the_job_by_keyboard_alone(playing, eyes):
+    with eyes(playing.url) as tab:
+        page = tab.page
+        tab.open("/playground", token=playing.token)
+        tab.sees(".board")
+
+        def shown(figure):
+            return page.locator(f"[data-figure={figure}]").inner_text()
+
+        def is_the_boards():
+            """As long as no newer checkpoint is committed between the two."""
+            score = playing.ask("/playground")["score"]
+            told = {name: score[name] for name in ("ours", "naive")}
+            return (
+                f"checkpoint {score['checkpoint']}," in page.locator(".board").inner_text()
+                and shown("ours") == f"{told['ours']['rows']:,} exact ✓"
+                and shown("naive").startswith(f"{told['naive']['rows']:,} 0 lost, ")
+                and shown("state") == "exact ✓"
+                and all(f"{app} {of['state']:,} = ✓" in page.locator(".apps").inner_text()
+                        for app, of in score["apps"].items())
+            )  # fmt: skip
+
+        wait_until(is_the_boards)
+        commands = page.locator(".breaks code").all_inner_texts()
+        assert [f"kill -9 {pid}" for pid in playing.ask("/playground")["slots"]] == commands[:2]
+        assert page.locator("[data-break=executor]").is_disabled()
+        assert "one process" in tab.sees(".breaks", "Kill executor")
+        tab.picture("playground")
+
+        before = playing.ask("/playground")["attempt"]
+        page.locator("[data-break=slot-1]").focus()
+        page.keyboard.press("Enter")
+        assert "if the job goes back to checkpoint" in tab.sees("p[lang=en]", "kill_slot:")
+        tab.sees(".board", f"attempt {before + 1}.")
+        assert shown("ours").endswith("exact ✓")
+
+        page.locator("[data-step='1'] button").focus()
+        page.keyboard.press("Enter")
+        result = tab.sees("[data-step='1'] .result")
+        assert "as predicted" in result
+        assert "exact at checkpoint" in result
+        tab.picture("playground-step")
+        for width, scheme in itertools.product((1440, 320), ("light", "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            tab.axe_finds_nothing()
+        page.get_by_role("button", name="切换为中文").press("Enter")
+        names = ["app", "page", "views", "Stillframe", "UTC", "PID"]
+        assert tab.latin_words(set(names)) == []
+
+
 def test_nothing_is_broken_without_the_token(playing):
     assert playing.refusal("/playground/actions", {"action": "kill_driver"}) == 401
     assert playing.refusal("/playground/tour", {"step": 1}) == 401
@@ -137,7 +190,8 @@ def test_counts_go_wrong_without_alignment_as_predicted_and_are_exact_after_the_
     assert "+" in result["predicted"]
 
 
-def test_a_board_that_is_told_a_wrong_truth_is_red(playing):
+@pytest.mark.browser
+def test_a_board_that_is_told_a_wrong_truth_is_red(playing, eyes):
     checkpoints = Checkpoints(playing.root / "checkpoints")
     newest = playing.ask("/playground")["score"]["checkpoint"]
     output = max(playing.root.glob("out-*"))
@@ -152,6 +206,14 @@ def test_a_board_that_is_told_a_wrong_truth_is_red(playing):
     assert found.surplus
     # This output begins at the savepoint of the step before: from the start on much is missing.
     assert found.ours.lost > 0
+    # As the page would be told of it.
+    told = playing.ask("/playground") | {"score": found.to_json()}
+    with eyes(playing.url) as tab:
+        tab.page.route("**/playground", lambda route: route.fulfill(json=told))
+        tab.open("/playground", token=playing.token)
+        for figure in ("ours", "state"):
+            assert "✕" in tab.sees(f"[data-figure={figure}] .verdict.bad")
+        tab.picture("playground-wrong")
 
 
 def test_ctrl_c_leaves_no_process_port_or_directory_behind(playing):

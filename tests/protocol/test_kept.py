@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import Blame, SnapshotDamaged, StorageError
+from stillframe.ids import Attempt, SlotIndex
 from stillframe.protocol.documents import encode_document
 from stillframe.protocol.failures import (
     AttemptBegun,
@@ -15,6 +16,7 @@ from stillframe.protocol.failures import (
     AttemptPhases,
     Failure,
     Restored,
+    SlotRead,
 )
 from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
 from stillframe.protocol.joblog import JobRecord
@@ -111,7 +113,7 @@ def test_a_record_of_the_version_before_is_read():
 
 
 def test_a_record_of_a_newer_stillframe_is_refused_by_name():
-    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":3', b'"format_version":4')
+    data = encode_kept(FAILURE, Totals()).replace(b'"format_version":4', b'"format_version":5')
 
     with pytest.raises(StorageError, match="newer Stillframe"):
         decode_kept(data, "here")
@@ -362,6 +364,50 @@ def test_of_an_attempt_that_follows_a_lost_driver_it_is_told_when_that_was_found
     assert second["phases"]["noticed"] == 2_000_000
     assert (first["ended"]["outcome"], first["ended"]["kind"]) == ("failed", "driver lost")
     assert (second["ended"], second["replayed"]) == (None, None)
+
+
+def read(slot, records, slots=2, attempt=1):
+    return SlotRead(Attempt(attempt), SlotIndex(slot), slots, records)
+
+
+@pytest.mark.parametrize(
+    ("restored", "replayed"),
+    [(None, 1_000), (1, 600)],
+    ids=["from the beginning again", "from a checkpoint of that attempt"],
+)
+def test_what_the_slots_of_a_driver_that_is_gone_have_left_says_what_is_replayed(
+    restored, replayed
+):
+    left = [begun(1), replace(completed(1), records_read=400), read(0, 700), read(1, 300)]
+    earlier = KeptHistory.of([(each, Totals()) for each in left])
+    again = begun(2, restored=restored)
+    figures = Figures()
+    figures.on_begun(again)
+    assert figures.kept(at(1.0)).attempts_json()[0]["replayed"] is None
+
+    figures.on_earlier(again, earlier)
+    assert figures.on_read(replayed - 1, at(2.0)) is None
+    phases = figures.on_read(replayed, at(3.0))
+
+    assert (phases.replayed, phases.caught_up) == (replayed, 1_003_000)
+
+
+def test_one_slot_that_was_lost_with_its_driver_leaves_it_unknown():
+    again = begun(2, restored=1)
+    left = [begun(1), replace(completed(1), records_read=400), read(0, 700)]
+
+    assert KeptHistory.of([(each, Totals()) for each in left]).read_behind(again) is None
+    others = [begun(1), completed(1), read(0, 700, attempt=0), read(1, 300, attempt=0)]
+    assert KeptHistory.of([(each, Totals()) for each in others]).read_behind(again) is None
+
+
+def test_behind_an_end_in_order_nothing_was_read():
+    ended = AttemptEnded(Attempt(1), 1_000_000, "stopped")
+    kept = KeptHistory.of([(each, Totals()) for each in (begun(1), completed(1), ended)])
+
+    assert kept.read_behind(begun(2, restored=1)) == 0
+    assert KeptHistory().read_behind(begun(1)) == 0
+    assert KeptHistory().read_behind(begun(1, restored=7)) is None
 
 
 def test_all_subtasks_are_remembered_of_the_newest_the_failed_and_the_slowest():

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from of_debian import unpacked
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from stillframe.testing.fetched import NotFetched
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
+ALERTS = DEPLOY / "prometheus/alerts.yml"
+FIRED = Path(__file__).parent / "alerts_fire.yml"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 
 
@@ -46,3 +53,73 @@ def test_the_dashboard_has_a_query_in_every_panel():
 
     assert len(dashboard["panels"]) == len({each["title"] for each in dashboard["panels"]})
     assert all(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+
+
+@pytest.fixture(scope="session")
+def promtool():
+    """What comes with Prometheus to test its rules: this machine's, or Debian's."""
+    try:
+        return shutil.which("promtool") or str(unpacked("prometheus") / "usr/bin/promtool")
+    except NotFetched as error:
+        pytest.skip(str(error))
+
+
+def fires(promtool, rules, directory):
+    """Whether the alerts of these rules fire as the file says."""
+    tests = directory / "tests.yml"
+    tests.write_text(FIRED.read_text().replace("RULES", str(rules)))
+    command = [promtool, "test", "rules", str(tests)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_every_alert_fires_from_recorded_values_and_not_before(promtool, tmp_path):
+    ran = fires(promtool, ALERTS, tmp_path)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_no_alert_is_left_out_and_none_can_be_weakened_unseen(promtool, tmp_path):
+    """Each is seen to fire, and the file notices when it does not."""
+    asked = [
+        each
+        for test in yaml.safe_load(FIRED.read_text())["tests"]
+        for each in test["alert_rule_test"]
+    ]
+    [group] = yaml.safe_load(ALERTS.read_text())["groups"]
+    names = {rule["alert"] for rule in group["rules"]}
+    assert {each["alertname"] for each in asked if each["exp_alerts"]} == names
+    assert {each["alertname"] for each in asked if not each["exp_alerts"]} == names
+    for rule in group["rules"]:
+        rule["expr"] = f"({rule['expr']}) and vector(0) > 1"
+    weak = tmp_path / "weak.yml"
+    weak.write_text(yaml.safe_dump({"groups": [group]}))
+
+    ran = fires(promtool, weak, tmp_path)
+
+    assert ran.returncode != 0
+    assert {name for name in names if f"alertname: {name}" in ran.stdout + ran.stderr} == names
+
+
+def test_what_the_alerts_are_tried_with_is_what_a_driver_tells(quiet):
+    """The same names with the same labels, of those that this job has something to tell of."""
+    driver, _ = quiet
+    families = text_string_to_metric_families(driver.client.ask("GET", "/metrics").text)
+    told = {
+        (sample.name, tuple(sorted(sample.labels)))
+        for family in families
+        for sample in family.samples
+    }
+    tried = {
+        series["series"]
+        for test in yaml.safe_load(FIRED.read_text())["tests"]
+        for series in test["input_series"]
+    }
+    names = {name for name, _ in told}
+    found = {named(series) for series in tried if series.partition("{")[0] in names}
+    assert len(found) >= 8
+    assert found <= told
+
+
+def named(series):
+    name, _, labels = series.partition("{")
+    return name, tuple(sorted(re.findall(r"(\w+)=", labels)))

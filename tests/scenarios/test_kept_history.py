@@ -237,27 +237,41 @@ sys.path.insert(0, {conftest!r})
 from conftest import PageViews
 
 views = PageViews(Path({home!r}))
-running = views.start(views.plan(views.halves(views.gate("second-half"))))
-running.next_checkpoint()
+gates = views.gate("first"), views.gate("second")
+running = views.start(views.plan(views.three_parts(*gates)), checkpointInterval="1 hour")
+running.wait_for_records(1_000)
+running.query.checkpoint()
+gates[0].open()
+running.wait_for_records(2_000)
 print("ready", flush=True)
 running.query.awaitTermination()
 """
 
 
-def test_a_driver_that_was_killed_is_told_of_by_the_next_with_all_it_had_done(page_views):
+def test_a_driver_that_was_killed_is_told_of_by_the_next_with_all_it_had_done(page_views, until):
     script = DRIVER.format(conftest=str(Path(__file__).parent), home=str(page_views.home))
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout.readline() == "ready\n"
         os.kill(driver.pid, signal.SIGKILL)
+    until(lambda: len(list(page_views.home.glob("chk/page-views/history/read/*.json"))) == 2)
     kept = kept_by(page_views)
     assert kept.statistics().counts.completed >= 1
     assert kept.failures == [], "nobody has said that anything was wrong"
 
-    source = page_views.halves(page_views.gate("second-half"))
-    page_views.gate("second-half").open()
+    first_gate, second_gate = page_views.gate("first"), page_views.gate("second")
+    source = page_views.three_parts(first_gate, second_gate)
     second = page_views.start(page_views.plan(source))
+    second.wait(SlotsRunning, attempt=2)
+    until(lambda: second.query.attempts[0]["phases"]["caught_up"] is not None)
+    second_gate.open()
     second.finish()
+    after, before = kept_by(page_views).attempts_json()
+    moments = list(after["phases"].values())
+    assert None not in moments
+    assert moments == sorted(moments)
+    assert (after["replayed"], before["replayed"]) == (1_000, 0), "half of what had been read"
+    assert not list(page_views.home.glob("chk/page-views/history/read/*")), "nobody needs it now"
 
     page_views.check_exactly_once(source)
     [lost] = second.query.failures

@@ -23,6 +23,20 @@ from stillframe.graph.plan import Plan, build_plan
 JOB = "page-views"
 MARKUP = '"><img src=x onerror=alert(1)>'
 _WAIT_MS_MAX = 60_000
+_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+_TEXTS = """() => {
+  const left = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const within = walk.currentNode.parentElement;
+    if (!within.closest('[lang=en], code, kbd, pre, script, noscript, title')) {
+      left.push(walk.currentNode.textContent);
+    }
+  }
+  const said = [...document.querySelectorAll('[aria-label], [placeholder]')].map((each) =>
+    (each.closest('[lang=en]') ? '' : `${each.ariaLabel ?? ''} ${each.placeholder ?? ''}`));
+  return [...left, ...said].join('\\n');
+}"""
 _PICTURES = "STILLFRAME_PICTURES"
 """A directory: pictures of the page go there."""
 
@@ -72,9 +86,9 @@ class Eyes:
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.errors.append(message.text)
 
-    def open(self, route: str, *, with_token: bool = True) -> None:
+    def open(self, route: str, *, with_token: bool = True, token: str = TOKEN) -> None:
         """Another view, as a new address: `/jobs/x`, behind the #."""
-        token = f"{'&' if '?' in route else '?'}token={TOKEN}" if with_token else ""
+        token = f"{'&' if '?' in route else '?'}token={token}" if with_token else ""
         self.page.goto(f"{self.url}/#{route}{token}")
         self.page.wait_for_selector("main")
         if with_token:
@@ -97,6 +111,28 @@ class Eyes:
             " || Object.keys(figures.tasks).length === hello.tasks.length) }"
         )
 
+    def axe_finds_nothing(self) -> None:
+        """At AA; nor is the page wider than its window."""
+        from axe_playwright_python.base import AXE_SCRIPT, AxeResults
+
+        where = f"{self.page.url} {self.page.viewport_size['width']}"
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE_SCRIPT)
+        wanted = {"runOnly": _RULES, "resultTypes": ["violations"]}
+        found = AxeResults(self.page.evaluate("(wanted) => axe.run(wanted)", wanted))
+        assert found.violations_count == 0, f"{where}\n{found.generate_report()}"
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert self.page.evaluate(wide) <= 0, f"wider than its window: {where}"
+
+    def is_loaded(self) -> None:
+        """Nothing says that it is still being asked for."""
+        self.page.locator("main [role=status]").wait_for(state="detached")
+
+    def latin_words(self, allowed: set[str]) -> list[str]:
+        """Words that are shown and not marked as English, or as code."""
+        text = self.page.evaluate(_TEXTS)
+        return [word for word in re.findall(r"[A-Za-z]{3,}", text) if word not in allowed]
+
     def has_done_nothing_wrong(self) -> None:
         wrong = [
             *self.page.evaluate("window.forbidden"),
@@ -117,7 +153,3 @@ OpenEyes = Callable[..., Any]
 
 def job_route(name: str, *rest: str) -> str:
     return "/" + "/".join(["jobs", urllib.parse.quote(name, safe=""), *rest])
-
-
-def latin_words(text: str, allowed: set[str]) -> list[str]:
-    return [word for word in re.findall(r"[A-Za-z]{3,}", text) if word not in allowed]

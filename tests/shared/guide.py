@@ -49,11 +49,10 @@ def _visits() -> list[dict[str, Any]]:
 
 
 def _clicks() -> list[dict[str, Any]]:
-    """Ten minutes after every third advertisement, and too late after every fifth.
-
-    The last one is so late that the last advertisement would be given up, did it not hold time.
-    """
-    rows = [(i * 6 + 10, i) for i in range(0, 120, 3)] + [(i * 6 + 71, i) for i in range(0, 120, 5)]
+    """Ten minutes after every third advertisement, and too late after every fifth. The last one
+    is so late that advertisements without a click would come out, if others did not hold time."""
+    in_time = [(i * 6 + 10, i) for i in range(0, 120, 3)]
+    rows = in_time + [(i * 6 + 71, i) for i in range(0, 120, 5)]
     return [
         {"clickAdId": i, "clickTime": _at(minute * 60)} for minute, i in sorted([*rows, (900, 119)])
     ]

@@ -59,6 +59,12 @@ def test_a_job_on_a_cluster_waits_for_workers_and_survives_the_loss_of_a_slot_an
     assert verdict["restarts"] >= 2
     assert (verdict["lost"], verdict["doubled"], verdict["wrong_counts"]) == (0, 0, 0)
     assert verdict["rows"] == 600_000
+    for attempt in verdict["attempts"][:-1]:
+        moments = [at for at in attempt["phases"].values() if at is not None]
+        assert moments == sorted(moments)
+        assert attempt["phases"]["noticed"] is not None
+        assert attempt["phases"]["caught_up"] is not None
+        assert attempt["replayed"] >= 0
 
 
 def packed_environment(place: Path) -> Path:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
+from waiting import wait_until
 
 from stillframe.coordinator.located import locate
 from stillframe.errors import StartRefused
@@ -136,3 +138,57 @@ def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tm
     assert locate(str(tmp_path / "savepoint")).manifest.job == "script"
     assert not any(each.name == "script" for each in registered_jobs())
     assert not (tmp_path / "chk" / "script" / DRIVER_FILE).exists()
+
+
+@pytest.fixture(params=["fs", "rocksdb"])
+def looked_into(still: Still, tmp_path: Path, request: Any) -> Query:
+    """Keys come and change: each is that of some hundred records, and a tenth come back."""
+    numbers = still.readStream.format("rate").options(rowsPerSecond=2_000).load()
+    keys = numbers.selectExpr(
+        "concat('key-', if(value % 10 = 0, value % 7, value div 300)) AS name", "value"
+    )
+    counts = keys.groupBy("name").agg(F.count("*").alias("n"), F.max("value").alias("newest"))
+    writer = counts.uid("count").writeStream.format("noop").outputMode("update")
+    options = {"checkpointLocation": str(tmp_path), "checkpointInterval": "1 hour"}
+    more = {"stateBackend": request.param, "checkpointsRetained": "5"}
+    return writer.queryName("looked-into").options(**options, **more).start()
+
+
+def test_keys_and_differences_are_those_that_spark_finds_while_the_job_runs(still, looked_into):
+    running, job = looked_into, wait_for_job("looked-into")
+    before = running.checkpoint()
+    read = running.summary.records_in
+    wait_until(lambda: running.summary.records_in >= read + 2_000)
+    after = running.checkpoint()
+    places = {each.checkpoint_id: each.path for each in running.checkpoint_statistics.completed}
+    old, new = (
+        still.spark.read.format("stillframe")
+        .option("operator", "count")
+        .load(places[number])
+        .select("key.name", "value")
+        .cache()
+        for number in (before, after)
+    )
+
+    for row in new.orderBy(F.rand(1)).limit(3).collect():
+        found = ask(job, "GET", f"/state?checkpoint={after}&uid=count&key={row.name}")
+        assert [each["value"] for each in found["rows"]] == [row.value.asDict()]
+    nobody = ask(job, "GET", f"/state?checkpoint={after}&uid=count&key=nobody")
+    assert nobody["rows"] == []
+
+    asked = ask(job, "POST", "/diffs", {"a": before, "b": after, "uid": "count"})
+    (told,) = outcome(job, f"/diffs/{asked['request-id']}")["states"]
+    both = old.withColumnRenamed("value", "a").join(
+        new.withColumnRenamed("value", "b"), "name", "full_outer"
+    )
+    [expected] = both.agg(
+        F.count_if("a IS NULL").alias("added"),
+        F.count_if("a != b").alias("changed"),
+        F.count_if("b IS NULL").alias("gone"),
+    ).collect()
+    assert {name: told[name] for name in expected.asDict()} == expected.asDict()
+    assert expected.added > 0
+    assert expected.changed > 0
+    shown = {json.dumps(each["key"]): (each["before"], each["after"]) for each in told["examples"]}
+    assert shown
+    assert running.isActive

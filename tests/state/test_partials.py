@@ -216,6 +216,18 @@ def test_large_values_of_one_batch_are_no_burden_to_the_next():
         assert partials.combine(batch).column("total").to_pylist() == [0]
 
 
+@pytest.mark.parametrize(
+    ("records", "keys", "is_combined"),
+    [(65_536, 10_000, True), (65_536, 100_000, False), (4_096, 600, True), (4_096, 8_000, False)],
+)
+def test_a_batch_is_combined_if_it_seems_that_half_of_its_records_go(records, keys, is_combined):
+    numbers = np.random.default_rng(records + keys).integers(0, keys, records)
+    batch = pa.record_batch({"key": pa.array(numbers).cast(pa.string())})
+    assert is_partial(PartialAggregates(batch.schema, ["key"], [COUNT]).combine(batch)) == (
+        is_combined
+    )
+
+
 def short_strings(seed: int) -> list[str]:
     """Strings that are one word with their length, some of them apart only by that."""
     random = np.random.default_rng(seed)

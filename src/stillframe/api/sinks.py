@@ -34,6 +34,10 @@ class Staging(Protocol):
     A name is `<directory>/<file>`; each sink has a directory of its own.
     """
 
+    @property
+    def has_network(self) -> bool:
+        """Whether what is written is sent to an object storage or HDFS."""
+
     def directory(self, uid: OperatorUid) -> str: ...
 
     def write(self, name: str, chunks: Iterable[pa.Buffer]) -> JsonObject:

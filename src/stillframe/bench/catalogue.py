@@ -55,6 +55,7 @@ def benchmarks() -> dict[str, Benchmark]:
         _recovery(),
         _growth(),
         _observing(),
+        _looking(),
         *connectors.benchmarks(),
         *language.benchmarks(),
     )
@@ -369,6 +370,38 @@ def _observing() -> Benchmark:
                 at_least=0.99,
             ),
         ),
+    )
+
+
+def _looking() -> Benchmark:
+    """A slot that waits for the processor is late, so p99 says what looking costs."""
+    label, mode = "Stillframe, nobody looks", "aligned"
+    eyes: dict[str, More] = {
+        label: {},
+        "Stillframe, five pages are open": {"pages": 5},
+        "Stillframe, keys are looked up": {"lookups": True},
+    }
+    rate = 10_000
+    return Benchmark(
+        "looking",
+        "Latency while people look at the job",
+        P99,
+        tuple(
+            trial_of(each, "stillframe", "latency", rate=rate, **_MODES[mode], **more)
+            for each, more in eyes.items()
+        ),
+        tuple(
+            Target(
+                f"p99 while {each.partition(', ')[2]}, to that alone",
+                P99,
+                each,
+                (label,),
+                at_most=1.1,
+            )
+            for each in eyes
+            if each != label
+        ),
+        "percentiles",
     )
 
 

@@ -66,6 +66,8 @@ _PARAMS: dict[str, Any] = {
     "state_bytes": None,
     "channels": None,
     "metrics_interval": None,
+    "pages": 0,
+    "lookups": False,
 }
 # Some five seconds of each: enough for a JVM to have compiled what matters, and to tell the speed.
 _WARM_UP: dict[tuple[str, str], int] = {

@@ -131,6 +131,11 @@ class Session(ABC):
         """A row for this writer, if there is none; waits for one who is about to add it."""
 
     @abstractmethod
+    def get_ready(self) -> None:
+        """Learn what has to be known of the table before rows are loaded. Once, within the
+        transaction."""
+
+    @abstractmethod
     def loading(self, rows: pa.RecordBatch) -> Callable[[], None]:
         """Adds these when it is called. Until then the database hears nothing of them: what takes
         time is done now, in whichever thread asks."""

@@ -174,8 +174,11 @@ def _refusal(values: pa.Array, column: Column) -> str | None:
         for number in (ends["min"], ends["max"]):
             if number is not None and number not in column.whole:
                 return f"the number {number}"
-    if column.characters_max is not None and pa.types.is_string(values.type):
-        longest = pc.max(pc.utf8_length(values)).as_py() or 0
-        if longest > column.characters_max:
+    longest_max = column.characters_max
+    if longest_max is not None and pa.types.is_string(values.type):
+        # A text has no more characters than bytes, and those need not be counted.
+        over = values.filter(pc.greater(pc.binary_length(values), longest_max))
+        longest = pc.max(pc.utf8_length(over)).as_py() or 0
+        if longest > longest_max:
             return f"a text of {longest} characters"
     return None

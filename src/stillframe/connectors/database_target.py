@@ -17,7 +17,8 @@ from stillframe.connectors.database_options import Table
 from stillframe.connectors.database_session import Refused, Session
 from stillframe.ids import CheckpointId, Mark, OperatorUid, Writer, incarnation_in
 
-_CHUNK_ROWS_MAX = 50_000
+_CHUNK_ROWS_MAX = 65_536
+"""As many as a batch of a source has."""
 _PLACE = "__place"
 
 Refuse = Callable[[pa.RecordBatch, str], None]
@@ -51,6 +52,7 @@ class DatabaseTarget(Target):
     def write(self, mark: Mark, rows: Iterator[pa.RecordBatch], refuse: Refuse) -> None:
         session, refusals = self._session, _Refusals()
         assert session is not None, "begin comes first"
+        session.get_ready()
         ready = (
             self._ready(session, each)
             for each in chunks(rows, _CHUNK_ROWS_MAX, session.chunk_bytes_max)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stillframe.connectors.avro_values import AvroFormat, AvroReader
@@ -70,18 +71,39 @@ class Shape:
     def schema(self) -> pa.Schema:
         """With typed values, Kafka's own columns come behind those of the values, but for `value`
         itself and those whose names the values use."""
-        kafkas = [field for field in _KAFKAS if field.name != "headers" or self.with_headers]
+        kafkas = [each for each in _KAFKAS if each.name != "headers" or self.with_headers]
         if self.declared is not None:
             used = {name.lower() for name in self.declared.names} | {"value"}
-            kafkas = [field for field in kafkas if field.name.lower() not in used]
+            kafkas = [each for each in kafkas if each.name.lower() not in used]
             return pa.schema([*nullable(self.declared), *kafkas])
         if self.value_format == "string":
             kafkas[1] = pa.field("value", pa.string())
         return pa.schema(kafkas)
 
 
+@dataclass(slots=True)
+class Taken:
+    """Messages of one partition, as what is read of them."""
+
+    said: dict[str, list[Any]]
+    """What they say of themselves, by what is asked."""
+    offsets: list[Sequence[int]] = field(default_factory=list)
+    """Piece by piece."""
+
+    @property
+    def next_offset(self) -> int:
+        return self.offsets[-1][-1] + 1
+
+    def all_offsets(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.array(piece, dtype=np.int64) for piece in self.offsets])
+
+
 class Columns:
-    """Makes batches of messages, with the columns that the job reads and no others."""
+    """Makes batches of messages, with the columns that the job reads and no others.
+
+    Messages are objects that are looked after by the garbage collector, and large. So what is read
+    of them is taken piece by piece, and a piece is gone before the next one comes.
+    """
 
     def __init__(self, shape: Shape, read: Sequence[str] | None) -> None:
         schema = shape.schema
@@ -95,68 +117,84 @@ class Columns:
         if shape.declared is not None and shape.avro is None:
             read = columns_to_read(shape.declared, shape.rules, self._of_values)
             self._json = RecordReader(nullable(read), shape.rules)
+        asked = {_ASKED[name] for name in self._kafkas if name in _ASKED}
+        if self._of_values or self._json is not None or self._avro is not None:
+            asked.add("value")
+        self._asked = sorted(asked)
         self.records_malformed = 0
 
-    def batch(self, topic: str, partition: int, messages: Sequence[Any]) -> pa.RecordBatch:
-        """Of messages of one partition, none of which is an error."""
+    def take(self, messages: Sequence[Any], taken: Taken | None = None) -> Taken:
+        """With more messages of the same partition, at least one and none of which is an error."""
+        taken = taken or Taken({asked: [] for asked in self._asked})
+        for asked, said in taken.said.items():
+            said.extend(map(_ASKS.get(asked) or getattr(type(messages[0]), asked), messages))
+        taken.offsets.append(_offsets(messages))
+        return taken
+
+    def batch(self, topic: str, partition: int, taken: Taken) -> pa.RecordBatch:
         columns = {
-            name: _MAKERS[name](messages) if name in _MAKERS else _same(name, topic, partition)
+            name: _MAKERS[name](taken) if name in _MAKERS else _same(name, topic, partition)
             for name in self._kafkas
         }
+        count = sum(map(len, taken.offsets))
         rows: pa.Array | None = None
-        if self._json is not None:
-            columns, rows = self._with_json(topic, partition, messages, columns)
-        elif self._avro is not None:
-            columns |= self._of_avro(topic, partition, messages)
+        try:
+            if self._json is not None:
+                typed, rows = self._of_json(taken.said["value"])
+                columns |= typed
+            elif self._avro is not None:
+                columns |= self._of_avro(taken.said["value"])
+        except Malformed as error:
+            raise _unfit(topic, partition, taken, error) from None
         arrays = []
-        for field in self._schema:
-            column = columns[field.name]
+        for each in self._schema:
+            column = columns[each.name]
             if isinstance(column, pa.Scalar):
-                column = pa.repeat(column, len(messages))
-            elif column.type != field.type:  # strings, which the runtime checks
-                column = column.view(field.type)
-            is_by_row = rows is None or field.name in self._of_values
+                column = pa.repeat(column, count)
+            elif column.type != each.type:  # strings, which the runtime checks
+                column = column.view(each.type)
+            is_by_row = rows is None or each.name in self._of_values
             arrays.append(column if is_by_row else column.take(rows))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _of_avro(self, topic: str, partition: int, messages: Sequence[Any]) -> dict[str, pa.Array]:
+    def _of_avro(self, values: list[bytes | None]) -> dict[str, pa.Array]:
         """A tombstone is a row of nulls, and so is what is malformed unless that fails the job."""
         assert self._avro is not None
-        values = [message.value() for message in messages]
         decoded = self._avro.read(values)
         if decoded.malformed and self._fails_on_malformed:
-            place = decoded.malformed[0]
-            raise _unfit(topic, partition, messages[place], "it is no such Avro record")
+            raise Malformed(decoded.malformed[0], "it is no such Avro record")
         self.records_malformed += len(decoded.malformed)
         return {name: decoded.batch.column(name) for name in self._of_values}
 
-    def _with_json(
-        self, topic: str, partition: int, messages: Sequence[Any], columns: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], pa.Array | None]:
-        """With the columns of the values, and which message each row is of unless it is its own.
+    def _of_json(self, values: list[bytes | None]) -> tuple[dict[str, Any], pa.Array | None]:
+        """The columns of the values, and which value each row is of unless it is its own.
 
         A tombstone, or an empty value, is a row of nulls.
         """
         assert self._json is not None
-        texts = _texts(_each("value", messages))
-        try:
-            records = self._json.read(texts)
-        except Malformed as error:
-            raise _unfit(topic, partition, messages[error.place], error.why) from None
+        records = self._json.read(_texts(values))
         self.records_malformed += records.malformed
         typed = {name: records.batch.column(name) for name in self._of_values}
-        is_each_its_own = len(records.text_of_row) == len(messages) and bool(
-            (records.text_of_row == np.arange(len(messages))).all()
+        is_each_its_own = len(records.text_of_row) == len(values) and bool(
+            (records.text_of_row == np.arange(len(values))).all()
         )
-        return {**columns, **typed}, None if is_each_its_own else pa.array(records.text_of_row)
+        return typed, None if is_each_its_own else pa.array(records.text_of_row)
 
 
-def _unfit(topic: str, partition: int, message: Any, why: str) -> DataError:
-    begins = message.value()[:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
+def _offsets(messages: Sequence[Any]) -> Sequence[int]:
+    """They grow from one to the next, so mostly the first and the last say it all."""
+    first, last = messages[0].offset(), messages[-1].offset()
+    if last - first == len(messages) - 1:
+        return range(first, last + 1)
+    return [message.offset() for message in messages]
+
+
+def _unfit(topic: str, partition: int, taken: Taken, error: Malformed) -> DataError:
+    begins = taken.said["value"][error.place][:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
     return DataError(
-        f"the value at offset {message.offset()} of partition {partition} of topic {topic} does not"
-        f" fit the schema ({why}): correct the schema, or set mode to PERMISSIVE; it begins"
-        f" {begins!r}"
+        f"the value at offset {taken.all_offsets()[error.place]} of partition {partition} of topic"
+        f" {topic} does not fit the schema ({error.why}): correct the schema, or set mode to"
+        f" PERMISSIVE; it begins {begins!r}"
     )
 
 
@@ -173,11 +211,6 @@ def _same(name: str, topic: str, partition: int) -> pa.Scalar:
     return pa.scalar(topic if name == "topic" else partition, _KAFKAS.field(name).type)
 
 
-def _each(name: str, messages: Sequence[Any]) -> list[Any]:
-    """What a method of all of them says: without a step of Python for each."""
-    return list(map(getattr(type(messages[0]), name), messages))
-
-
 def _binary(values: list[bytes | None]) -> pa.Array:
     """A third of the time of `pa.array`, which looks at each of them more than once."""
     if None in values:
@@ -192,28 +225,35 @@ def _binary(values: list[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(parts), [None, places, data])
 
 
-def _times(messages: Sequence[Any]) -> pa.Array:
-    millis = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
-    return pa.array(millis * 1000).view(pa.timestamp("us", tz="UTC"))
+def _times(millis: list[int]) -> pa.Array:
+    return pa.array(np.array(millis, dtype=np.int64) * 1000).view(pa.timestamp("us", tz="UTC"))
 
 
-def _time_types(messages: Sequence[Any]) -> pa.Array:
-    """librdkafka counts them from 1, Spark from 0."""
-    return pa.array([message.timestamp()[0] - 1 for message in messages], pa.int32())
-
-
-def _headers(messages: Sequence[Any]) -> pa.Array:
-    found = [message.headers() for message in messages]
+def _headers(found: list[Any]) -> pa.Array:
     return pa.array(
         [each and [{"key": key, "value": value} for key, value in each] for each in found], HEADERS
     )
 
 
-_MAKERS: Mapping[str, Callable[[Sequence[Any]], pa.Array]] = {
-    "key": lambda messages: _binary(_each("key", messages)),
-    "value": lambda messages: _binary(_each("value", messages)),
-    "offset": lambda messages: pa.array([each.offset() for each in messages], pa.int64()),
-    "timestamp": _times,
-    "timestampType": _time_types,
-    "headers": _headers,
+_ASKED: Mapping[str, str] = {
+    "key": "key",
+    "value": "value",
+    "timestamp": "time",
+    "timestampType": "time type",
+    "headers": "headers",
+}
+"""What messages are asked for each column."""
+_ASKS: Mapping[str, Callable[[Any], Any]] = {
+    "time": lambda message: message.timestamp()[1],
+    # librdkafka counts them from 1, Spark from 0.
+    "time type": lambda message: message.timestamp()[0] - 1,
+}
+"""What is not a method of theirs, which is quicker."""
+_MAKERS: Mapping[str, Callable[[Taken], pa.Array]] = {
+    "key": lambda taken: _binary(taken.said["key"]),
+    "value": lambda taken: _binary(taken.said["value"]),
+    "offset": lambda taken: pa.array(taken.all_offsets()),
+    "timestamp": lambda taken: _times(taken.said["time"]),
+    "timestampType": lambda taken: pa.array(taken.said["time type"], pa.int32()),
+    "headers": lambda taken: _headers(taken.said["headers"]),
 }

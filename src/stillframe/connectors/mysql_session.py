@@ -251,6 +251,9 @@ class MysqlSession(Session):
 
     # --- Rows ---
 
+    def get_ready(self) -> None:
+        """Rows go as texts, whatever the columns are."""
+
     def loading(self, rows: pa.RecordBatch) -> Callable[[], None]:
         # Whether the server takes files is asked when the first rows are loaded, not here.
         made = as_lines(rows) if self._server_takes_files else None

@@ -187,19 +187,36 @@ class StagingWriter(SinkWriter):
         epoch.parts.append(self._pool.submit(self._staged, name, batches))
 
     def _staged(self, name: str, batches: list[pa.RecordBatch]) -> JsonObject:
-        return self._staging.write(name, [_encoded(batches)])
+        encoded = _compressed if self._staging.has_network else _as_it_is
+        return self._staging.write(name, [encoded(batches)])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _encoded(batches: list[pa.RecordBatch]) -> pa.Buffer:
+def _compressed(batches: list[pa.RecordBatch]) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    _write_stream(sink, batches, pa.ipc.IpcWriteOptions(compression="lz4"))
+    return sink.getvalue()
+
+
+def _as_it_is(batches: list[pa.RecordBatch]) -> pa.Buffer:
+    """On a disk, to compress costs more processor time than to write."""
+    measured = pa.MockOutputStream()
+    _write_stream(measured, batches)
+    buffer = pa.allocate_buffer(measured.size())  # one that grows is copied again and again
+    _write_stream(pa.FixedSizeBufferWriter(buffer), batches)
+    return buffer
+
+
+def _write_stream(
+    sink: pa.NativeFile,
+    batches: list[pa.RecordBatch],
+    options: pa.ipc.IpcWriteOptions | None = None,
+) -> None:
     with pa.ipc.new_stream(sink, batches[0].schema, options=options) as stream:
         for batch in batches:
             stream.write_batch(batch)
-    return sink.getvalue()
 
 
 # --- Committing ------------------------------------------------------------------------------

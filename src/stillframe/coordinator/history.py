@@ -447,7 +447,7 @@ class History:
             if not self._figures.has_begun and self._keeping is not None:
                 now = self.now()
                 self._keeping.sweep()
-                self._keeping.submit(lambda earlier: self._lost(before, earlier, now))
+                self._keeping.submit(lambda earlier: self._lost(before, begun, earlier, now))
             self._keep(self._figures.on_begun(begun))
 
     def note_noticed(self, heard_at_seconds: float | None) -> None:
@@ -501,8 +501,12 @@ class History:
             if record is not None and self._keeping is not None:
                 self._keeping.submit(partial(_after, record, self._figures.totals))
 
-    def _lost(self, before: JobRecord | None, earlier: KeptHistory, now: Moment) -> Kept | None:
+    def _lost(
+        self, before: JobRecord | None, begun: AttemptBegun, earlier: KeptHistory, now: Moment
+    ) -> Kept | None:
         """On the history's thread: only now it is known what earlier drivers have told."""
+        with self._lock:
+            self._figures.on_earlier(begun, earlier)
         lost = driver_lost(before, earlier, now)
         if lost is None:
             return None

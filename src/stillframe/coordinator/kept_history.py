@@ -30,7 +30,13 @@ from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.errors import StillframeError, StorageError
 from stillframe.ids import CheckpointId
-from stillframe.protocol.failures import AttemptBegun, AttemptEnded, AttemptPhases, Failure
+from stillframe.protocol.failures import (
+    AttemptBegun,
+    AttemptEnded,
+    AttemptPhases,
+    Failure,
+    SlotRead,
+)
 from stillframe.protocol.kept import (
     CHECKPOINTS_MAX,
     KEPT_MAX,
@@ -49,6 +55,7 @@ from stillframe.storage.paths import (
     checkpoint_history_path,
     failure_history_path,
     is_history_file,
+    read_history_path,
     rolled_history_path,
 )
 from stillframe.storage.store import Store
@@ -57,7 +64,8 @@ log = logging.getLogger("stillframe")
 
 _WAITING_MAX = 100
 _ROLLED_TOGETHER = 100
-_CHECKPOINTS, _, _, _ROLLED = HISTORY_DIRECTORIES
+_SLOTS_READ_MAX = 1_000
+_CHECKPOINTS, _, _, _ROLLED, _READ = HISTORY_DIRECTORIES
 _READERS = 8
 _READ_SECONDS_MAX = 10.0
 CLOSE_SECONDS_MAX = 5.0
@@ -132,6 +140,8 @@ def _files_max(directory: str, checkpoints_max: int) -> int:
             return min(checkpoints_max, 2 * _ROLLED_TOGETHER)
         case "history/rolled":
             return max(0, -(-checkpoints_max // _ROLLED_TOGETHER) - 1)
+        case "history/read":
+            return _SLOTS_READ_MAX
         case "history/attempts":
             return 3 * min(checkpoints_max, KEPT_MAX)  # its beginning, its phases and its end
         case _:
@@ -150,6 +160,8 @@ def _path(record: Record) -> str:
             return attempt_history_path(attempt, "phases")
         case AttemptEnded(attempt):
             return attempt_history_path(attempt, "ended")
+        case SlotRead(attempt, slot):
+            return read_history_path(attempt, slot)
 
 
 class HistoryThread:
@@ -200,7 +212,8 @@ class HistoryThread:
         self._unrolled[_path(record).rpartition("/")[2]] = record
 
     def sweep(self) -> None:
-        """Remove what drivers that died were writing; only where the job is this driver's now."""
+        """Remove what drivers that died were writing, and what their slots have left for this one,
+        which knows it by then; only where the job is this driver's now."""
         self.submit(lambda _: self._delete_unfinished())
 
     def abandon(self) -> None:
@@ -249,6 +262,8 @@ class HistoryThread:
     def _delete_unfinished(self) -> None:
         for directory in HISTORY_DIRECTORIES:
             self._store.delete_unfinished(directory)
+        while self._names.get(_READ):
+            self._delete_oldest(_READ)
 
     def _next(self) -> Telling | None:
         with self._news:

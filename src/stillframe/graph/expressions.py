@@ -151,6 +151,11 @@ def all_parts(*expressions: Expression) -> Iterator[Expression]:
             waiting.extend(reversed(parts_of(part)))
 
 
+def names_in(expression: Expression) -> set[str]:
+    """The columns that it looks at."""
+    return {part.name for part in all_parts(expression) if isinstance(part, Column)}
+
+
 def spark_results(*expressions: Expression) -> list[SparkResult]:
     """Those of their parts that Spark's evaluator computes."""
     return [part for part in all_parts(*expressions) if isinstance(part, SparkResult)]

@@ -7,9 +7,9 @@ in `spark/`, the tests and the simulator build nodes directly; `graph/plan.py` m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -65,6 +65,19 @@ class MapInArrow:
 
     function: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
     name: str
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A function of `MapInArrow` that knows which columns it needs for those that are wanted."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]: ...
+
+    def reads(self, wanted: Collection[str]) -> set[str]:
+        """The columns that it looks at where somebody looks at these of its own."""
+
+    def emitting(self, wanted: Collection[str]) -> Selective:
+        """The same function, whose other columns may be null."""
 
 
 @dataclass(frozen=True, slots=True)

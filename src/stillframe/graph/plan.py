@@ -59,7 +59,12 @@ from stillframe.graph.places import (
     told_apart,
     traits_of,
 )
-from stillframe.graph.pruning import columns_grouped_by, columns_read, with_fields_read
+from stillframe.graph.pruning import (
+    columns_grouped_by,
+    columns_read,
+    with_columns_wanted,
+    with_fields_read,
+)
 from stillframe.ids import OperatorUid, SubtaskIndex
 
 
@@ -450,6 +455,8 @@ class _Planner:
         nodes = self._all_nodes
         if isinstance(node.operator, Project):
             return with_fields_read(node, node.operator, nodes)
+        if isinstance(node.operator, MapInArrow):
+            return with_columns_wanted(node, node.operator, nodes)
         if isinstance(node.operator, Read):
             columns, grouped_by = columns_read(node, nodes), columns_grouped_by(node, nodes)
             return Read(node.operator.source, columns, grouped_by)

@@ -5,7 +5,7 @@ The others need not be fetched or made; those it groups by need not be written o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -17,14 +17,17 @@ from stillframe.graph.expressions import (
     Literal,
     Named,
     all_parts,
+    names_in,
     parts_of,
 )
 from stillframe.graph.logical import (
     Aggregate,
     DropDuplicates,
     Filter,
+    MapInArrow,
     Node,
     Project,
+    Selective,
     SessionWindow,
     Union,
     WithWatermark,
@@ -58,6 +61,13 @@ def with_fields_read(node: Node, project: Project, nodes: Sequence[Node]) -> Pro
             Named(column.name, _telling_fields(column, node, nodes)) for column in project.columns
         )
     )
+
+
+def with_columns_wanted(node: Node, mapped: MapInArrow, nodes: Sequence[Node]) -> MapInArrow:
+    """The node's operator, which makes the columns that some operator looks at."""
+    if not isinstance(mapped.function, Selective):
+        return mapped
+    return MapInArrow(mapped.function.emitting(_wanted_of(node, nodes)), mapped.name)
 
 
 def _telling_fields(column: Named, node: Node, nodes: Sequence[Node]) -> Expression:
@@ -136,9 +146,9 @@ def _wanted_by(reader: Node, node: Node, nodes: Sequence[Node], with_keys: bool)
     further = partial(_wanted_of, reader, nodes, with_keys=with_keys)
     match reader.operator:
         case Project(columns):
-            return {name for column in columns for name in _names_in(column.expression)}
+            return {name for column in columns for name in names_in(column.expression)}
         case Filter(condition):
-            return {*_names_in(condition), *further()}
+            return {*names_in(condition), *further()}
         case WithWatermark(time):
             return {time, *further()}
         case Union():
@@ -147,6 +157,8 @@ def _wanted_by(reader: Node, node: Node, nodes: Sequence[Node], with_keys: bool)
             return {*keys, *([time] if time else ()), *further()}
         case Aggregate():
             return _wanted_by_aggregate(reader, reader.operator, nodes, with_keys)
+        case MapInArrow(Selective() as function):
+            return function.reads(_wanted_of(reader, nodes))
         case _:  # a user's function or a sink gets every column
             return set(node.schema.names)
 
@@ -165,7 +177,3 @@ def _wanted_by_aggregate(
     for each in late:
         wanted |= _wanted_of(each, nodes)
     return wanted
-
-
-def _names_in(expression: Expression) -> Iterator[str]:
-    return (part.name for part in all_parts(expression) if isinstance(part, Column))

@@ -82,7 +82,7 @@ function Dialog({ kind, job, name }) {
       }
       const result = of.outcome ? resultInWords(kind, operation) : { text: t('done.cancel') };
       setProgress({ ...result, took: performance.now() - began });
-      announce(result.text);
+      announce(result.text, result.isBad ? 'en' : undefined);
       if (result.isBad) number.current = crypto.randomUUID().replaceAll('-', '');
     } catch (error) {
       if (error.status === 401) { setAsksToken(true); setProgress(null); } else setProgress({ isBad: true, text: error.message || t('error.0') });
@@ -97,7 +97,7 @@ function Dialog({ kind, job, name }) {
       ${'typed' in fields && field('typed', { autocomplete: 'off', spellcheck: false, placeholder: job.name })}
       <p class="muted">${t('same.command')}</p><p><${Command}>${of.command(job.name, fields)}<//></p>
       ${progress && html`<p class=${progress.isBad ? 'problem' : 'result'} role="status" data-result=${progress.isLoading ? 'loading' : progress.isBad ? 'bad' : 'good'}>
-        ${progress.isLoading ? t('underway') : html`<span aria-hidden="true">${progress.isBad ? '✕ ' : '✓ '}</span><span>${progress.text}</span>${progress.took ? html` <span class="muted">${t('took.span', { span: span(progress.took) })}</span>` : ''}`}</p>`}
+        ${progress.isLoading ? t('underway') : html`<span aria-hidden="true">${progress.isBad ? '✕ ' : '✓ '}</span><span lang=${progress.isBad ? 'en' : undefined}>${progress.text}</span>${progress.took ? html` <span class="muted">${t('took.span', { span: span(progress.took) })}</span>` : ''}`}</p>`}
       <p class="buttons"><button type="button" onClick=${close}>${t('close')}</button>
         ${(!progress || progress.isBad || isUnderWay) && html`<button type="submit" class=${kind === 'cancel' ? 'danger' : 'primary'} disabled=${isWrong || isUnderWay}>${t(`action.${kind}`)}</button>`}</p></form>`}
   </dialog>`;

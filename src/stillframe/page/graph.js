@@ -1,7 +1,7 @@
 // The graph of a job: laid out once per plan by dagre, drawn as SVG. On a narrow screen it is a
 // column of cards instead. Both are links in the order in which records flow.
-import { html, classes, useMemo } from './dom.js';
-import { t } from './words.js';
+import { html, classes, useEffect, useMemo, useRef, useState } from './dom.js';
+import { t, choices } from './words.js';
 import { Graph as Layout, layout } from './vendor/dagre.js';
 import { brief, byteRate, percent, rate, span, UNKNOWN } from './formats.js';
 import { SharesBar, sharesInWords } from './parts.js';
@@ -11,6 +11,8 @@ import { now } from './live.js';
 const WIDE = 248;
 const HIGH = 104;
 const MARGIN = 12;
+/** A plan with more tasks is laid out in a quicker way, in a window of its own with a search. */
+const LARGE = 40;
 
 /** Tasks, and who sends to whom, from GET /jobs/J. */
 export function graphOf(job) {
@@ -24,10 +26,17 @@ export function graphOf(job) {
   return { tasks, edges: [...pairs.values()] };
 }
 
-/** What flows on an edge now; several between the same two tasks are one here. */
-export function edgeFigures(edge, figures, hello) {
-  const found = (figures?.edges ?? []).filter((each) => hello?.tasks[each.source]?.id === edge.from && hello?.tasks[each.target]?.id === edge.to);
-  if (found.length === 0) return null;
+/** What flows on each edge now, by its key; several between the same two tasks are one here. */
+function flows(figures, hello) {
+  const found = new Map();
+  for (const each of figures?.edges ?? []) {
+    const key = `${hello?.tasks[each.source]?.id}>${hello?.tasks[each.target]?.id}`;
+    found.set(key, [...(found.get(key) ?? []), each]);
+  }
+  return new Map([...found].map(([key, each]) => [key, together(each)]));
+}
+
+function together(found) {
   const sum = (name) => (found.every((each) => each[name] === null) ? null : found.reduce((all, each) => all + (each[name] ?? 0), 0));
   return {
     records: sum('records_per_second'), bytes: sum('bytes_per_second'), held: sum('held'), channels: sum('channels'),
@@ -37,7 +46,7 @@ export function edgeFigures(edge, figures, hello) {
 
 function laidOut({ tasks, edges }) {
   const graph = new Layout({ multigraph: true });
-  graph.setGraph({ rankdir: 'LR', nodesep: 28, ranksep: 44, edgesep: 20, marginx: MARGIN, marginy: MARGIN });
+  graph.setGraph({ rankdir: 'LR', ranker: tasks.length > LARGE ? 'longest-path' : 'network-simplex', nodesep: 28, ranksep: 44, edgesep: 20, marginx: MARGIN, marginy: MARGIN });
   graph.setDefaultEdgeLabel(() => ({}));
   for (const task of tasks) graph.setNode(task.id, { width: WIDE, height: HIGH });
   for (const edge of edges) graph.setEdge(edge.from, edge.to, { width: 132, height: 64, labelpos: 'c' }, edge.key);
@@ -144,31 +153,83 @@ function walk(event, shape) {
   event.currentTarget.querySelector(`[data-task="${CSS.escape(next)}"]`)?.focus();
 }
 
+/** What of a large graph is in its window: [left, top, right, bottom], with some room around it. */
+function useWindow(place, isLarge) {
+  const [seen, setSeen] = useState([0, 0, 2000, 1200]);
+  useEffect(() => {
+    const look = () => {
+      const at = place.current;
+      setSeen([at.scrollLeft - WIDE, at.scrollTop - HIGH, at.scrollLeft + at.clientWidth + WIDE, at.scrollTop + at.clientHeight + HIGH]);
+    };
+    if (!isLarge) return undefined;
+    look();
+    const resized = new ResizeObserver(look);
+    resized.observe(place.current);
+    place.current.addEventListener('scroll', look, { passive: true });
+    return () => resized.disconnect();
+  }, [isLarge]);
+  return isLarge ? seen : null;
+}
+
+const isIn = (seen, places) => seen === null || (Math.max(...places.map(({ x }) => x)) > seen[0] && Math.min(...places.map(({ x }) => x)) < seen[2]
+  && Math.max(...places.map(({ y }) => y)) > seen[1] && Math.min(...places.map(({ y }) => y)) < seen[3]);
+
+function Find({ tasks, jump }) {
+  const find = (event) => {
+    const asked = event.target.value.toLowerCase();
+    const found = asked && (tasks.find((task) => task.name.toLowerCase() === asked) ?? tasks.find((task) => task.name.toLowerCase().includes(asked)));
+    if (found) jump(found.id, event.type === 'change');
+  };
+  return html`<label class="filters">${t('graph.find')} <input type="search" list="task-names" onInput=${find} onChange=${find} data-find />
+    <datalist id="task-names">${tasks.map((task) => html`<option value=${task.name} />`)}</datalist></label>`;
+}
+
 /** `barriers`: of a replay, what stands on each edge and in each task. */
 export function JobGraph({ job, name, figures, hello, marked, selected, barriers, isGrey }) {
   const shape = graphOf(job);
   const plan = JSON.stringify(shape);
   const drawn = useMemo(() => laidOut(shape), [plan]);
+  const place = useRef(null);
+  const isLarge = shape.tasks.length > LARGE;
+  const seen = useWindow(place, isLarge);
+  // What is out of sight is drawn once, and again when it comes into sight.
+  const kept = useMemo(() => new Map(), [plan, choices.value.language, marked, selected, isLarge && Boolean(barriers)]);
+  const drawnOnce = (key, places, draw) => {
+    if (isIn(seen, places) || !kept.has(key)) kept.set(key, draw());
+    return kept.get(key);
+  };
+  const flow = flows(figures, hello);
   const told = (task) => figures?.tasks?.[task.id];
+  const jump = (id, focuses) => {
+    const { x, y } = drawn.node[id];
+    place.current.scrollTo(x - place.current.clientWidth / 2, y - place.current.clientHeight / 2);
+    if (focuses) place.current.querySelector(`[data-task="${CSS.escape(id)}"]`)?.focus({ preventScroll: true });
+  };
+  // A large one begins where something is the matter, or at its first task.
+  useEffect(() => {
+    if (isLarge) jump((shape.tasks.find((task) => task.name === marked) ?? shape.tasks[0]).id);
+  }, [plan, isLarge, marked]);
   return html`<div class=${classes('graph', isGrey && 'grey')} onKeyDown=${(event) => walk(event, shape)}>
-    <div class="graph-wide" role="region" aria-label=${t('graph')} tabindex="0">
+    ${isLarge && html`<${Find} tasks=${shape.tasks} jump=${jump} />`}
+    <div class=${classes('graph-wide', isLarge && 'graph-large')} role="region" aria-label=${t('graph')} tabindex="0" ref=${place}>
       <svg width=${drawn.width} height=${drawn.height} viewBox=${`0 0 ${drawn.width} ${drawn.height}`}>
         <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
           <path class="arrow" d="M0,0.5L8,4L0,7.5z" /></marker></defs>
-        ${shape.edges.map((edge) => html`<${Edge} key=${edge.key} edge=${edge} place=${drawn.edge[edge.key]}
-          told=${edgeFigures(edge, figures, hello)} barrier=${barriers?.edges[edge.key]} />`)}
-        ${shape.tasks.map((task) => html`<${Node} key=${task.id} task=${task} place=${drawn.node[task.id]} told=${told(task)} job=${name}
-          mark=${marked === task.name} isSelected=${selected === task.id} barrier=${barriers?.tasks[task.id]} />`)}
+        ${shape.edges.map((edge) => drawnOnce(edge.key, drawn.edge[edge.key].points, () => html`<${Edge} key=${edge.key} edge=${edge}
+          place=${drawn.edge[edge.key]} told=${flow.get(edge.key)} barrier=${barriers?.edges[edge.key]} />`))}
+        ${shape.tasks.map((task) => drawnOnce(task.id, [drawn.node[task.id]], () => html`<${Node} key=${task.id} task=${task}
+          place=${drawn.node[task.id]} told=${told(task)} job=${name} mark=${marked === task.name} isSelected=${selected === task.id}
+          barrier=${barriers?.tasks[task.id]} />`))}
       </svg></div>
-    <ol class="graph-narrow">${shape.tasks.map((task) => html`<li key=${task.id}>
+    <ol class="graph-narrow">${matchMedia('(max-width: 640px)').matches && shape.tasks.map((task) => html`<li key=${task.id}>
       <a class=${classes('card', marked === task.name && 'node-marked')} href=${link(name, 'tasks', task.id)} data-task=${task.id}>
         <strong>${marked === task.name ? '▲ ' : ''}${task.name}</strong> ×${task.parallelism}
         ${!barriers && html`<${SharesBar} of=${told(task)} width=${240} height="12" />`}
         <span>${barriers?.tasks[task.id] ? `${barriers.tasks[task.id].sign} ${barriers.tasks[task.id].text}`
           : `${t('share.working')} ${percent(told(task)?.working)} · ${t('share.back')} ${percent(told(task)?.backpressured)}`}</span></a>
       ${!barriers && shape.edges.filter((edge) => edge.from === task.id).map((edge) => {
-        const flow = edgeFigures(edge, figures, hello);
-        return html`<p class="muted number">↓ ${flow ? `${rate(flow.records)} · ${byteRate(flow.bytes)}` : UNKNOWN}</p>`;
+        const here = flow.get(edge.key);
+        return html`<p class="muted number">↓ ${here ? `${rate(here.records)} · ${byteRate(here.bytes)}` : UNKNOWN}</p>`;
       })}</li>`)}</ol>
   </div>`;
 }

@@ -9,6 +9,8 @@ import { TaskDrawer } from './task.js';
 import { brief, bytes, count, percent, rate, span, time, UNKNOWN } from './formats.js';
 import { link } from './routes.js';
 
+const ROWS_MAX = 40;
+
 const Tile = ({ name, value, more, to }) => html`<div class="tile" data-tile=${name}>
   <dt>${to ? html`<a href=${to}>${t(`tile.${name}`)}</a>` : t(`tile.${name}`)}</dt>
   <dd><span class="tile-value number">${value}</span><span class="tile-more">${more}</span></dd></div>`;
@@ -43,7 +45,7 @@ function Tasks({ job, figures, name }) {
     { key: 'watermark', head: t('watermark'), cell: (row) => (lagOf(row) === null ? UNKNOWN : span(-lagOf(row))), sort: lagOf },
     { key: 'late', head: t('late'), cell: (row) => count(told(row)?.records_late), sort: (row) => told(row)?.records_late },
   ];
-  return html`<${Table} caption=${t('tasks')} columns=${columns} rows=${job.vertices} rowKey=${(row) => row.id} open=${(row) => link(name, 'tasks', row.id)} />`;
+  return html`<${Table} caption=${t('tasks')} columns=${columns} rows=${job.vertices} most=${ROWS_MAX} rowKey=${(row) => row.id} open=${(row) => link(name, 'tasks', row.id)} />`;
 }
 
 /** A discrete event in the language of the page. */

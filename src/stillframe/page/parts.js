@@ -98,9 +98,11 @@ export const Legend = ({ kind, names }) => html`<ul class="legend">${names.map((
   <svg width="14" height="10" aria-hidden="true"><rect class=${`${kind}-${name}`} x="0.5" y="0.5" width="13" height="9" /></svg>
   ${t(`${kind}.${name}`)}</li>`)}</ul>`;
 
-/** columns: [{key, head, cell(row), sort(row)?, isText?}]. Without `sort` a column cannot be sorted by. */
-export function Table({ columns, rows, caption, rowKey, open, empty }) {
+/** columns: [{key, head, cell(row), sort(row)?, isText?}]. Without `sort` a column cannot be sorted by.
+    Of more than `most` rows the first are shown until all are asked for. */
+export function Table({ columns, rows, caption, rowKey, open, empty, most = Infinity }) {
   const [order, setOrder] = useState(null);
+  const [all, setAll] = useState(false);
   const by = order && columns.find((column) => column.key === order.key);
   const sorted = by ? [...rows].sort((a, b) => compare(by.sort(a), by.sort(b)) * order.sign) : rows;
   const turn = (key) => setOrder((was) => (was?.key !== key ? { key, sign: -1 } : was.sign < 0 ? { key, sign: 1 } : null));
@@ -109,11 +111,12 @@ export function Table({ columns, rows, caption, rowKey, open, empty }) {
       aria-sort=${order?.key === column.key ? (order.sign < 0 ? 'descending' : 'ascending') : undefined}>
       ${column.sort ? html`<button type="button" class="sort" onClick=${() => turn(column.key)}>${column.head}
         <span aria-hidden="true">${order?.key === column.key ? (order.sign < 0 ? ' ↓' : ' ↑') : ''}</span></button>` : column.head}</th>`)}</tr></thead>
-    <tbody>${sorted.map((row) => html`<tr key=${rowKey(row)} data-row=${rowKey(row)} data-open=${open?.(row)} class=${row.class}>
+    <tbody>${(all ? sorted : sorted.slice(0, most)).map((row) => html`<tr key=${rowKey(row)} data-row=${rowKey(row)} data-open=${open?.(row)} class=${row.class}>
       ${columns.map((column, at) => (at === 0
         ? html`<th scope="row" class=${classes(!column.isText && 'number')}>${open ? html`<a href=${open(row)}>${column.cell(row)}</a>` : column.cell(row)}</th>`
         : html`<td class=${classes(!column.isText && 'number')}>${column.cell(row)}</td>`))}</tr>`)}</tbody>
-  </table>${rows.length === 0 && empty && html`<${Empty}>${empty}<//>`}</div>`;
+  </table>${rows.length === 0 && empty && html`<${Empty}>${empty}<//>`}
+  ${!all && rows.length > most && html`<button type="button" onClick=${() => setAll(true)}>${t('rows.all', { count: count(rows.length) })}</button>`}</div>`;
 }
 
 function compare(a, b) {
@@ -145,16 +148,20 @@ export const Patterns = () => html`<svg class="patterns" width="0" height="0" ar
     <rect class="under-start" width="4" height="4" /><circle class="over-start" cx="1.5" cy="1.5" r="0.8" /></pattern>
 </defs></svg>`;
 
-/** What is read out, politely: one sentence at a time, at most one each five seconds. */
-const spoken = store({ text: '' });
+/** What is read out, politely: one sentence at a time, at most one each five seconds. `lang`: of a
+    sentence that is not in the language of the page. */
+const spoken = store({ text: '', lang: undefined });
 let next = 0;
 let waiting = null;
-export function announce(text) {
+export function announce(text, lang) {
   clearTimeout(waiting);
   const wait = Math.max(0, next - Date.now());
-  waiting = setTimeout(() => { next = Date.now() + 5000; spoken.set({ text }); }, wait);
+  waiting = setTimeout(() => { next = Date.now() + 5000; spoken.set({ text, lang }); }, wait);
 }
-export const Announcer = () => html`<p class="hidden" aria-live="polite">${useStore(spoken).text}</p>`;
+export function Announcer() {
+  const { text, lang } = useStore(spoken);
+  return html`<p class="hidden" aria-live="polite" lang=${lang}>${text}</p>`;
+}
 
 /** The colours in force, for what is drawn on a canvas. */
 export function useColours() {

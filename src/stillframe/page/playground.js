@@ -45,27 +45,28 @@ function Board({ score }) {
 function Prediction({ of }) {
   if (!of) return null;
   const counts = Object.entries(of.counts).map(([app, by]) => `${app} ${signed(by)}`).join(', ');
-  return html`<div class="prediction" role="note"><strong>${t('playground.prediction')}</strong>
-    ${t('playground.predicted', { checkpoint: of.checkpoint, ours: count(of.ours), naive: count(of.naive), counts: counts || t('playground.none') })}</div>`;
+  return html`<div class="prediction" role="note"><strong>${t('playground.prediction')}</strong> ${t('playground.predicted', { checkpoint: of.checkpoint, ours: count(of.ours), naive: count(of.naive), counts: counts || t('playground.none') })}</div>`;
 }
 
 function buttons(state) {
   const pid = (slot) => state.slots[slot] ?? 'PID';
   const aligned = state.settings.mode === 'exactly-once';
+  const mode = aligned ? 'at-least-once' : 'exactly-once';
+  const parallelism = state.settings.parallelism === 3 ? 2 : 3;
   const kills = state.slots.map((_, slot) => ({ key: `slot-${slot}`, words: t('playground.kill_slot', { slot }), body: { action: 'kill_slot', slot }, command: `kill -9 ${pid(slot)}` }));
   return [
     ...kills,
     { key: 'executor', words: t('playground.kill_executor'), body: { action: 'kill_executor' }, command: 'kill -9 EXECUTOR', off: state.executor_off },
     { key: 'freeze', words: t('playground.freeze', { slot: 1, seconds: 10 }), body: { action: 'freeze_slot', slot: 1, seconds: 10 }, command: `kill -STOP ${pid(1)}; sleep 10; kill -CONT ${pid(1)}` },
     { key: 'driver', words: t('playground.kill_driver'), body: { action: 'kill_driver' }, command: `kill -9 ${state.driver ?? 'DRIVER'}` },
-    { key: 'slow', words: t('playground.slow'), body: { action: 'slow_channel' }, command: 'faults.json: {"delay": …}' },
+    { key: 'slow', words: t('playground.slow'), body: { action: 'slow_channel' }, command: 'faults.json: {"delay": {"source": 0, "target": 1, "seconds": 3}}' },
     { key: 'poison', words: t('playground.poison'), body: { action: 'poison' }, command: 'faults.json: {"poison": …}' },
     { key: 'disk', words: t('playground.full_disk'), body: { action: 'full_disk' }, command: 'faults.json: {"full_disk": true}' },
     { key: 'heal', words: t('playground.heal'), body: { action: 'heal' }, command: 'faults.json: {}' },
-    { key: 'flip', words: t('playground.flip'), body: { action: 'flip_byte' }, command: 'xxd' },
-    { key: 'back', words: t('playground.flip_back'), body: { action: 'flip_back' }, command: 'cp' },
-    { key: 'mode', words: aligned ? t('playground.unalign') : t('playground.align'), body: { action: 'mode', mode: aligned ? 'at-least-once' : 'exactly-once' }, command: `--set checkpointMode=${aligned ? 'at-least-once' : 'exactly-once'}` },
-    { key: 'rescale', words: t('playground.rescale', { parallelism: state.settings.parallelism === 3 ? 2 : 3 }), body: { action: 'rescale', parallelism: state.settings.parallelism === 3 ? 2 : 3 }, command: `stillframe rescale ${state.job} 3` },
+    { key: 'flip', words: t('playground.flip'), body: { action: 'flip_byte' } },
+    { key: 'back', words: t('playground.flip_back'), body: { action: 'flip_back' } },
+    { key: 'mode', words: aligned ? t('playground.unalign') : t('playground.align'), body: { action: 'mode', mode }, command: `--set checkpointMode=${mode}` },
+    { key: 'rescale', words: t('playground.rescale', { parallelism }), body: { action: 'rescale', parallelism }, command: `stillframe rescale ${state.job} ${parallelism}` },
     { key: 'upgrade', words: t('playground.upgrade'), body: { action: 'upgrade' }, command: `stillframe stop ${state.job} --savepoint …`, off: state.settings.version === 2 ? t('playground.upgraded') : null },
   ];
 }
@@ -92,7 +93,7 @@ export function Playground() {
     const again = setInterval(() => { if (!document.hidden) look(); }, LOOK_MS);
     return () => clearInterval(again);
   }, []);
-  useEffect(() => { if (state?.last) announce(state.last.text); }, [state?.last?.text]);
+  useEffect(() => { if (state?.last) announce(state.last.text, 'en'); }, [state?.last?.text]);
   if (!state) return error ? html`<${Problem} error=${error} />` : null;
   const send = (path) => async (body) => {
     setRefusal(null);
@@ -107,7 +108,7 @@ export function Playground() {
     <section class="panel" aria-label=${t('playground.board')}><h2>${t('playground.board')}</h2><${Board} score=${state.score} /><${Prediction} of=${state.prediction} /></section>
     <section class="panel" aria-label=${t('playground.break')}><h2>${t('playground.break')}</h2>
       <ul class="breaks">${buttons(state).map((each) => html`<li key=${each.key}><button type="button" data-break=${each.key} disabled=${isBusy || !given || Boolean(each.off)} onClick=${() => act(each.body)}>${each.words}</button>
-        <${Command}>${each.command}<//>${each.off && html`<span class="muted" lang="en">${each.off}</span>`}</li>`)}</ul>
+        ${each.command && html`<${Command}>${each.command}<//>`}${each.off && html`<span class="muted" lang="en">${each.off}</span>`}</li>`)}</ul>
       ${isBusy && html`<p role="status">${t('playground.busy', { what: state.busy })}</p>`}
       ${state.last && html`<p lang="en" class=${classes(state.last.failed && 'problem')}>${state.last.action}: ${state.last.text}</p>`}
       ${refusal && html`<${Problem} error=${refusal} />`}

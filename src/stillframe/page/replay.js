@@ -1,6 +1,6 @@
 // The barriers of a finished checkpoint over the graph, stretched so that an eye can follow: by the
 // scrubber, step by step, or played. Who asked for less motion gets the steps as a list alone.
-import { html, useEffect, useRef, useState } from './dom.js';
+import { html, useEffect, useMemo, useRef, useState } from './dom.js';
 import { t } from './words.js';
 import { endOf, momentOf, stepsOf } from './barriers.js';
 import { graphOf, JobGraph } from './graph.js';
@@ -11,7 +11,7 @@ const SHOWN_MAX = 200;
 
 export function Replay({ job, name, model, hasArrivals }) {
   const end = endOf(model);
-  const steps = stepsOf(model);
+  const steps = useMemo(() => stepsOf(model), [model]);
   const [ms, setMs] = useState(end);
   const [isPlaying, setPlaying] = useState(false);
   const isCalm = matchMedia('(prefers-reduced-motion: reduce)').matches;
@@ -33,6 +33,9 @@ export function Replay({ job, name, model, hasArrivals }) {
   const nextStep = steps.find((step) => step.ms > ms + 1e-6);
   const lastStep = [...steps].reverse().find((step) => step.ms < ms - 1e-6);
   const shape = graphOf(job);
+  // Of many steps those around this moment.
+  const past = steps.findLastIndex((step) => step.ms <= ms + 1e-6) + 1;
+  const from = Math.max(0, Math.min(steps.length - SHOWN_MAX, past - SHOWN_MAX / 2));
   return html`<section class="panel replay"><div class="panel-head"><h2>${t('replay')}</h2>
       <p class="muted">${t('replay.factor', { factor: brief(stretched), span: span(lasts) })}</p></div>
     <${JobGraph} job=${job} name=${name} barriers=${momentOf(model, shape.edges, ms, t)} />
@@ -47,8 +50,8 @@ export function Replay({ job, name, model, hasArrivals }) {
     </div>
     ${!hasArrivals && html`<p class="muted">${t('replay.coarse')}</p>`}
     <details open=${isCalm}><summary>${t('replay.steps', { count: steps.length })}</summary>
-      <ol class="replay-steps">${steps.slice(0, SHOWN_MAX).map((step) => html`<li class=${step.ms <= ms + 1e-6 ? 'past' : ''} data-step-kind=${step.kind}>
+      <ol class="replay-steps" start=${from + 1}>${steps.slice(from, from + SHOWN_MAX).map((step) => html`<li class=${step.ms <= ms + 1e-6 ? 'past' : ''} data-step-kind=${step.kind}>
         <span class="number">+${span(step.ms)}</span> ${t(step.kind === 'last' && !step.from ? 'step.last.any' : `step.${step.kind}`, { who: `${step.name} ${step.index}`, from: step.from ?? '' })}</li>`)}</ol>
-      ${steps.length > SHOWN_MAX && html`<p class="muted">${t('rows.more', { count: steps.length - SHOWN_MAX })}</p>`}</details>
+      ${steps.length > SHOWN_MAX && html`<p class="muted">${t('replay.around', { from: from + 1, to: from + SHOWN_MAX, count: steps.length })}</p>`}</details>
   </section>`;
 }

@@ -1,5 +1,5 @@
 // One task in a drawer beside the graph: its subtasks, worst first.
-import { html, useEffect, useRef, useState, useStore } from './dom.js';
+import { html, useEffect, useRef, useStore } from './dom.js';
 import { t } from './words.js';
 import { live } from './live.js';
 import { jobPath, useAnswer } from './api.js';
@@ -14,7 +14,6 @@ const worst = (row) => Math.max(row.working ?? 0, row.backpressured ?? 0, row.he
 export function TaskDrawer({ job, name, id }) {
   const { figures, changed } = useStore(live);
   const panel = useRef(null);
-  const [all, setAll] = useState(false);
   const second = figures ? Math.floor(figures.at / 2000) : 0;
   const { data, error } = useAnswer(jobPath(name, 'figures'), `${second} ${changed}`);
   useEffect(() => { panel.current?.focus(); }, [id]);
@@ -27,7 +26,6 @@ export function TaskDrawer({ job, name, id }) {
     const slot = data?.slots.find((each) => each.slot === row.slot);
     return { ...row, own, at: slot, pid: job.stillframe['slot-pids'][row.slot] };
   }).sort((a, b) => worst(b) - worst(a));
-  const shown = all ? rows : rows.slice(0, ROWS_MAX);
   const lagOf = (row) => watermarkLag(row.watermark ?? row.own?.watermark);
   const columns = [
     { key: 'subtask', head: t('subtask'), cell: (row) => row.subtask, sort: (row) => row.subtask },
@@ -51,7 +49,6 @@ export function TaskDrawer({ job, name, id }) {
     <div class="panel-head"><h2>${task?.name ?? t('task.gone')}</h2><a class="button" href=${link(name)} onClick=${close}>${t('close')} <kbd>Esc</kbd></a></div>
     ${task && html`<p class="muted">${t('task.about', { subtasks: task.parallelism, keyGroups: task.maxParallelism })}</p>`}
     ${error && html`<${Problem} error=${error} />`}
-    ${task && html`<${Table} caption=${t('subtasks')} columns=${columns} rows=${shown} rowKey=${(row) => row.subtask} empty=${t('task.unmeasured')} />`}
-    ${rows.length > shown.length && html`<button type="button" onClick=${() => setAll(true)}>${t('rows.all', { count: count(rows.length) })}</button>`}
+    ${task && html`<${Table} caption=${t('subtasks')} columns=${columns} rows=${rows} most=${ROWS_MAX} rowKey=${(row) => row.subtask} empty=${t('task.unmeasured')} />`}
   </aside>`;
 }

@@ -1,7 +1,7 @@
 """Event time where several inputs meet: as far as the slowest of them has come.
 
-Inputs are the channels of a task, or the splits of a source, which come and go. Channels are of one
-stream if none of them shall hold the others back for ever: usually all are. In a job that rests
+Inputs are the channels of a task, or the splits of a source, which come and go. Channels are of
+one stream if none of them shall hold the others back for ever: usually all are. In a job that rests
 when it has read what there is, each input of a task is a stream of its own.
 
 Rules of this file
@@ -127,7 +127,9 @@ class EventTime(Generic[Channel]):
         return self._reached(min(known)) if len(known) == len(times) else []
 
     def _time_of(self, stream: int) -> int | None:
-        of_it = [at for at in self._channels if self._stream_of.get(at, _ONE_STREAM) == stream]
+        of_it = [
+            each for each in self._channels if self._stream_of.get(each, _ONE_STREAM) == stream
+        ]
         counting = [self._channels[each] for each in of_it if each not in self._idle]
         if counting:
             known = [time for time in counting if time is not None]

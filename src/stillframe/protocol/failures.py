@@ -96,7 +96,18 @@ class AttemptPhases:
     caught_up: int | None = None
     """Its sources had read as much as had been read before."""
     replayed: int | None = None
-    """Records that were read once more; None: the driver before knew how many, and is gone."""
+    """Records that were read once more; None: those who knew how many are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRead:
+    """How much a slot had read from its sources in an attempt whose driver was gone all at once."""
+
+    attempt: Attempt
+    slot: SlotIndex
+    slots: int
+    """Of the attempt; those that have not told were lost with the driver."""
+    records_read: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,13 +110,20 @@ class _Coming:
             self._read_at[start] = 0
         self._offset = self._read_at.get(start)
         self._goal = self._furthest
-        # What the driver before has read after its last checkpoint, nobody knows.
-        is_known = self._offset is not None and not (is_first and start is not None)
+        # How far the attempt before had come is known later, if at all: `on_behind`.
+        is_known = not is_first or begun.attempt == 1
         heard, noticed = self._noticed or (None, None)
         replayed = self._goal - self._offset if is_known and self._offset is not None else None
         self.phases = AttemptPhases(begun.attempt, heard, noticed, replayed=replayed)
         self._noticed = None
         self.is_told = False
+
+    def on_behind(self, attempt: Attempt, records: int) -> None:
+        """The driver's first attempt began so many records behind the one before it."""
+        self._furthest = max(self._furthest, records)
+        if self.phases is not None and self.phases.attempt == attempt:
+            self._goal = records
+            self.phases = replace(self.phases, replayed=records)
 
     def on_phase(
         self, name: Literal["slots", "running", "first_record", "caught_up"], at: Moment
@@ -200,6 +207,12 @@ class Figures:
             self._totals = self._totals.plus(Totals(restored=1))
         return begun
 
+    def on_earlier(self, begun: AttemptBegun, earlier: KeptHistory) -> None:
+        """This is what earlier drivers have left of the attempt before this driver's first."""
+        behind = earlier.read_behind(begun)
+        if behind is not None:
+            self._coming.on_behind(begun.attempt, behind)
+
     def on_noticed(self, heard_ms: int | None, now: Moment) -> None:
         """It is known now that the attempt has failed; `heard_ms`: when what failed was heard of
         last."""
@@ -279,7 +292,10 @@ class Figures:
         self._coming.on_completed(checkpoint_id, under_way.records_read)
         self._uncommitted[checkpoint_id] = now.monotonic_seconds
         done = under_way.statistics("COMPLETED", now)
-        told = replace(done, path=path, metadata_bytes=metadata_bytes).summed_up()
+        read = under_way.records_read
+        told = replace(
+            done, path=path, metadata_bytes=metadata_bytes, records_read=read
+        ).summed_up()
         self._spent = self._spent.plus(told)
         return self._over(told)
 

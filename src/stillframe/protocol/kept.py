@@ -24,22 +24,32 @@ from stillframe.ids import Attempt, CheckpointId
 from stillframe.json_values import JsonObject
 from stillframe.protocol.checkpointing import CheckpointingStatistics, Counts, Spent
 from stillframe.protocol.documents import decode_document, decode_fields, encode_document
-from stillframe.protocol.failures import AttemptBegun, AttemptEnded, AttemptPhases, Failure
+from stillframe.protocol.failures import (
+    AttemptBegun,
+    AttemptEnded,
+    AttemptPhases,
+    Failure,
+    Restored,
+    SlotRead,
+)
 from stillframe.protocol.statistics import CheckpointStatistics
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """2: a failure may say what is known of an error in code that is not ours. 3: a checkpoint says
-where its time went and whom it waited for, an attempt how it came up."""
+where its time went and whom it waited for, an attempt how it came up. 4: a checkpoint says how many
+records had been read before it, and so does a slot that has lost its driver."""
 KEPT_MAX = 100
 """How many attempts, and how many failures, of a job are remembered, and of how many checkpoints
 all subtasks."""
 CHECKPOINTS_MAX = 1_000
 """How many checkpoints, if nobody says (`historyCheckpoints`)."""
 _SLOWEST_MAX = 10
+_IN_ORDER = ("finished", "stopped")
+"""Outcomes of attempts that end with a checkpoint, behind which nothing is read."""
 _ARRIVALS_KEPT_MAX = 10
 """Of so many checkpoints the driver remembers single barriers."""
 
-Record = CheckpointStatistics | AttemptBegun | AttemptPhases | AttemptEnded | Failure
+Record = CheckpointStatistics | AttemptBegun | AttemptPhases | AttemptEnded | Failure | SlotRead
 _T = TypeVar("_T")
 
 
@@ -72,6 +82,7 @@ _KINDS: Mapping[str, type[Record]] = {
     "phases": AttemptPhases,
     "ended": AttemptEnded,
     "failure": Failure,
+    "read": SlotRead,
 }
 _ROLLED = "checkpoints"
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -153,6 +164,7 @@ class KeptHistory:
     begun: tuple[AttemptBegun, ...] = ()
     phases: tuple[AttemptPhases, ...] = ()
     ended: tuple[AttemptEnded, ...] = ()
+    read: tuple[SlotRead, ...] = ()
     kept_failures: tuple[Failure, ...] = ()
     """As they were written down; `failures` knows more."""
     totals: Totals = field(default_factory=Totals)
@@ -184,6 +196,7 @@ class KeptHistory:
             begun=tuple(sorted(_only(each, AttemptBegun), key=lambda r: r.attempt)),
             phases=tuple(sorted(_only(each, AttemptPhases), key=lambda r: r.attempt)),
             ended=tuple(sorted(_only(each, AttemptEnded), key=lambda r: r.attempt)),
+            read=tuple(_only(each, SlotRead)),
             kept_failures=tuple(sorted(_only(each, Failure), key=lambda r: (r.attempt, r.number))),
             totals=totals,
         )
@@ -283,6 +296,31 @@ class KeptHistory:
         """Whether its driver has said that nothing more comes of this attempt."""
         given_up = {each.attempt for each in self.kept_failures if each.is_given_up}
         return attempt in given_up | {each.attempt for each in self.ended}
+
+    def read_behind(self, begun: AttemptBegun) -> int | None:
+        """How many records the attempt before had read behind what this one begins from; None:
+        nobody is left who knows."""
+        last = self.begun[-1] if self.begun else None
+        if last is None:
+            return 0 if begun.attempt == 1 and begun.restored is None else None
+        if any(e.attempt == last.attempt and e.outcome in _IN_ORDER for e in self.ended):
+            return 0
+        told = {each.slot: each for each in self.read if each.attempt == last.attempt}
+        if not told or len(told) < max(each.slots for each in told.values()):
+            return None
+        before = self._read_before(begun.restored, last)
+        read = sum(each.records_read for each in told.values())
+        return None if before is None else max(0, read - before)
+
+    def _read_before(self, start: Restored | None, last: AttemptBegun) -> int | None:
+        """By the last attempt, until it took the checkpoint from which another one starts."""
+        number = None if start is None else start.checkpoint_id
+        if number == (None if last.restored is None else last.restored.checkpoint_id):
+            return 0
+        for each in self.checkpoints:
+            if (each.checkpoint_id, each.attempt) == (number, last.attempt):
+                return each.records_read
+        return None
 
     def failures_of(self, attempt: Attempt) -> int:
         """The highest number of a failure of this attempt; 0 if it has none."""

@@ -210,6 +210,8 @@ class CheckpointStatistics:
     failure: str | None = None
     commit_ms: float | None = None
     """From when it was complete until all sinks had committed it; None: nothing is known."""
+    records_read: int | None = None
+    """By the sources in this attempt before it; None: not complete, or of an older version."""
     summed: Sums | None = None
     """None: all subtasks are there to be summed up."""
     is_discarded: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import selectors
 import socket
 import threading
@@ -55,6 +56,15 @@ class Control:
         """Raises `ConnectionLost` when the coordinator is gone."""
         with self._send_lock:
             send_message(self._socket, message_to_json(report))
+
+    def is_lost(self) -> bool:
+        """Whether the coordinator is gone, also if nobody has noticed so far."""
+        here = select.poll()
+        here.register(self._socket, select.POLLIN)
+        try:
+            return bool(here.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def close(self) -> None:
         self._closing.set()

@@ -39,7 +39,9 @@ from stillframe.json_values import JsonObject
 from stillframe.logs import About
 from stillframe.processes import oom_kills, resident_bytes
 from stillframe.protocol.commits import Commit
+from stillframe.protocol.failures import SlotRead
 from stillframe.protocol.inline import put_together
+from stillframe.protocol.kept import Totals, encode_kept
 from stillframe.protocol.manifests import (
     ChannelState,
     FileHandle,
@@ -91,6 +93,7 @@ from stillframe.runtime.uploads import CancellableStore, Upload, Uploads
 from stillframe.runtime.watching import LoopWatch, ReaderWatch, SinkWatch, StackLine
 from stillframe.runtime.writing import Writing
 from stillframe.secrets import masked, shows_secret
+from stillframe.storage.paths import read_history_path
 from stillframe.storage.savepoint import StoreWithSavepoint
 from stillframe.storage.staging import StagedFiles
 from stillframe.storage.store import Store, open_store
@@ -330,6 +333,18 @@ class _Slot(TaskEvents):
             task = failing.name if failing is not None else None
             subtask = failing.ref.subtask if failing is not None else None
             self._control.send(Failed(reason, _cause_of(error), task, subtask, blame_of(error)))
+        if self._control.is_lost():
+            self._leave_word()
+
+    def _leave_word(self) -> None:
+        """To the driver that comes next: the one that knew how far we have come is gone."""
+        if self._store is None or self._start is None or self._is_ending:
+            return
+        attempt, slots = self._launch.attempt, len(self._start.peers)
+        read = SlotRead(attempt, self._slot, slots, self._progress().records_in)
+        with contextlib.suppress(StillframeError):
+            path = read_history_path(attempt, self._slot)
+            self._store.create_if_absent(path, encode_kept(read, Totals()))
 
     def close(self) -> None:
         """Give everything back; no thread of ours outlives this, because workers are reused."""

@@ -14,6 +14,7 @@ columns nobody reads. Which of the two a batch is, is said in its schema.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +32,11 @@ from stillframe.state.folding import Touched
 _MARK = {b"stillframe": b"partial aggregates"}
 _RECORDS_MIN = 2048
 """In a batch that is smaller there is little to save."""
-_SAMPLE_ROWS = 256
-_SAMPLE_DISTINCT_MAX = 250
-"""So many different keys in the sample are expected of some 5,000 in all."""
+_SAMPLE_ROWS = 1024
+_FEW_KEYS_SHARE = 0.5
+"""More keys than that share of a batch's records are not worth to be combined."""
+_SHORT_DISTINCT_MAX = 920
+"""So many different short strings in the sample are expected of some 5,000 in all."""
 _SHORT_BYTES_MAX = 8
 """Such a string is one word of 64 bits: eight bytes, or fewer with their number as the last."""
 _BYTES_OF_LENGTH = np.array([(1 << 8 * n) - 1 for n in range(_SHORT_BYTES_MAX + 1)], np.uint64)
@@ -135,7 +138,10 @@ def seem_to_repeat(keys: Sequence[pa.Array], record_count: int) -> bool:
     if record_count < _RECORDS_MIN:
         return False
     sample = [key.slice(0, _SAMPLE_ROWS) for key in keys]
-    return numbered_by(sample, _SAMPLE_ROWS).count <= _SAMPLE_DISTINCT_MAX
+    key_count_max = _FEW_KEYS_SHARE * record_count
+    # What is expected of so many keys that come equally often.
+    distinct_max = key_count_max * (1 - math.exp(-_SAMPLE_ROWS / key_count_max))
+    return numbered_by(sample, _SAMPLE_ROWS).count <= distinct_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ def _column_numbered(column: pa.Array, among_pairs_max: int = 0) -> Numbered:
             return Numbered(fixed_width_values(column.indices).astype(np.int64), column.dictionary)
         by_index = _column_numbered(column.indices)
         return Numbered(by_index.numbers, column.dictionary.take(by_index.values))
-    if pt.is_string(column.type) and len(column) >= _RECORDS_MIN and not column.null_count:
+    if pt.is_string(column.type) and not column.null_count and _are_short_and_few(column):
         numbered = _short_strings_numbered(column)
         if numbered is not None:
             return numbered
@@ -203,6 +209,14 @@ def _uses_all(column: pa.DictionaryArray) -> bool:
     used = np.zeros(len(column.dictionary), dtype=np.bool_)
     used[fixed_width_values(column.indices)] = True
     return bool(used.all())
+
+
+def _are_short_and_few(column: pa.Array) -> bool:
+    """Whether it seems that `_short_strings_numbered` will not have to give up."""
+    if len(column) < _RECORDS_MIN:
+        return False
+    words = _words_of(column.slice(0, _SAMPLE_ROWS))
+    return words is not None and len(np.unique(words)) <= _SHORT_DISTINCT_MAX
 
 
 def _short_strings_numbered(column: pa.Array) -> Numbered | None:

@@ -17,6 +17,10 @@ class StoreAround(Store):
         self._own = own
 
     @property
+    def has_network(self) -> bool:
+        return self._own.has_network
+
+    @property
     def address(self) -> str:
         return self._own.address
 

@@ -73,6 +73,10 @@ class LocalStore(Store):
         return f"LocalStore({self.address!r})"
 
     @property
+    def has_network(self) -> bool:
+        return False
+
+    @property
     def address(self) -> str:
         return self._root
 

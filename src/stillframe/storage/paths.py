@@ -34,7 +34,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from stillframe.errors import BuildError
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.storage.store import canonical_address
 
 LEASE_DIRECTORY = "lease"
@@ -44,6 +44,7 @@ HISTORY_DIRECTORIES = (
     "history/attempts",
     "history/failures",
     "history/rolled",
+    "history/read",
 )
 """Beside the checkpoints and not with them: what is told here outlives them."""
 SHARED_DIRECTORY = "shared"
@@ -203,6 +204,10 @@ def attempt_history_path(attempt: Attempt, what: Literal["begun", "phases", "end
 
 def failure_history_path(attempt: Attempt, number: int) -> str:
     return f"history/failures/{attempt:020d}-{number:06d}.json"
+
+
+def read_history_path(attempt: Attempt, slot: SlotIndex) -> str:
+    return f"history/read/{attempt:020d}-{slot:06d}.json"
 
 
 def is_history_file(name: str) -> bool:

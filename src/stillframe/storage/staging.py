@@ -20,6 +20,10 @@ class StagedFiles:
         """`store` is rooted at the job's own directory."""
         self._store = store
 
+    @property
+    def has_network(self) -> bool:
+        return self._store.has_network
+
     def directory(self, uid: OperatorUid) -> str:
         return quoted_name(uid, "operator uid")
 

@@ -42,6 +42,12 @@ class Store(ABC):
     """A directory tree of files that are written once. Every method may be called by any thread."""
 
     @property
+    def has_network(self) -> bool:
+        """Whether files are sent to an object storage or HDFS, so that small ones are worth some
+        work."""
+        return True
+
+    @property
     @abstractmethod
     def address(self) -> str:
         """What `open_store` needs to open this store again, also on another machine."""

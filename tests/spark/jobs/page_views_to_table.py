@@ -57,6 +57,7 @@ final = spark.table("views").groupBy("app_id").agg(F.max("count").alias("count")
 say(
     kind="Verdict",
     restarts=query.summary.restarts,
+    attempts=query.attempts,
     rows=table.count(),
     lost=source.exceptAll(table.select("id", "app_id")).count(),
     doubled=table.select("id", "app_id").exceptAll(source).count(),

@@ -9,12 +9,17 @@ operator looks at whole columns and writes what it saw into a file when the reco
 
 A slow channel: the records of the first of the sources go through a step that sleeps for half of
 the time in which they come, so that what is sent to one channel of each count is always late.
+
+With pages, or lookups, others look at the job meanwhile: see `looking_on.py`.
 """
 
 import glob
 import json
 import os
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -106,7 +111,7 @@ def stream(still, job, rate, records):
         per_record = SLOW_SHARE / (rate / parallelism)
         made = made.process(partial(Slow, per_record), "app_id string, created timestamp")
     row = "app_id string, created timestamp, n long"
-    counted = made.groupBy("app_id").process(Count, row)
+    counted = made.groupBy("app_id").process(Count, row).uid("count")
     return counted.process(partial(Measure, job["directory"], records), row)
 
 
@@ -129,6 +134,25 @@ def run_query(still, job, name, rate, records):
             counted += json.load(file)
         os.remove(place)
     return watch, np.concatenate(ages_us), counted
+
+
+@contextmanager
+def looked_at(job, name):
+    """By as many as the job says; they must have been told something."""
+    if not (job.get("pages") or job.get("lookups")):
+        yield
+        return
+    eyes = {"job": name, "pages": job.get("pages") or 0, "lookups": bool(job.get("lookups"))}
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "looking_on.py")
+    command = [sys.executable, program, json.dumps(eyes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as looking:
+        try:
+            yield
+        finally:
+            looking.terminate()
+            said, _ = looking.communicate()
+    if not json.loads(said)["told"]:
+        raise SystemExit("those who looked at the job were told nothing")
 
 
 def latencies(ages_ms):
@@ -155,7 +179,8 @@ def main():
     seconds = job["seconds"] + WARMUP_SECONDS + (warm.running_at - called_s) + SPARE_SECONDS
     records = int(job["rate"] * seconds)
     called_s = time.monotonic()
-    watch, ages_us, counted = run_query(still, job, "latency", job["rate"], records)
+    with looked_at(job, "latency"):
+        watch, ages_us, counted = run_query(still, job, "latency", job["rate"], records)
     spark.stop()
     if counted != records:
         raise SystemExit(f"counted {counted} of {records} records")

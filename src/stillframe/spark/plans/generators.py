@@ -57,7 +57,9 @@ def _exploded(
     read = InTwo(crossings, Translator(columns)).translate(generator.child())
     front, [[expression]] = computed_in_front(crossings, child.node, [[read]])
     is_inline = kind == "Inline"
-    function = Exploding(expression, kind == "PosExplode", bool(plan.outer()), schema, is_inline)
+    own = tuple(child.node.schema.names)
+    with_position, is_outer = kind == "PosExplode", bool(plan.outer())
+    function = Exploding(expression, own, with_position, is_outer, schema, is_inline)
     return Node(MapInArrow(function, "inline" if is_inline else "explode"), schema, (front,))
 
 
