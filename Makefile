@@ -22,6 +22,9 @@ define LOCK_HEADER
 endef
 export LOCK_HEADER
 
+# Where it is set, each of the hundreds of processes that tests start compiles our code for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo playground e3 e4 e5 e6 test quick soak versitygw check lint format lock vendor pictures clean
 
