@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-import stillframe
 from stillframe.spark.expressions.nodes import refused, spark_type_of
 from stillframe.spark.steps import children
 from stillframe.spark.types import to_arrow_type
@@ -106,7 +106,7 @@ def _refuse_without_conversions(node: JavaObject) -> None:
         )
     except ImportError:
         why = (
-            f"is a pandas function, which Stillframe {stillframe.__version__} calls with PySpark"
+            f"is a pandas function, which Stillframe {version('stillframe')} calls with PySpark"
             f" 4.2 and newer, and this is PySpark {pyspark.__version__}"
         )
         what_to_do = "use udf, or arrow_udf of PySpark 4.1, or compute it in mapInPandas"
