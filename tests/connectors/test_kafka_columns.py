@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import Message
 
 from stillframe.connectors.kafka_columns import Columns, Shape
+from stillframe.connectors.kafka_reader import Room
 from stillframe.errors import DataError
 from stillframe.json_texts.rules import JsonRules
 
@@ -51,6 +52,18 @@ def test_offsets_are_those_of_the_messages_whatever_lies_between_them():
     assert taken(b"{}").next_offset == 12
     with pytest.raises(DataError, match="the value at offset 10 of partition 0 of topic t"):
         columns.batch("t", 0, taken(b"7"))
+
+
+@pytest.mark.parametrize(("value_bytes", "records"), [(0, 32_000), (100, 32_000), (100_000, 167)])
+def test_a_batch_holds_as_many_records_as_are_wanted_or_about_16_mb_of_them(value_bytes, records):
+    room, taken = Room(), 1
+    message = Message(topic="t", partition=0, value=bytes(value_bytes))
+    room.fill([message])
+    while asked := room.asked():
+        room.fill([message] * asked)
+        taken += asked
+
+    assert taken == records
 
 
 def test_a_value_that_does_not_fit_a_column_that_nobody_reads_harms_no_other():

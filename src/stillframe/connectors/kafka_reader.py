@@ -116,6 +116,25 @@ class _Reading:
         return self.split
 
 
+class Room:
+    """What a batch still has room for."""
+
+    def __init__(self) -> None:
+        self._messages, self._bytes, self._bytes_each = _MESSAGES_MAX, _BYTES_MAX, 1
+
+    def fill(self, messages: Sequence[Any]) -> None:
+        if messages:
+            sample = messages[::_SAMPLE_EVERY]
+            self._bytes_each = max(1, sum(map(len, sample)) // len(sample))
+            self._messages -= len(messages)
+            self._bytes -= self._bytes_each * len(messages)
+
+    def asked(self) -> int:
+        """How many come next; none: it is full."""
+        fit = max(0, self._bytes) // self._bytes_each
+        return min(self._messages, fit, _PIECE_MESSAGES_MAX)
+
+
 class _EndsNow:
     """Where partitions end, asked once a second in the background. Used by one thread."""
 
@@ -266,17 +285,16 @@ class KafkaReader(BlockingReader):
         if first is None:
             return []
         told: list[Any] = []
-        left, left_bytes = _MESSAGES_MAX, _BYTES_MAX
         linger_until = self._clock.monotonic_seconds() + _LINGER_SECONDS
-        messages, asked = [first], 1
+        room, asked, messages = Room(), 1, [first]
         while True:
-            left, left_bytes = left - len(messages), left_bytes - _bytes_of(messages)
-            is_all = len(messages) < asked or left <= 0 or left_bytes <= 0
+            room.fill(messages)
+            is_all = len(messages) < asked
             self._take(messages, told)
             del messages  # before the next ones come
-            if is_all:
+            asked = room.asked()
+            if is_all or not asked:
                 return told
-            asked = min(left, _PIECE_MESSAGES_MAX)
             linger = max(0.0, linger_until - self._clock.monotonic_seconds())
             messages = self._consumer.consume(asked, linger)
 
@@ -501,12 +519,6 @@ class KafkaReader(BlockingReader):
         # One of several brokers may be away, and a connection may break and be made again.
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self._trouble is None:
             self._trouble = str(raised)
-
-
-def _bytes_of(messages: list[Any]) -> int:
-    """About as many as their values have."""
-    sample = messages[::_SAMPLE_EVERY]
-    return sum(map(len, sample)) * len(messages) // max(1, len(sample))
 
 
 def _runs(messages: list[Any], of: Callable[[Any], Any]) -> Iterator[tuple[Any, list[Any]]]:
