@@ -53,7 +53,7 @@ def ask(job: RegisteredJob, method: str, path: str, body: Any = None) -> Any:
         headers={"Authorization": f"Bearer {job.token}"},
         data=None if body is None else json.dumps(body).encode(),
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=WAIT_SECONDS_MAX) as answer:
         return json.load(answer)
 
 
@@ -106,6 +106,21 @@ spark = (
     .config("spark.log.level", "ERROR")
     .getOrCreate()
 )
+place, web = sys.argv[1], {"uvicorn", "starlette", "prometheus_client"}
+
+
+def loaded(batches):
+    yield from batches
+    with open(place + ".slot", "w") as file:
+        file.write(str(sorted(web & set(sys.modules))))
+
+
+clicks = stillframe.on(spark).readStream.format("clicks").option("records", 1000).load()
+unserved = clicks.mapInArrow(loaded, clicks.schema).writeStream.format("noop")
+unserved.queryName("unserved").options(restPort="off").start().awaitTermination()
+with open(place + ".driver", "w") as file:
+    file.write(str(sorted(web & set(sys.modules))))
+
 clicks = stillframe.on(spark).readStream.format("clicks").option("recordsPerSecond", 1000).load()
 writer = clicks.groupBy("app_id").count().writeStream.queryName("script").outputMode("update")
 query = writer.format("noop").options(
@@ -116,7 +131,8 @@ query.awaitTermination()
 
 
 def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tmp_path):
-    """The script has nothing more to do then: its process ends, but not before it has answered."""
+    """The script has nothing more to do then: its process ends, but not before it has answered.
+    Before that it ran a job that nobody may ask, for which nothing of the web was loaded."""
     (tmp_path / "job.py").write_text(SCRIPT)
     log = tmp_path / "log"
     with log.open("wb") as output:
@@ -134,6 +150,9 @@ def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tm
         script.kill()
         script.wait(10)
 
+    assert [Path(f"{tmp_path}/chk.{where}").read_text() for where in ("slot", "driver")] == [
+        "[]"
+    ] * 2
     assert told == {"location": str(tmp_path / "savepoint")}
     assert locate(str(tmp_path / "savepoint")).manifest.job == "script"
     assert not any(each.name == "script" for each in registered_jobs())
@@ -156,6 +175,7 @@ def looked_into(still: Still, tmp_path: Path, request: Any) -> Query:
 
 def test_keys_and_differences_are_those_that_spark_finds_while_the_job_runs(still, looked_into):
     running, job = looked_into, wait_for_job("looked-into")
+    wait_until(lambda: running.summary.records_in >= 2_000)
     before = running.checkpoint()
     read = running.summary.records_in
     wait_until(lambda: running.summary.records_in >= read + 2_000)
@@ -182,13 +202,17 @@ def test_keys_and_differences_are_those_that_spark_finds_while_the_job_runs(stil
         new.withColumnRenamed("value", "b"), "name", "full_outer"
     )
     [expected] = both.agg(
-        F.count_if("a IS NULL").alias("added"),
-        F.count_if("a != b").alias("changed"),
-        F.count_if("b IS NULL").alias("gone"),
+        F.expr("count_if(a IS NULL)").alias("added"),
+        F.expr("count_if(a != b)").alias("changed"),
+        F.expr("count_if(b IS NULL)").alias("gone"),
     ).collect()
     assert {name: told[name] for name in expected.asDict()} == expected.asDict()
     assert expected.added > 0
     assert expected.changed > 0
-    shown = {json.dumps(each["key"]): (each["before"], each["after"]) for each in told["examples"]}
-    assert shown
+    shown = {each["key"]["name"]: each for each in told["examples"]}
+    rows = both.where(F.col("name").isin(list(shown))).collect()
+    assert len(rows) == len(shown) > 0
+    for name, a, b in rows:
+        assert shown[name].get("before") == (None if a is None else a.asDict())
+        assert shown[name].get("after") == (None if b is None else b.asDict())
     assert running.isActive
