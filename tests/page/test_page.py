@@ -41,7 +41,7 @@ def newest(driver: FlowingDriver) -> dict[str, Any]:
 def test_figures_on_every_view_are_those_of_the_api(
     driver: FlowingDriver, query: Query, eyes: OpenEyes
 ) -> None:
-    told: dict[int, Told] = {}
+    told: dict[int, list[Told]] = {}
     is_paused = threading.Event()
     with (
         eyes(driver.url) as tab,
@@ -51,7 +51,7 @@ def test_figures_on_every_view_are_those_of_the_api(
         def listen() -> None:
             for each in stream:
                 if each.kind == "figures":
-                    told[each.data["at"]] = each
+                    told.setdefault(each.data["at"], []).append(each)
                 if is_paused.is_set():
                     return
 
@@ -84,9 +84,10 @@ def test_figures_on_every_view_are_those_of_the_api(
         wait_until(lambda: at in told)
         is_paused.set()
         listening.join(60)
-        data = told[at].data
+        # Where slots tell late, figures of one moment come twice, with another rate of all records.
+        job = page.evaluate(f"async () => {_LIVE}.figures.job")
+        [data, *_] = [each.data for each in told[at] if each.data["job"] == job]
         assert data["diagnosis"]["sentence"] in tab.sees(".sentence")
-        job = data["job"]
         assert tab.sees("[data-tile=in] .tile-value") == written(
             "rate", job["records_in_per_second"]
         )
@@ -123,9 +124,9 @@ def test_figures_on_every_view_are_those_of_the_api(
         cells.first.wait_for()
         texts = cells.all_inner_texts()
         assert texts[3] == f"{checkpoint['num_subtasks']}/{checkpoint['num_subtasks']}"
-        assert texts[6] == written("span", checkpoint["end_to_end_duration"])
-        assert texts[8] == written("bytes", checkpoint["checkpointed_size"])
-        assert texts[9] == written("bytes", checkpoint["state_size"])
+        assert texts[7] == written("span", checkpoint["end_to_end_duration"])
+        assert texts[9] == written("bytes", checkpoint["checkpointed_size"])
+        assert texts[10] == written("bytes", checkpoint["state_size"])
         tab.picture("checkpoints")
         tab.open(job_route(JOB, "checkpoints", str(checkpoint["id"])))
         assert tab.sees("[data-fact=took]") == written("span", checkpoint["end_to_end_duration"])
