@@ -31,7 +31,7 @@ from stillframe.storage.store import Store, is_local_address, open_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-KILLS = int(os.environ.get("STILLFRAME_DRIVER_KILLS", "3"))
+KILLS = int(os.environ.get("STILLFRAME_DRIVER_KILLS", "2"))
 """`make soak` asks for more."""
 RECORDS, PARTITIONS, APPS = 60_000 * KILLS, 4, 50
 RATE = 40_000
