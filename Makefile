@@ -86,12 +86,13 @@ quick: $(VENV)/project
 
 # What `make test` does once or five times, done many times: kills of the driver, of slots, of
 # databases, of a broker and of an S3 server that keeps files (`make versitygw` builds one; without it
-# moto stands in), batches through Spark's evaluator, the playground's tour, simulated schedules.
+# moto stands in), batches through Spark's evaluator, the playground's tour, simulated schedules,
+# examples that hypothesis draws.
 soak: $(VENV)/quick-java/bin/java
 	@STILLFRAME_DRIVER_KILLS=20 $(BIN)/python -m pytest -n 0 tests/spark/test_driver_loss.py $(ARGS)
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 tests/scenarios/test_storage_server_killed.py \
 	  tests/scenarios/test_hdfs.py tests/spark/soak_bucket_on_a_cluster.py $(ARGS)
-	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 -m soak $(ARGS)
+	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 -m 'soak or hypothesis' $(ARGS)
 	@STILLFRAME_KILLS=20 $(BIN)/python -m pytest -n 0 -k kills tests/scenarios/test_databases.py \
 	  tests/scenarios/test_kafka.py tests/spark/soak_kafka_on_a_cluster.py $(ARGS)
 	@STILLFRAME_KILLS=5 $(BIN)/python -m pytest -n 0 tests/spark/test_program_kills.py $(ARGS)

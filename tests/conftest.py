@@ -20,6 +20,7 @@ import quick_java
 from _pytest.nodeid import NodeId
 from gateway import Gateway
 from ports import hold_port, port_of
+from tries import tries
 from waiting import wait_until
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _REGISTRY = "STILLFRAME_REGISTRY"
 
 # How long an example takes says something of the machine, which may be busy.
-hypothesis.settings.register_profile("stillframe", deadline=None)
+hypothesis.settings.register_profile("stillframe", deadline=None, max_examples=tries(100))
 hypothesis.settings.load_profile("stillframe")
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.graph.expressions import Call, Column, Expression, Literal
 from stillframe.graph.logical import Join, JoinKind, JoinSide
@@ -288,7 +289,7 @@ bounds_strategy = st.one_of(
 
 
 @pytest.mark.parametrize("how", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(script=scripts(), bounds=bounds_strategy, numbers_rise=st.booleans())
 def test_whatever_comes_in_whatever_order_the_pairs_are_those_of_a_nested_loop(
     tmp_path_factory: pytest.TempPathFactory,

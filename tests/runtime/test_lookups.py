@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.graph.expressions import Call, Column
 from stillframe.graph.logical import Lookup
@@ -72,7 +73,7 @@ KEY = st.one_of(st.none(), st.integers(0, 4))
 TEXT = st.one_of(st.none(), st.sampled_from(["x", "y"]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(
     st.lists(st.tuples(KEY, KEY, TEXT), max_size=12),
     st.lists(st.tuples(KEY, TEXT, KEY), max_size=12),

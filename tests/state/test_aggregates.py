@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.errors import BuildError, DataError
@@ -202,7 +203,7 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_chunks")
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=tries(150))
 @given(STEPS, KEYS)
 def test_updates_give_the_models_values_and_never_show_in_an_earlier_frozen_view(steps, keys):
     table, model, views = table_of(keys), Model(keys), []

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.key_groups import Positions
@@ -71,7 +72,7 @@ RECORDS = st.lists(
 PANES = st.dictionaries(st.integers(0, 24), RECORDS, min_size=1, max_size=14)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=tries(200))
 @given(
     panes=PANES,
     size=st.integers(2, 7),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.errors import BuildError
 from stillframe.key_groups import hash_row, key_group_range
@@ -291,7 +292,7 @@ class Subtasks:
         return new
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(KINDS, STEPS, st.lists(st.integers(1, 4), min_size=1, max_size=6), st.data())
 def test_what_passes_is_what_passes_record_by_record(
     kind: tuple, steps: list, sizes: list[int], data: st.DataObject

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.key_groups import hash_row, key_group_range
 from stillframe.state import newest as newest_module
@@ -123,7 +124,7 @@ def is_newer(row: Row, known: Row | None, time: str | None) -> bool:
     return row[1] is not None and row[1] >= known[1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(200), deadline=None)
 @given(
     st.sampled_from([None, "t"]),
     st.lists(st.one_of(ROWS, st.integers(1, 4)), max_size=12),

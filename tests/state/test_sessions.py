@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import SessionWindow
@@ -245,7 +246,7 @@ def spans(*rows: tuple[int, int, int]) -> Spans:
     return Spans(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -519,7 +520,7 @@ class Subtasks:
         return group * len(self.tables) // MAX_PARALLELISM
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=tries(500), deadline=None)
 @given(
     steps=STEPS, combines=st.booleans(), is_dynamic=st.booleans(), rows_min=st.sampled_from([0, 64])
 )

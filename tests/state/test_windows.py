@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tries import tries
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.api.windows import Window
@@ -375,7 +376,7 @@ class Subtasks:
 
 
 @pytest.mark.parametrize("emits_closed", [True, False])
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=tries(250), deadline=None)
 @given(window=WINDOWS, steps=STEPS, combines=st.booleans())
 def test_any_job_answers_what_the_model_answers(
     emits_closed: bool, window: Window, steps: list, combines: bool
