@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 from pyspark.util import PythonEvalType
 
-import stillframe
 from stillframe.spark.expressions.nodes import refused, spark_type_of
 from stillframe.spark.steps import children
 from stillframe.spark.types import to_arrow_type
@@ -106,8 +105,8 @@ def _refuse_without_conversions(node: JavaObject) -> None:
         )
     except ImportError:
         why = (
-            f"is a pandas function, which Stillframe {stillframe.__version__} calls with PySpark"
-            f" 4.2 and newer, and this is PySpark {pyspark.__version__}"
+            "is a pandas function, which needs PySpark 4.2 or newer here, and this is PySpark"
+            f" {pyspark.__version__}"
         )
         what_to_do = "use udf, or arrow_udf of PySpark 4.1, or compute it in mapInPandas"
         raise refused(node, why, what_to_do) from None
