@@ -37,7 +37,7 @@ help:
 	@echo 'make e6       the snapshot of Chandy and Lamport, with three processes'
 	@echo 'make test     every test'
 	@echo 'make quick    the tests that need no JVM and no server, in less than three minutes'
-	@echo 'make soak     the long stories: twenty kills each, also of databases and a broker, two thousand simulated schedules'
+	@echo 'make soak     the long stories: twenty kills each, also of databases and a broker, PySpark 4.0 to 4.2, two thousand simulated schedules'
 	@echo 'make check    lint, formatting, types and imports'
 	@echo 'make format   put the code into its format'
 	@echo 'make lock     write requirements.lock anew after a change of pyproject.toml (ARGS=--upgrade for newer versions)'
@@ -98,6 +98,7 @@ soak: $(VENV)/quick-java/bin/java
 	@STILLFRAME_KILLS=5 $(BIN)/python -m pytest -n 0 tests/spark/test_program_kills.py $(ARGS)
 	@STILLFRAME_BATCHES=100000 $(BIN)/python -m pytest -n 0 --timeout 3600 -k leave_nothing_behind \
 	  tests/spark/test_evaluator.py $(ARGS)
+	@STILLFRAME_SOAK=1 $(BIN)/python tools/spark_versions.py $(ARGS)
 	@$(BIN)/stillframe playground --tour
 	@$(BIN)/stillframe simulate --seeds 2000
 
@@ -129,7 +130,8 @@ vendor: $(VENV)/project
 	@$(BIN)/python tools/vendor_page.py
 
 pictures: $(VENV)/project
-	@STILLFRAME_PICTURES=docs/pictures $(BIN)/python -m pytest -n 0 tests/page $(ARGS)
+	@STILLFRAME_PICTURES=build/pictures $(BIN)/python -m pytest -n 0 tests/page tests/playground $(ARGS)
+	@for each in docs/pictures/*.png; do cp build/pictures/$${each##*/} $$each; done
 
 clean:
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache \

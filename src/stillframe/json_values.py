@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
+
 JsonValue: TypeAlias = (
     "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 )
@@ -35,3 +37,13 @@ def json_flaw(value: object, bytes_max: int) -> str | None:
             " instead of tuples, and texts as keys of dicts"
         )
     return None
+
+
+def built(*kinds: object) -> None:
+    """What msgspec needs to convert to these, made now, by the thread that imports the module.
+
+    It is otherwise made at the first conversion, and a second thread that comes meanwhile finds it
+    half made: the process dies by a segmentation fault (msgspec 0.22).
+    """
+    for kind in kinds:
+        msgspec.json.Decoder(kind)

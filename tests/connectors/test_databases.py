@@ -194,6 +194,18 @@ def test_one_who_holds_the_mark_and_stands_still_is_ended_by_the_server(house, m
     assert house.visible() == [(1, "a")]
 
 
+def test_a_table_that_somebody_has_locked_is_waited_for_by_short_tries(house, monkeypatch):
+    session = f"stillframe.connectors.{house.server.dialect}_session"
+    monkeypatch.setattr(f"{session}.LOCK_SECONDS_MAX", 1)
+    part = house.stage(1, (1, "a"))
+
+    with house.server.locked(house.table), pytest.raises(Unavailable):
+        house.commit(part)
+    house.commit(part)
+
+    assert house.visible() == [(1, "a")]
+
+
 def test_what_one_that_died_has_begun_is_undone_by_the_server(house):
     mark = house.mark(2)
     with house.target() as dead, house.target() as next_one:

@@ -19,6 +19,7 @@ from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.files import Following, find_files
 from stillframe.connectors.json_lines import JsonLinesSource, json_from_options
 from stillframe.connectors.parquet import ParquetSource
+from stillframe.connectors.text_lines import TextSource
 from stillframe.errors import BuildError, DataError
 from stillframe.ids import SubtaskIndex
 from stillframe.json_texts.rules import JsonRules
@@ -356,6 +357,21 @@ def test_a_file_that_grows_while_it_is_read_is_not_taken_for_whole(tmp_path, sma
 
 
 # --- what fits -------------------------------------------------------------------------------
+
+
+def test_long_lines_come_in_larger_blocks_so_that_enough_of_them_come_at_once(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(lines, "_BLOCK_LINES", 30)
+    for length, block_lines in ((9, 100), (49, 30), (199, 20)):
+        path = tmp_path / str(length)
+        path.write_text(("x" * length + "\n") * 1_000)
+        source = TextSource(str(path))
+        reader = source.open(source.splits(1), SourceContext(SubtaskIndex(0), 1, SystemClock()))
+        sizes = [batch.num_rows for _, batch in reader.read()]
+        assert sum(sizes) == 1_000
+        assert set(sizes[1:-1]) == {block_lines}
 
 
 @pytest.mark.parametrize("kind", [ParquetSource, JsonLinesSource])

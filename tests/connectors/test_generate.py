@@ -257,7 +257,33 @@ def test_a_rate_that_catches_up_makes_good_for_the_time_it_was_down():
     assert open_reader(source, [split], clock).poll().num_rows == 1500
 
 
+def test_a_rate_climbs_for_as_long_as_spark_s_does_also_after_a_restart():
+    clock = SetClock()
+    source = RateSource(rows_per_second=10, partitions=2, ramp_up_seconds=4, clock=clock)
+    splits = source.splits(1)
+    reader = open_reader(source, splits, clock)
+    rows = []
+
+    def read_until(seconds):
+        while clock.seconds < 1000 + seconds:
+            clock.seconds += 0.05
+            while not isinstance(polled := reader.poll(), NothingYet):
+                rows.extend(polled.to_pylist())
+
+    read_until(3.02)
+    reader = open_reader(source, reader.splits(), clock)  # it goes on from where it was
+    read_until(6.1)
+
+    seconds = [(row["timestamp"].timestamp() - 1000) // 1 for row in rows]
+    # 2, 4, 6, 8 and from then on 10: the numbers that Spark's own source has in its comment.
+    assert [seconds.count(second) for second in range(5)] == [2, 4, 6, 8, 10]
+    assert sorted(row["value"] for row in rows) == list(range(len(rows)))
+    by_value = sorted(rows, key=lambda row: row["value"])
+    assert [row["timestamp"] for row in by_value] == sorted(row["timestamp"] for row in rows)
+
+
 def test_options_are_spelled_as_spark_spells_them():
+    assert rate_from_options({"rampUpTime": "5s"}) == RateSource(ramp_up_seconds=5)
     assert rate_from_options({"rowspersecond": "7", "numPartitions": "2"}) == RateSource(7, 2)
     assert rate_from_options({"catchUp": "true"}) == RateSource(catch_up=True)
     assert clicks_from_options({"records": "10", "recordsPerSecond": "2.5"}) == ClickSource(10, 2.5)

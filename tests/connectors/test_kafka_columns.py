@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import Message
 
 from stillframe.connectors.kafka_columns import Columns, Shape
+from stillframe.connectors.kafka_reader import Room
 from stillframe.errors import DataError
 from stillframe.json_texts.rules import JsonRules
 
@@ -31,16 +32,38 @@ def test_values_are_the_bytes_that_were_sent(values):
 
 
 def test_offsets_are_those_of_the_messages_whatever_lies_between_them():
-    columns, taken = Columns(Shape("json", VIEWS, JsonRules(mode="FAILFAST")), ["offset"]), None
-    for offsets in ([3, 4, 5], [7, 9, 10], [11]):  # a transaction's marker has an offset, too
-        piece = [Message(topic="t", partition=0, offset=at, value=b"{}") for at in offsets]
-        taken = columns.take(piece, taken)
+    columns = Columns(Shape("json", VIEWS, JsonRules(mode="FAILFAST")), ["offset", "app"])
 
-    assert taken.next_offset == 12
-    assert columns.batch("t", 0, taken)["offset"].to_pylist() == [3, 4, 5, 7, 9, 10, 11]
-    taken.said["value"][4] = b"7"
-    with pytest.raises(DataError, match="the value at offset 9 of partition 0 of topic t"):
-        columns.batch("t", 0, taken)
+    def taken(last):
+        found = None
+        for offsets in ([3, 4, 5], [7, 9, 10], [11]):  # a transaction's marker has an offset, too
+            values = [last if at == 10 else b'{"app": "%d"}' % at for at in offsets]
+            found = columns.take(
+                [
+                    Message(topic="t", partition=0, offset=at, value=value)
+                    for at, value in zip(offsets, values, strict=True)
+                ],
+                found,
+            )
+        return found
+
+    rows = columns.batch("t", 0, taken(b'{"app": "10"}')).to_pylist()
+    assert rows == [{"offset": at, "app": f"{at}"} for at in (3, 4, 5, 7, 9, 10, 11)]
+    assert taken(b"{}").next_offset == 12
+    with pytest.raises(DataError, match="the value at offset 10 of partition 0 of topic t"):
+        columns.batch("t", 0, taken(b"7"))
+
+
+@pytest.mark.parametrize(("value_bytes", "records"), [(0, 32_000), (100, 32_000), (100_000, 167)])
+def test_a_batch_holds_as_many_records_as_are_wanted_or_about_16_mb_of_them(value_bytes, records):
+    room, taken = Room(), 1
+    message = Message(topic="t", partition=0, value=bytes(value_bytes))
+    room.fill([message])
+    while asked := room.asked():
+        room.fill([message] * asked)
+        taken += asked
+
+    assert taken == records
 
 
 def test_a_value_that_does_not_fit_a_column_that_nobody_reads_harms_no_other():

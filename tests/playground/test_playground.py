@@ -15,7 +15,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from waiting import wait_until
 from stillframe.cli.last_steps import descendants_of
 from stillframe.playground.checkpoints import Checkpoints
 from stillframe.playground.scoreboard import Scoreboard
+from stillframe.playground.tour import Result
 from stillframe.playground.truth import Truth, click_source
 from stillframe.processes import await_ended
 
@@ -208,11 +209,13 @@ def test_a_board_that_is_told_a_wrong_truth_is_red(playing, eyes):
     assert found.ours.lost > 0
     # As the page would be told of it.
     told = playing.ask("/playground") | {"score": found.to_json()}
+    told["tour"]["steps"][0]["result"] = asdict(Result("exact", "WRONG", False))
     with eyes(playing.url) as tab:
         tab.page.route("**/playground", lambda route: route.fulfill(json=told))
         tab.open("/playground", token=playing.token)
         for figure in ("ours", "state"):
             assert "✕" in tab.sees(f"[data-figure={figure}] .verdict.bad")
+        assert "not as predicted ✕" in tab.sees("[data-step='1'] .problem .verdict.bad")
         tab.picture("playground-wrong")
 
 

@@ -94,6 +94,41 @@ def test_who_knows_another_run_begins_again(driver, follow, last_id):
     assert follow(last_id=last_id).next("hello").data["reset"] is True
 
 
+def test_after_a_long_cut_and_with_another_driver_nothing_is_taken_for_whole(
+    driver, follow, tmp_path
+):
+    """A thousand events are as much as ten minutes of a busy job."""
+    driver.prepare("counts")
+    streams, (job,) = driver.server._streams, driver.server._jobs.all()
+
+    def tell(first, last):
+        for number in range(first, last):
+            streams.post(job, Logged(number, {"text": str(number)}))
+
+    def seen(following, last):
+        return following.until(lambda told: told.data.get("text") == str(last))
+
+    with follow(token=TOKEN) as first:
+        first.next("hello")
+        tell(0, 1)
+        seen(first, 0)
+    tell(1, 1_001)
+    second = follow(last_id=first.last_id, token=TOKEN)
+    assert second.next("hello").data["reset"] is False
+    missed = [each.data["text"] for each in seen(second, 1_000) if each.kind == "log"]
+    assert missed == [str(number) for number in range(1, 1_001)]
+
+    tell(1_001, 1_002)
+    seen(second, 1_001)
+    assert follow(last_id=first.last_id, token=TOKEN).next("hello").data["reset"] is True
+    other = type(driver)(tmp_path / "other")
+    other.prepare("counts")
+    with Following(other.server.port, EVENTS, second.last_id, TOKEN) as third:
+        hello = third.next("hello").data
+    other.close()
+    assert (hello["reset"], hello["job"]["name"]) == (True, "counts")
+
+
 def test_figures_are_those_that_the_api_tells(driver, follow, until):
     driver.start()
     following = follow()

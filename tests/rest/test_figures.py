@@ -84,6 +84,62 @@ def test_prometheus_is_told_the_same(quiet, figures):
     assert value("checkpoint_duration_seconds_count") == counted >= 2
 
 
+def test_a_task_tells_the_same_by_flinks_names(quiet, figures, until):
+    driver, _ = quiet
+    vertex = {task["name"]: task["id"] for task in driver.client.get("/jobs/counts")["vertices"]}
+    path = f"/jobs/counts/vertices/{vertex['read scripted']}"
+
+    def metrics(*asked):
+        said = driver.client.get(f"{path}/subtasks/metrics?get={','.join(asked)}")
+        return {each.pop("id"): each for each in said}
+
+    told = figures()["read"]
+    read = [each["records-in"] for each in told]
+    assert metrics("numRecordsIn", "nobodyKnows") == {
+        "numRecordsIn": {
+            "min": min(read),
+            "max": max(read),
+            "avg": sum(read) / 2,
+            "sum": RECORDS,
+            "skew": pytest.approx(100 * abs(read[0] - read[1]) / RECORDS),
+        }
+    }
+    subtasks = driver.client.get(path)["subtasks"]
+    assert [each["metrics"]["read-records"] for each in subtasks] == read
+    assert [each["metrics"]["write-bytes"] for each in subtasks] == [e["bytes-out"] for e in told]
+    assert [each["taskmanager-id"] for each in subtasks] == [f"slot-{e['slot']}" for e in told]
+
+    times = ("busyTimeMsPerSecond", "backPressuredTimeMsPerSecond", "idleTimeMsPerSecond")
+    until(lambda: len(metrics(*times)) == 3)
+    assert sum(each["avg"] for each in metrics(*times).values()) == pytest.approx(1000, abs=1)
+    assert set(times) < {each["id"] for each in driver.client.get(f"{path}/subtasks/metrics")}
+    waits = driver.client.get(f"{path}/backpressure")
+    assert (waits["status"], waits["backpressureLevel"]) == ("ok", "ok")
+    for each in waits["subtasks"]:
+        assert each["ratio"] + each["busyRatio"] + each["idleRatio"] == pytest.approx(1, abs=0.01)
+    assert driver.client.get(f"{path}/watermarks") == []
+    assert driver.client.ask("GET", f"/jobs/counts/vertices/{'0' * 32}").status == 404
+
+
+def test_the_last_seconds_are_remembered_before_anybody_asks(quiet, figures, until):
+    driver, _ = quiet
+
+    def told(more=""):
+        return driver.client.get(f"/jobs/counts/figures?window=900{more}")["window"]
+
+    def idle():
+        return [task["idle"][-1] for task in told()["tasks"]]
+
+    until(lambda: len(idle()) == 2 and None not in idle() and min(idle()) > 0.5)
+    window = told()
+    assert window["at"] == sorted(window["at"])
+    for task in window["tasks"]:
+        assert task["records_in_per_second"][-1] == 0
+    vertex = driver.client.get("/jobs/counts")["vertices"][1]["id"]
+    assert [each["task"] for each in told(f"&vertex={vertex}")["tasks"]] == [1]
+    assert driver.client.ask("GET", "/jobs/counts/figures?window=901").status == 400
+
+
 def test_state_and_place_of_a_subtask_are_those_of_its_last_checkpoint(quiet, figures, until):
     driver, query = quiet
     newest = query.checkpoint_statistics.completed[0]

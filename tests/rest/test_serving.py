@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -163,3 +165,27 @@ def test_a_server_that_is_closed_has_left_its_port():
     server.close()
 
     RestServer("127.0.0.1", server.port, TOKEN).close()
+
+
+UNSERVED = """
+import sys
+from types import SimpleNamespace
+
+def web():
+    return {"uvicorn", "h11", "starlette", "prometheus_client"} & set(sys.modules)
+
+import stillframe.spark.deployment.entry, stillframe.spark.deployment.stage
+assert not web(), f"an executor loads {web()}"
+import stillframe.spark.session, stillframe.spark.launch
+from stillframe.config import job_config
+from stillframe.rest.serving import serve
+assert serve(SimpleNamespace(config=job_config({"restPort": "off"}), name="unserved")) is None
+assert not web(), f"a driver that answers nobody loads {web()}"
+"""
+
+
+def test_executors_and_drivers_that_answer_nobody_load_nothing_of_the_web():
+    command = [sys.executable, "-c", UNSERVED]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ran.returncode == 0, ran.stderr

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from bucket_files import below, ids_in, ids_of, plan_of, staged, visible
 
+from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.files import Following
 from stillframe.connectors.json_lines import JsonLinesSource
@@ -79,7 +80,7 @@ def test_epochs_are_handed_to_the_driver_through_the_bucket(page_views, bucket, 
     assert below(directory, s3_settings) == []
 
 
-def test_a_bucket_is_followed_and_the_job_reads_on_after_a_kill(
+def test_a_bucket_is_followed_and_archived_and_the_job_reads_on_after_a_kill(
     page_views, bucket, s3_settings, until
 ):
     place = place_of(bucket, s3_settings)
@@ -90,7 +91,8 @@ def test_a_bucket_is_followed_and_the_job_reads_on_after_a_kill(
 
     put("a.json", range(100))
     schema = pa.schema([("id", pa.int64()), ("app_id", pa.string())])
-    source = JsonLinesSource(f"{bucket}/in", schema, Following(0.1)).listing(settings=s3_settings)
+    following = Following(0.1, cleaning=Cleaning(f"{bucket}/archive"))
+    source = JsonLinesSource(f"{bucket}/in", schema, following).listing(settings=s3_settings)
     sink = FileSink(f"{bucket}/out", "parquet", source.schema, settings=s3_settings)
     running = page_views.start(plan_of(source, sink), **s3_settings)
 
@@ -103,5 +105,8 @@ def test_a_bucket_is_followed_and_the_job_reads_on_after_a_kill(
     put("b.json", range(100, 200))
     running.wait(CheckpointCompleted)
     until(lambda: shown() == list(range(200)))
+    until(lambda: below(f"{bucket}/in", s3_settings) == [])
     running.query.stop()
+    archived = [each.removeprefix(bucket) for each in below(f"{bucket}/archive", s3_settings)]
+    assert archived == ["/archive/in/a.json", "/archive/in/b.json"]
     assert shown() == list(range(200))

@@ -111,6 +111,8 @@ class DrivenJob:
     def wait_until(self, is_so: Callable[[], object]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while not is_so():
+            ended = None if self._driver is None else self._driver.poll()
+            assert not ended, f"its driver ended with {ended}: {self.said}"
             assert time.monotonic() < deadline, f"not in {WAIT_SECONDS_MAX:g} s: {self.said}"
             threading.Event().wait(0.02)
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from served_jobs import COUNTS, TOKEN, ServingDriver
+from served_jobs import CLICKS, COUNTS, TOKEN, ServingDriver
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import CLICK_SCHEMA, ClickSource
 from stillframe.graph.logical import Aggregate, Node, Read, Write
 from stillframe.graph.plan import Plan, build_plan
+from stillframe.testing.sources import ScriptedSource, Wait
 
 JOB = "page-views"
 MARKUP = '"><img src=x onerror=alert(1)>'
@@ -42,13 +43,19 @@ _PICTURES = "STILLFRAME_PICTURES"
 
 
 class FlowingDriver(ServingDriver):
-    """Its jobs read clicks at a pace, and never end."""
+    """Its jobs read clicks at a pace, and never end. In one of this name, all is named so."""
 
     def plan(self, name: str, parallelism: int = 2, fault: Any = None) -> Plan:
-        source = ClickSource(records_per_second=2_000, partitions=2, apps=50)
-        read = Node(Read(source), CLICK_SCHEMA, given_uid="clicks")
+        if name == MARKUP:
+            batch = pa.record_batch([[1], [MARKUP]], schema=CLICKS)
+            script = (batch, Wait(self._goes_on("odd")))
+            read = Node(Read(ScriptedSource(CLICKS, (script,))), CLICKS, given_uid="clicks")
+        else:
+            source = ClickSource(records_per_second=2_000, partitions=2, apps=50)
+            read = Node(Read(source), CLICK_SCHEMA, given_uid="clicks")
+        uid = MARKUP if name == MARKUP else "count"
         call = AggregateCall("count", None, "count", pa.int64())
-        counted = Node(Aggregate(("app_id",), (call,)), COUNTS, (read,), given_uid="count")
+        counted = Node(Aggregate(("app_id",), (call,)), COUNTS, (read,), given_uid=uid)
         write = Node(Write(DiscardSink()), COUNTS, (counted,), given_uid="nowhere")
         return build_plan(name, [write], parallelism)
 

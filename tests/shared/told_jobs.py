@@ -36,7 +36,8 @@ from stillframe.ids import (
 )
 from stillframe.protocol.failures import AttemptBegun
 from stillframe.protocol.figures import Triggered
-from stillframe.protocol.measures import Measured, SubtaskMeasures, TimeShares
+from stillframe.protocol.measures import Aligning, Measured, SubtaskMeasures, TimeShares
+from stillframe.protocol.messages import Progress, SourceLag
 from stillframe.protocol.snapshots import SubtaskTimings
 from stillframe.protocol.statistics import SlotPlace, TaskShape
 from stillframe.rest import answers
@@ -77,6 +78,8 @@ class ToldJob:
     query: Query
     history: History
     plan: Plan
+    aligns: tuple[int, int] | None = None
+    """A task and its subtask that waits for a barrier of edge 0-1."""
 
     @classmethod
     def of(cls, driver: ServingDriver, plan: Plan) -> ToldJob:
@@ -109,6 +112,13 @@ class ToldJob:
             at_ms = _now_ms()
             self.history.note_measures(SlotIndex(slot), Measured(at_ms, subtasks, 200_000_000, 1.0))
 
+    def read(self, records: int, second: float, lag_records: int, lag_seconds: float) -> None:
+        """What slot 0 tells of all sources."""
+        lag = SourceLag(OperatorUid("task-0"), "clicks", lag_records, lag_seconds)
+        watermark_us = (_now_ms() - 1_500) * 1_000
+        progress = Progress(records, records, watermark_us=watermark_us, lags=(lag,))
+        self.history.report_progress(SlotIndex(0), progress, second)
+
     def _measures(self, task: int, slot: int, second: int) -> SubtaskMeasures:
         working = int((0.1 + (task * 7 + slot * 3 + second) % 80 / 100) * 1e9)
         shares = TimeShares(working * second, 0, 0, 0, (10**9 - working) * second)
@@ -116,6 +126,9 @@ class ToldJob:
         return SubtaskMeasures(
             task, SubtaskIndex(slot), records, records, records * 60, records * 60, shares,
             _now_ms() * 1_000 - 1_000_000, 0, 1_000 * (second % 5), 1_000, 60_000,
+            100 * slot if task == 0 else None, 20 * slot if task == 0 else None,
+            Aligning(CheckpointId(9), 1, 2, _now_ms() - 3_000, (("0-1", SubtaskIndex(1)),))
+            if (task, slot) == self.aligns else None,
         )  # fmt: skip
 
     def checkpoint(self, number: int) -> list[tuple[float, str, int, str, int]]:

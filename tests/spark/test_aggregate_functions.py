@@ -63,7 +63,8 @@ SINGLE = [
     *(f"{name}(DISTINCT {column})" for name in ("sum", "avg") for column in "xw"),
     "count(DISTINCT i, s, b)",
     "corr(DISTINCT n, i)",
-    "corr(i - i, n)",
+    # Spark 4.0 divides by zero there in ANSI mode.
+    *(["corr(i - i, n)"] if hasattr(F, "arrow_udf") else []),
     "regr_r2(i - i, n)",
     "regr_r2(n, i - i)",
     "regr_slope(n, i - i)",

@@ -10,13 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark import SparkConf
+from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 
 import stillframe
 from stillframe import BuildError, JobFailed, StartRefused
 from stillframe.spark.deployment import checks
+from stillframe.spark.internals import as_known
 
 pytestmark = pytest.mark.spark
 
@@ -356,3 +359,21 @@ def test_a_module_that_workers_cannot_import_ends_the_job_with_its_name_and_how_
 
     spark.sparkContext.addPyFile(str(elsewhere / "tidying_elsewhere.py"))
     assert start().awaitTermination(WAIT_SECONDS_MAX)
+
+
+def test_what_spark_does_not_have_is_one_sentence_with_both_versions(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    plan = spark.range(1)._jdf.queryExecution().analyzed()
+    for missing, ask in {
+        "a class is not there": lambda: jvm.org.apache.spark.sql.catalyst.NoSuchRule(plan),
+        r"Method noSuchField\(\[\]\) does not exist": lambda: plan.noSuchField(),
+        "Literal.noSuchMaker does not exist in the JVM": lambda: (
+            jvm.org.apache.spark.sql.catalyst.expressions.Literal.noSuchMaker()
+        ),
+    }.items():
+        with pytest.raises(stillframe.StartRefused, match=missing) as refused, as_known():
+            ask()
+        assert f"PySpark {pyspark.__version__} " in str(refused.value)
+        assert f"Stillframe {stillframe.__version__} " in str(refused.value)
+    with pytest.raises(ParseException), as_known():
+        spark.range(1).selectExpr("1 +")

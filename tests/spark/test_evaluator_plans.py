@@ -12,6 +12,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql import conversion
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructType
 
@@ -64,20 +65,27 @@ def upside_down(text: str | None) -> str | None:
     return None if text is None else text[::-1]
 
 
-@F.pandas_udf(StringType())  # type: ignore[call-overload]
-def twice(texts: pandas.Series, numbers: pandas.Series) -> pandas.Series:
-    return texts.str.cat(numbers.astype(str), na_rep="?")
+MEASURED = StructType().add("a", "integer").add("b", "string")
 
+if hasattr(conversion, "ArrowBatchTransformer"):
 
-@F.pandas_udf(StructType().add("a", "integer").add("b", "string"))  # type: ignore[call-overload]
-def measured(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
-    for texts in batches:
-        yield pandas.DataFrame({"a": texts.fillna("none").str.len(), "b": texts})
+    @F.pandas_udf(StringType())  # type: ignore[call-overload]
+    def twice(texts: pandas.Series, numbers: pandas.Series) -> pandas.Series:
+        return texts.str.cat(numbers.astype(str), na_rep="?")
 
+    @F.pandas_udf(MEASURED)  # type: ignore[call-overload]
+    def measured(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
+        for texts in batches:
+            yield pandas.DataFrame({"a": texts.fillna("none").str.len(), "b": texts})
 
-@F.arrow_udf(LongType())  # type: ignore[call-overload]
-def lengths(texts: pa.Array) -> pa.Array:
-    return pc.utf8_length(texts)
+    @F.arrow_udf(LongType())  # type: ignore[call-overload]
+    def lengths(texts: pa.Array) -> pa.Array:
+        return pc.utf8_length(texts)
+
+else:  # before PySpark 4.2 functions of whole columns of pandas are refused
+    twice = F.udf(lambda text, number: f"{text or '?'}{number}", StringType())
+    measured = F.udf(lambda text: (len(text or "none"), text), MEASURED)
+    lengths = F.udf(lambda text: None if text is None else len(text), LongType())
 
 
 def streams_joined(rows: DataFrame) -> DataFrame:

@@ -32,7 +32,13 @@ from stillframe.api.sources import (
     Split,
 )
 from stillframe.clock import Clock, SystemClock
-from stillframe.config import parse_count, parse_count_or_zero, parse_flag, refuse_unknown
+from stillframe.config import (
+    parse_count,
+    parse_count_or_zero,
+    parse_duration_seconds,
+    parse_flag,
+    refuse_unknown,
+)
 from stillframe.errors import BuildError
 from stillframe.json_values import JsonObject
 
@@ -100,7 +106,7 @@ class ClickSource(Source):
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
         rate = self.records_per_second
         cursors = [self._cursor(split, context.columns) for split in splits]
-        pace = rate / self.partitions if rate is not None else None
+        pace = None if rate is None else _Pace(rate / self.partitions)
         return _GeneratingReader(cursors, self.batch_rows, pace, context.clock)
 
     def _cursor(self, split: Split, columns: tuple[str, ...] | None) -> _Cursor:
@@ -202,6 +208,8 @@ class RateSource(Source):
     """Whether rows come at the time they carry, those of the past at once, as in Spark."""
     clock: Clock = field(default_factory=SystemClock, compare=False, repr=False)
     """Read once, on the driver, at the first start of the job."""
+    ramp_up_seconds: int = 0
+    """How long it takes until so many rows a second come: more with each second, as in Spark."""
 
     def __post_init__(self) -> None:
         _check_at_least("rate", "rowsPerSecond", self.rows_per_second, 1)
@@ -221,9 +229,14 @@ class RateSource(Source):
         return [Split(_split_id(p), position) for p in range(self.partitions)]
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
-        pace = self.rows_per_second / self.partitions
         cursors = [self._cursor(split, context.clock) for split in splits]
+        ramp = self._ramp if self.ramp_up_seconds else None
+        pace = _Pace(self.rows_per_second / self.partitions, self.partitions, ramp)
         return _GeneratingReader(cursors, _BATCH_ROWS, pace, context.clock)
+
+    @property
+    def _ramp(self) -> _Ramp:
+        return _Ramp(self.rows_per_second, self.ramp_up_seconds)
 
     def _cursor(self, split: Split, clock: Clock) -> _Cursor:
         partition = _partition_of(split)
@@ -233,13 +246,15 @@ class RateSource(Source):
         if self.catch_up:
             cursor.paced_from = 0
             cursor.paced_before_seconds = (clock.wall_ms() - base_ms) / 1000
+        elif self.ramp_up_seconds:  # how many come depends on when: it goes on where it was
+            cursor.paced_from = 0
+            due = self._ramp.times_us(np.array([cursor.next * self.partitions]))
+            cursor.paced_before_seconds = float(due[0]) / 1e6
         return cursor
 
     def _rows(self, partition: int, base_us: int, start: int, stop: int) -> pa.RecordBatch:
         ordinals = np.arange(start, stop, dtype=np.int64) * self.partitions + partition
-        # In two steps: ordinals * 1,000,000 would overflow after nine million million rows.
-        whole, rest = np.divmod(ordinals, self.rows_per_second)
-        times_us = base_us + whole * 1_000_000 + rest * 1_000_000 // self.rows_per_second
+        times_us = base_us + self._ramp.times_us(ordinals)
         times = pa.array(times_us).view(RATE_SCHEMA.field("timestamp").type)
         values = pa.array(ordinals + self.start)
         return pa.RecordBatch.from_arrays([times, values], schema=RATE_SCHEMA)
@@ -257,8 +272,64 @@ def rate_from_options(options: Mapping[str, str]) -> RateSource:
         "rows": ("rows", parse_count_or_zero),
         "start": ("start", parse_count_or_zero),
         "catchUp": ("catch_up", parse_flag),
+        "rampUpTime": ("ramp_up_seconds", _parse_whole_seconds),
     }
     return RateSource(**_parsed(options, known, "the source rate"))
+
+
+def _parse_whole_seconds(name: str, value: str) -> int:
+    return int(parse_duration_seconds(name, value))
+
+
+class _Ramp:
+    """When each row comes: in each of the first seconds as many more as in the one before."""
+
+    def __init__(self, rows_per_second: int, seconds: int) -> None:
+        self._rate, self._seconds = rows_per_second, seconds
+        more = rows_per_second // (seconds + 1)
+        self._each = more * np.arange(seconds + 1, dtype=np.int64)
+        """Rows in each second of the ramp; in front of the first there is none."""
+        self._before = np.cumsum(self._each)
+
+    def times_us(self, ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """After the beginning."""
+        climbed = int(self._before[-1])
+        # In two steps: ordinals * 1,000,000 would overflow after nine million million rows.
+        whole, rest = np.divmod(ordinals - climbed, self._rate)
+        times_us: npt.NDArray[np.int64] = (self._seconds + whole) * 1_000_000
+        times_us += rest * 1_000_000 // self._rate
+        early = np.flatnonzero(ordinals < climbed)
+        if len(early):
+            second = np.searchsorted(self._before, ordinals[early], side="right")
+            within = ordinals[early] - self._before[second - 1]
+            times_us[early] = (second - 1) * 1_000_000 + within * 1_000_000 // self._each[second]
+        return times_us
+
+    def rows_until(self, seconds: float) -> float:
+        whole = int(seconds)
+        if whole >= self._seconds:
+            return float(self._before[-1]) + (seconds - self._seconds) * self._rate
+        return float(self._before[whole]) + (seconds - whole) * float(self._each[whole + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How fast the rows of each split come."""
+
+    rows_per_second: float
+    """When it is even."""
+    splits: int = 1
+    ramp: _Ramp | None = None
+
+    def rows_until(self, seconds: float) -> int:
+        if self.ramp is not None:
+            return int(self.ramp.rows_until(seconds) / self.splits)
+        return int(seconds * self.rows_per_second)
+
+    def seconds_until(self, rows: float) -> float:
+        if self.ramp is not None:
+            return float(self.ramp.times_us(np.array([int(rows) * self.splits]))[0]) / 1e6
+        return rows / self.rows_per_second
 
 
 class _Cursor:
@@ -295,12 +366,12 @@ class _GeneratingReader(SourceReader):
     """Takes turns between its splits, each at its pace."""
 
     def __init__(
-        self, cursors: list[_Cursor], batch_rows: int, pace: float | None, clock: Clock
+        self, cursors: list[_Cursor], batch_rows: int, pace: _Pace | None, clock: Clock
     ) -> None:
         self._cursors = cursors
         self._batch_rows = batch_rows
         self._pace = pace
-        """Rows a second of each split; None: as fast as they are taken."""
+        """None: as fast as they are taken."""
         self._clock = clock
         self._opened_seconds = clock.monotonic_seconds()
         self._turn = 0
@@ -339,12 +410,13 @@ class _GeneratingReader(SourceReader):
         """Until this split has gathered enough for a batch."""
         if self._pace is None:
             return 0.0
-        tick_rows = min(self._batch_rows, max(1, int(self._pace * _TICK_SECONDS)))
+        tick_rows = min(self._batch_rows, max(1, int(self._pace.rows_per_second * _TICK_SECONDS)))
         wanted = min(cursor.next + tick_rows, cursor.end)
         # Compared as whole rows: a wait computed in floats may end a hair too early, for ever.
         if wanted <= self._allowed(cursor, elapsed_seconds):
             return 0.0
-        due_seconds = (wanted - cursor.paced_from) / self._pace - cursor.paced_before_seconds
+        due_seconds = self._pace.seconds_until(wanted - cursor.paced_from)
+        due_seconds -= cursor.paced_before_seconds
         return max(due_seconds - elapsed_seconds, _WAIT_SECONDS_MIN)
 
     def _rows_due(self, cursor: _Cursor, elapsed_seconds: float) -> int:
@@ -357,7 +429,7 @@ class _GeneratingReader(SourceReader):
         """The index this split may have reached by now."""
         assert self._pace is not None
         paced_seconds = elapsed_seconds + cursor.paced_before_seconds
-        return cursor.paced_from + int(paced_seconds * self._pace)
+        return cursor.paced_from + self._pace.rows_until(paced_seconds)
 
     def splits(self) -> list[Split]:
         return [cursor.split() for cursor in self._cursors]

@@ -85,10 +85,12 @@ class Shape:
 class Taken:
     """Messages of one partition, as what is read of them."""
 
-    said: dict[str, list[Any]]
-    """What they say of themselves, by what is asked."""
+    columns: dict[str, list[pa.Array]]
+    """Of Kafka's own, piece by piece."""
     offsets: list[Sequence[int]] = field(default_factory=list)
-    """Piece by piece."""
+    """The same."""
+    values: list[bytes | None] = field(default_factory=list)
+    """What the other columns are made of."""
 
     @property
     def next_offset(self) -> int:
@@ -101,8 +103,8 @@ class Taken:
 class Columns:
     """Makes batches of messages, with the columns that the job reads and no others.
 
-    Messages are objects that are looked after by the garbage collector, and large. So what is read
-    of them is taken piece by piece, and a piece is gone before the next one comes.
+    Messages are objects of Python, and the processor's cache holds some hundreds of them. So they
+    are taken piece by piece: of each, what is read is kept, and it is gone before the next comes.
     """
 
     def __init__(self, shape: Shape, read: Sequence[str] | None) -> None:
@@ -117,35 +119,33 @@ class Columns:
         if shape.declared is not None and shape.avro is None:
             read = columns_to_read(shape.declared, shape.rules, self._of_values)
             self._json = RecordReader(nullable(read), shape.rules)
-        asked = {_ASKED[name] for name in self._kafkas if name in _ASKED}
-        if self._of_values or self._json is not None or self._avro is not None:
-            asked.add("value")
-        self._asked = sorted(asked)
         self.records_malformed = 0
 
     def take(self, messages: Sequence[Any], taken: Taken | None = None) -> Taken:
         """With more messages of the same partition, at least one and none of which is an error."""
-        taken = taken or Taken({asked: [] for asked in self._asked})
-        for asked, said in taken.said.items():
-            said.extend(map(_ASKS.get(asked) or getattr(type(messages[0]), asked), messages))
+        taken = taken or Taken({name: [] for name in self._kafkas if name in _MAKERS})
+        for name, pieces in taken.columns.items():
+            pieces.append(_MAKERS[name](messages))
+        if self._json is not None or self._avro is not None:
+            taken.values += _each("value", messages)
         taken.offsets.append(_offsets(messages))
         return taken
 
     def batch(self, topic: str, partition: int, taken: Taken) -> pa.RecordBatch:
-        columns = {
-            name: _MAKERS[name](taken) if name in _MAKERS else _same(name, topic, partition)
-            for name in self._kafkas
+        columns: dict[str, Any] = {
+            "topic": pa.scalar(topic, pa.string()),
+            "partition": pa.scalar(partition, pa.int32()),
+            **{name: pa.concat_arrays(pieces) for name, pieces in taken.columns.items()},
         }
-        count = sum(map(len, taken.offsets))
+        if "offset" in self._kafkas:
+            columns["offset"] = pa.array(taken.all_offsets())
         rows: pa.Array | None = None
-        try:
-            if self._json is not None:
-                typed, rows = self._of_json(taken.said["value"])
-                columns |= typed
-            elif self._avro is not None:
-                columns |= self._of_avro(taken.said["value"])
-        except Malformed as error:
-            raise _unfit(topic, partition, taken, error) from None
+        if self._json is not None:
+            typed, rows = self._of_json(topic, partition, taken)
+            columns |= typed
+        elif self._avro is not None:
+            columns |= self._of_avro(topic, partition, taken)
+        count = sum(map(len, taken.offsets))
         arrays = []
         for each in self._schema:
             column = columns[each.name]
@@ -157,26 +157,32 @@ class Columns:
             arrays.append(column if is_by_row else column.take(rows))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _of_avro(self, values: list[bytes | None]) -> dict[str, pa.Array]:
+    def _of_avro(self, topic: str, partition: int, taken: Taken) -> dict[str, pa.Array]:
         """A tombstone is a row of nulls, and so is what is malformed unless that fails the job."""
         assert self._avro is not None
-        decoded = self._avro.read(values)
+        decoded = self._avro.read(taken.values)
         if decoded.malformed and self._fails_on_malformed:
-            raise Malformed(decoded.malformed[0], "it is no such Avro record")
+            place = decoded.malformed[0]
+            raise _unfit(topic, partition, taken, place, "it is no such Avro record")
         self.records_malformed += len(decoded.malformed)
         return {name: decoded.batch.column(name) for name in self._of_values}
 
-    def _of_json(self, values: list[bytes | None]) -> tuple[dict[str, Any], pa.Array | None]:
+    def _of_json(
+        self, topic: str, partition: int, taken: Taken
+    ) -> tuple[dict[str, pa.Array], pa.Array | None]:
         """The columns of the values, and which value each row is of unless it is its own.
 
         A tombstone, or an empty value, is a row of nulls.
         """
         assert self._json is not None
-        records = self._json.read(_texts(values))
+        try:
+            records = self._json.read(_texts(taken.values))
+        except Malformed as error:
+            raise _unfit(topic, partition, taken, error.place, error.why) from None
         self.records_malformed += records.malformed
         typed = {name: records.batch.column(name) for name in self._of_values}
-        is_each_its_own = len(records.text_of_row) == len(values) and bool(
-            (records.text_of_row == np.arange(len(values))).all()
+        is_each_its_own = len(records.text_of_row) == len(taken.values) and bool(
+            (records.text_of_row == np.arange(len(taken.values))).all()
         )
         return typed, None if is_each_its_own else pa.array(records.text_of_row)
 
@@ -189,12 +195,12 @@ def _offsets(messages: Sequence[Any]) -> Sequence[int]:
     return [message.offset() for message in messages]
 
 
-def _unfit(topic: str, partition: int, taken: Taken, error: Malformed) -> DataError:
-    begins = taken.said["value"][error.place][:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
+def _unfit(topic: str, partition: int, taken: Taken, place: int, why: str) -> DataError:
+    begins = (taken.values[place] or b"")[:_SHOWN_BYTES_MAX].decode("utf-8", "replace")
     return DataError(
-        f"the value at offset {taken.all_offsets()[error.place]} of partition {partition} of topic"
-        f" {topic} does not fit the schema ({error.why}): correct the schema, or set mode to"
-        f" PERMISSIVE; it begins {begins!r}"
+        f"the value at offset {taken.all_offsets()[place]} of partition {partition} of topic"
+        f" {topic} does not fit the schema ({why}): correct the schema, or set mode to PERMISSIVE;"
+        f" it begins {begins!r}"
     )
 
 
@@ -207,8 +213,9 @@ def _texts(values: list[bytes | None]) -> Texts:
     return Texts.of(value if value and not value.isspace() else b"{}" for value in values)
 
 
-def _same(name: str, topic: str, partition: int) -> pa.Scalar:
-    return pa.scalar(topic if name == "topic" else partition, _KAFKAS.field(name).type)
+def _each(name: str, messages: Sequence[Any]) -> list[Any]:
+    """What a method of all of them says: without a step of Python for each."""
+    return list(map(getattr(type(messages[0]), name), messages))
 
 
 def _binary(values: list[bytes | None]) -> pa.Array:
@@ -225,35 +232,27 @@ def _binary(values: list[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(parts), [None, places, data])
 
 
-def _times(millis: list[int]) -> pa.Array:
-    return pa.array(np.array(millis, dtype=np.int64) * 1000).view(pa.timestamp("us", tz="UTC"))
+def _times(messages: Sequence[Any]) -> pa.Array:
+    millis = np.fromiter((message.timestamp()[1] for message in messages), np.int64, len(messages))
+    return pa.array(millis * 1000).view(pa.timestamp("us", tz="UTC"))
 
 
-def _headers(found: list[Any]) -> pa.Array:
+def _time_types(messages: Sequence[Any]) -> pa.Array:
+    """librdkafka counts them from 1, Spark from 0."""
+    return pa.array([message.timestamp()[0] - 1 for message in messages], pa.int32())
+
+
+def _headers(messages: Sequence[Any]) -> pa.Array:
+    found = [message.headers() for message in messages]
     return pa.array(
         [each and [{"key": key, "value": value} for key, value in each] for each in found], HEADERS
     )
 
 
-_ASKED: Mapping[str, str] = {
-    "key": "key",
-    "value": "value",
-    "timestamp": "time",
-    "timestampType": "time type",
-    "headers": "headers",
-}
-"""What messages are asked for each column."""
-_ASKS: Mapping[str, Callable[[Any], Any]] = {
-    "time": lambda message: message.timestamp()[1],
-    # librdkafka counts them from 1, Spark from 0.
-    "time type": lambda message: message.timestamp()[0] - 1,
-}
-"""What is not a method of theirs, which is quicker."""
-_MAKERS: Mapping[str, Callable[[Taken], pa.Array]] = {
-    "key": lambda taken: _binary(taken.said["key"]),
-    "value": lambda taken: _binary(taken.said["value"]),
-    "offset": lambda taken: pa.array(taken.all_offsets()),
-    "timestamp": lambda taken: _times(taken.said["time"]),
-    "timestampType": lambda taken: pa.array(taken.said["time type"], pa.int32()),
-    "headers": lambda taken: _headers(taken.said["headers"]),
+_MAKERS: Mapping[str, Callable[[Sequence[Any]], pa.Array]] = {
+    "key": lambda messages: _binary(_each("key", messages)),
+    "value": lambda messages: _binary(_each("value", messages)),
+    "timestamp": _times,
+    "timestampType": _time_types,
+    "headers": _headers,
 }

@@ -29,6 +29,9 @@ from stillframe.json_values import JsonObject
 from stillframe.storage.places import OpenFile
 
 _BLOCK_BYTES = 1 << 20
+_BLOCK_LINES, _BLOCK_GROWTH = 1 << 15, 4
+"""Long lines come in blocks of up to so many times these bytes, until about so many are in a block:
+whoever takes a batch apart by keys has something to do for each key of each batch."""
 _LINE_BYTES_MAX = 64 << 20
 _FILE_BYTES_MAX = 1 << 30
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz")
@@ -154,12 +157,14 @@ def _refuse_change(file: OpenFile, path: str, size_bytes: int) -> None:
 
 def _blocks(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:
     """The rest of a file in pieces of whole lines; the last line may lack its newline."""
-    rest = b""
-    while piece := file.read(min(left_bytes, _BLOCK_BYTES)):
+    rest, block_bytes = b"", 0
+    while piece := file.read(min(left_bytes, block_bytes or _BLOCK_BYTES)):
         left_bytes -= len(piece)
         cut = piece.rfind(b"\n") + 1
         if cut:
-            yield rest + piece[:cut]
+            block = b"".join((rest, memoryview(piece)[:cut]))
+            block_bytes = block_bytes or _bytes_at_once(block)
+            yield block
             rest = piece[cut:]
         else:
             rest += piece
@@ -170,6 +175,12 @@ def _blocks(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:
             )
     if rest:
         yield rest
+
+
+def _bytes_at_once(lines: bytes) -> int:
+    """Of a file whose first lines these are."""
+    wanted = _BLOCK_LINES * len(lines) // lines.count(b"\n")
+    return min(max(wanted, _BLOCK_BYTES), _BLOCK_GROWTH * _BLOCK_BYTES)
 
 
 def _whole(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:

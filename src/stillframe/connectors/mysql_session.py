@@ -169,7 +169,9 @@ class MysqlSession(Session):
             init_command=(
                 # Nothing is cut off or replaced, and a backslash escapes.
                 "set sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00',"
+                # Of rows, and of whole tables: for those MariaDB waits a day, and MySQL a year.
                 f" innodb_lock_wait_timeout = {LOCK_SECONDS_MAX},"
+                f" lock_wait_timeout = {LOCK_SECONDS_MAX},"
                 f" wait_timeout = {IDLE_SECONDS_MAX}, net_read_timeout = {IDLE_SECONDS_MAX}"
             ),
             **_settings(at.settings),

@@ -24,8 +24,11 @@ from stillframe.storage.places import Draft, Place
 STAGING = "_stillframe/staging"
 RECEIPTS = "_stillframe/receipts"
 
-_BUFFER_ROWS = 65_536
-_BUFFER_BYTES = 8 << 20
+_BUFFER_ROWS = 1 << 20
+_BUFFER_BYTES = 16 << 20
+"""What a file gathers is a row group of Parquet: a small one costs more to write and to read."""
+_BUFFER_BYTES_OF_MANY = 8 << 20
+"""The same of each of several open files."""
 _OPEN_FILES_MAX = 64
 _UNDER_WAY_MAX = 4
 _COPIED_BYTES_MAX = 1 << 30
@@ -120,6 +123,8 @@ class StagingWriter(SinkWriter):
             file = self._epoch.file_of(directory)
             room = batch.num_rows if rows_max is None else rows_max - file.rows
             file.append(batch.slice(0, room))
+            if file.gathered_rows >= _BUFFER_ROWS or file.gathered_bytes >= self._buffer_bytes():
+                file.flush()
             batch = batch.slice(min(room, batch.num_rows))
             is_full = rows_max is not None and file.rows >= rows_max
             if is_full or (self._bytes_max is not None and file.size_bytes >= self._bytes_max):
@@ -127,6 +132,10 @@ class StagingWriter(SinkWriter):
         if len(self._epoch.open) > _OPEN_FILES_MAX:
             largest = max(self._epoch.open, key=lambda each: self._epoch.open[each].rows)
             self._finish_early(self._epoch.ended(largest))
+
+    def _buffer_bytes(self) -> int:
+        most = _BUFFER_BYTES if len(self._epoch.open) == 1 else _BUFFER_BYTES_OF_MANY
+        return most if self._bytes_max is None else min(most, self._bytes_max)
 
     def _finish_early(self, file: _StagedFile) -> None:
         """While records flow, but not ever more of them at once."""
@@ -325,24 +334,22 @@ class _StagedFile:
         self._encoding = encoding
         self._schema = schema
         self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
-        self._gathered_bytes = 0
+        self.gathered_rows = 0
+        self.gathered_bytes = 0
         self._draft: Draft | None = None
         self._encoder: Encoder | None = None
 
     def append(self, batch: pa.RecordBatch) -> None:
         self._gathered.append(batch)
         self.rows += batch.num_rows
-        self._gathered_rows += batch.num_rows
-        self._gathered_bytes += batch.nbytes
-        if self._gathered_rows >= _BUFFER_ROWS or self._gathered_bytes >= _BUFFER_BYTES:
-            self._flush()
+        self.gathered_rows += batch.num_rows
+        self.gathered_bytes += batch.nbytes
 
     def finish(self) -> None:
         """Write the rest and make it durable."""
         try:
             if self._gathered:
-                self._flush()
+                self.flush()
             if self._draft is not None and self._encoder is not None:
                 with saying(self._path):
                     self._encoder.close()
@@ -361,7 +368,7 @@ class _StagedFile:
             self._draft.discard()
             self._draft = self._encoder = None
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         table = pa.Table.from_batches(self._gathered, self._schema)
         with saying(self._path):
             if self._draft is None or self._encoder is None:
@@ -370,7 +377,7 @@ class _StagedFile:
             self._encoder.write_table(table)
             self.size_bytes = self._draft.file.tell()
         self._gathered = []
-        self._gathered_rows = self._gathered_bytes = 0
+        self.gathered_rows = self.gathered_bytes = 0
 
 
 @contextmanager

@@ -35,6 +35,7 @@ _SAMPLE_SECONDS = 1.0
 _SAMPLES_MAX = 10
 _MEASURED_MAX = 6
 """Five seconds of what a slot tells once a second."""
+_OFFSETS_MAX = 60
 log = logging.getLogger("stillframe")
 event_log = log.getChild("events")
 """Where events go; a command that shows them by itself turns it off."""
@@ -335,6 +336,9 @@ class Summary:
     """Could not be read as their schema declares them, replayed ones included."""
     lags: tuple[SourceLag, ...] = ()
     """How far each source is behind what is there to be read, of those that tell."""
+    rescales: int = 0
+    down_seconds: float = 0.0
+    """From when failures were noticed until all slots ran again, and while it was rescaled."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -377,6 +381,8 @@ class History:
         self._completed: deque[CheckpointCompleted] = deque(maxlen=_KEPT_MAX)
         self._attempts = 0
         self._rests = 0
+        self._rescales = 0
+        self._rescaling_seconds = 0.0
         self._has_rested = False
         self._guarantee: str | None = None
         self._checkpoints_completed = 0
@@ -386,6 +392,7 @@ class History:
         self._this_attempt: dict[SlotIndex, Progress] = {}
         self._measured: dict[SlotIndex, deque[Measured]] = {}
         """Of each slot, those of the last seconds."""
+        self._offsets_ms: dict[SlotIndex, deque[int]] = {}
         self._places: tuple[SlotPlace, ...] = ()
         self._present: dict[str, Event] = {}
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
@@ -527,8 +534,16 @@ class History:
                     self._lags.append(sum(lags))
 
     def note_measures(self, slot: SlotIndex, measured: Measured) -> None:
+        offset_ms = self._clock.wall_ms() - measured.at_ms
         with self._lock:
             self._measured.setdefault(slot, deque(maxlen=_MEASURED_MAX)).append(measured)
+            self._offsets_ms.setdefault(slot, deque(maxlen=_OFFSETS_MAX)).append(offset_ms)
+
+    def clock_offsets_ms(self) -> dict[SlotIndex, int]:
+        """By how much the driver's clock is ahead of each slot's: what a report took on its way is
+        in it too, so the least of a minute counts."""
+        with self._lock:
+            return {slot: min(told) for slot, told in self._offsets_ms.items()}
 
     def measured(self) -> dict[SlotIndex, Measured]:
         """What each slot of this attempt has told last."""
@@ -603,6 +618,8 @@ class History:
                 watermark_us=here.watermark_us,
                 records_malformed=records.records_malformed,
                 lags=here.lags,
+                rescales=self._rescales,
+                down_seconds=self._figures.down_seconds + self._rescaling_seconds,
             )
 
     def _records_per_second(self) -> float:
@@ -625,6 +642,7 @@ class History:
                 self._past_attempts = self._records_of_all()
                 self._this_attempt = {}
                 self._measured = {}
+                self._offsets_ms = {}
                 self._places = ()
                 self._lags.clear()
                 self._samples.clear()
@@ -649,6 +667,9 @@ class History:
             case CheckpointFailed(checkpoint_id, reason):
                 self._checkpoints_failed += 1
                 self._keep(self._figures.on_aborted(checkpoint_id, reason, self.now()))
+            case Rescaled(before, after, downtime_seconds):
+                self._rescales += before != after
+                self._rescaling_seconds += downtime_seconds
             case GuaranteeGiven(word):
                 self._guarantee = word
             case JobEnded(outcome):

@@ -270,6 +270,11 @@ class Query:
         return self._job.history.measured()
 
     @property
+    def clock_offsets_ms(self) -> dict[SlotIndex, int]:
+        """By how much the driver's clock is ahead of that of each slot, at most."""
+        return self._job.history.clock_offsets_ms()
+
+    @property
     def measured_lately(self) -> dict[SlotIndex, tuple[Measured, Measured]]:
         """Of each slot of the running attempt, two reports some seconds apart."""
         return self._job.history.measured_lately()

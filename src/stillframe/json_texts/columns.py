@@ -51,7 +51,7 @@ _IS_DIGIT[list(b"0123456789.")] = True
 class Texts:
     """Texts that lie one behind the other in one piece of memory, with something between them."""
 
-    def __init__(self, data: bytes, starts: _Places, ends: _Places) -> None:
+    def __init__(self, data: bytes | memoryview, starts: _Places, ends: _Places) -> None:
         self.data = data
         self.starts = starts
         self.ends = ends
@@ -78,7 +78,7 @@ class Texts:
         return len(self.starts)
 
     def __getitem__(self, place: int) -> bytes:
-        return self.data[self.starts[place] : self.ends[place]]
+        return bytes(self.data[self.starts[place] : self.ends[place]])
 
     def picked(self, places: _Places | slice) -> Texts:
         return Texts(self.data, self.starts[places], self.ends[places])
@@ -357,10 +357,10 @@ def _too_much_for_jackson(texts: Texts, octets: npt.NDArray[np.uint8]) -> Iterat
             yield text
 
 
-def _places_of_doubt(data: bytes, octets: npt.NDArray[np.uint8]) -> Iterator[int]:
+def _places_of_doubt(data: bytes | memoryview, octets: npt.NDArray[np.uint8]) -> Iterator[int]:
     """Bytes that are not UTF-8, and what may be a number that is none."""
     if not is_utf8(data):
-        at = 0
+        data, at = bytes(data), 0
         while at < len(data):
             try:
                 data[at:].decode()
@@ -379,7 +379,7 @@ def _places_of_doubt(data: bytes, octets: npt.NDArray[np.uint8]) -> Iterator[int
             yield match.end() - 1
 
 
-def is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes | memoryview) -> bool:
     """Whether all of it is valid."""
     offsets = pa.py_buffer(np.array([0, len(data)], dtype=np.int64))
     array = pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)])
@@ -390,7 +390,7 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-def _long_numbers(data: bytes, octets: npt.NDArray[np.uint8]) -> Iterator[int]:
+def _long_numbers(data: bytes | memoryview, octets: npt.NDArray[np.uint8]) -> Iterator[int]:
     """Where numbers are that are too long for Jackson: every few hundred bytes there is a digit."""
     stride = NUMBER_CHARACTERS_MAX // 4
     digits = _IS_DIGIT[octets[::stride]]

@@ -3,7 +3,7 @@
 import { html, store, useEffect, useRef, useState, useStore } from './dom.js';
 import { t } from './words.js';
 import { ask, jobPath, token } from './api.js';
-import { Command, TokenForm, announce } from './parts.js';
+import { Copied, TokenForm, announce } from './parts.js';
 import { now } from './live.js';
 import { span } from './formats.js';
 
@@ -95,7 +95,7 @@ function Dialog({ kind, job, name }) {
       ${'directory' in fields && field('directory', { spellcheck: false, required: kind === 'savepoint' })}
       ${'parallelism' in fields && field('parallelism', { type: 'number', min: 1, max: job.maxParallelism, required: true })}
       ${'typed' in fields && field('typed', { autocomplete: 'off', spellcheck: false, placeholder: job.name })}
-      <p class="muted">${t('same.command')}</p><p><${Command}>${of.command(job.name, fields)}<//></p>
+      <p class="muted">${t('same.command')}</p><${Copied} text=${of.command(job.name, fields)} label=${t('copy.command')} />
       ${progress && html`<p class=${progress.isBad ? 'problem' : 'result'} role="status" data-result=${progress.isLoading ? 'loading' : progress.isBad ? 'bad' : 'good'}>
         ${progress.isLoading ? t('underway') : html`<span aria-hidden="true">${progress.isBad ? '✕ ' : '✓ '}</span><span lang=${progress.isBad ? 'en' : undefined}>${progress.text}</span>${progress.took ? html` <span class="muted">${t('took.span', { span: span(progress.took) })}</span>` : ''}`}</p>`}
       <p class="buttons"><button type="button" onClick=${close}>${t('close')}</button>

@@ -1,19 +1,23 @@
 // What a checkpoint's barriers did, as one model: for the bars of each subtask and for the replay.
 // Times are milliseconds after the trigger.
 
-/** From GET …/barriers, or, where that is not there, from what each task tells of its subtasks. */
+/** From GET …/barriers and what each task tells of its subtasks; from that alone where there are none. */
 export function modelOf(barriers, parts, tasks) {
+  const known = new Map((parts ?? []).flatMap(({ vertex, told }) => told.subtasks.map((each) => [`${vertex} ${each.index}`, each])));
   const nameOf = new Map(tasks.map((task) => [task.id, task.name]));
   const order = new Map(tasks.map((task, at) => [task.id, at]));
   const found = barriers ? barriers.subtasks.map((each) => ({
     vertex: each.vertex, index: each.index, first: each.first, last: each.last ?? each.first, from: each.last_from ?? null,
-    taken: each.taken, durable: each.durable, ack: each.ack, arrivals: each.arrivals ?? [], slot: each.slot, host: each.host, pid: each.pid,
+    taken: each.taken, durable: each.durable, ack: each.ack, arrivals: each.arrivals ?? [],
   })) : (parts ?? []).flatMap(({ vertex, told }) => told.subtasks.filter((each) => each.status === 'completed').map((each) => {
     const last = each.start_delay + each.alignment.duration;
     const taken = last + each.checkpoint.sync;
-    return { vertex, index: each.index, first: each.start_delay, last, from: null, taken, durable: taken + each.checkpoint.async, ack: each.end_to_end_duration, arrivals: [] };
+    return { vertex, index: each.index, first: each.start_delay, last, from: each.stillframe?.last_from ?? null, taken, durable: taken + each.checkpoint.async, ack: each.end_to_end_duration, arrivals: [] };
   }));
-  return found.map((each) => ({ ...each, name: nameOf.get(each.vertex) ?? each.vertex }))
+  return found.map((each) => {
+    const own = known.get(`${each.vertex} ${each.index}`);
+    return { ...each, ...own?.stillframe, written: own?.checkpointed_size, full: own?.state_size, name: nameOf.get(each.vertex) ?? each.vertex };
+  })
     .sort((a, b) => (order.get(a.vertex) ?? 0) - (order.get(b.vertex) ?? 0) || (b.ack ?? Infinity) - (a.ack ?? Infinity));
 }
 

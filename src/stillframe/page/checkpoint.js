@@ -10,7 +10,7 @@ import { Replay } from './replay.js';
 import { bytes, span, UNKNOWN } from './formats.js';
 import { link } from './routes.js';
 
-/** What every task tells of its subtasks, for a host that has no barriers of this checkpoint. */
+/** What every task tells of its subtasks: a request for each, so of a large plan only where there are no barriers. */
 function useParts(name, id, tasks, isWanted) {
   const [parts, setParts] = useState(null);
   const key = isWanted ? Object.keys(tasks).join() : '';
@@ -24,6 +24,7 @@ function useParts(name, id, tasks, isWanted) {
   return parts;
 }
 
+const ASKED_MAX = 20;
 const BAR = 260;
 const SEGMENTS = [['start', 'zero', 'first'], ['align', 'first', 'last'], ['sync', 'last', 'taken'], ['async', 'taken', 'durable'], ['store', 'durable', 'ack']];
 
@@ -50,6 +51,8 @@ function Gantt({ model }) {
     { key: 'taken', head: t('taken'), cell: (row) => plus(row.taken), sort: (row) => row.taken },
     { key: 'durable', head: t('durable'), cell: (row) => plus(row.durable), sort: (row) => row.durable },
     { key: 'ack', head: t('acknowledged'), cell: (row) => plus(row.ack), sort: (row) => row.ack },
+    { key: 'new', head: t('bytes.new'), cell: (row) => bytes(row.written), sort: (row) => row.written },
+    { key: 'full', head: t('bytes.full'), cell: (row) => bytes(row.full), sort: (row) => row.full },
     { key: 'bar', isText: true, head: t('gantt', { span: span(end) }), cell: (row) => html`<${GanttBar} of=${row} end=${end} />` },
   ];
   return html`<${Table} caption=${t('subtasks')} columns=${columns} rows=${model} rowKey=${(row) => `${row.vertex} ${row.index}`} />`;
@@ -82,10 +85,10 @@ function Tasks({ of }) {
 export function Checkpoint({ job, name, id }) {
   const { changed } = useStore(live);
   useStore(choices);
+  const tasks = job?.vertices ?? [];
   const { data, error } = useAnswer(jobPath(name, 'checkpoints', 'details', id), changed);
   const barriers = useAnswer(jobPath(name, 'checkpoints', 'details', id, 'barriers'), data?.status);
-  const parts = useParts(name, id, data?.tasks ?? {}, barriers.error !== null);
-  const tasks = job?.vertices ?? [];
+  const parts = useParts(name, id, data?.tasks ?? {}, barriers.error !== null || tasks.length <= ASKED_MAX);
   const model = useMemo(() => modelOf(barriers.data, parts, tasks), [barriers.data, parts, tasks.map((task) => task.id).join()]);
   const head = html`<div class="panel-head"><h1>${t('checkpoint.title', { id })}</h1>
     <nav class="steps" aria-label=${t('checkpoint.others')}><a class="button" href=${link(name, 'checkpoints', Math.max(1, id - 1))}><kbd>[</kbd> ${t('before')}</a>
@@ -101,7 +104,7 @@ export function Checkpoint({ job, name, id }) {
       <${PhasesBar} of=${phases} most=${PHASES.reduce((sum, each) => sum + (phases[each] ?? 0), 0)} width="720" height="18" />
       <dl class="facts">${PHASES.map((each) => html`<div><dt>${t(`phase.${each}`)}</dt><dd class="number" data-phase=${each}>${span(phases[each])}</dd></div>`)}</dl>
       ${path.length > 1 && html`<p>${t('critical')} <strong>${path.map(([task, index]) => `${task} ${index}`).join(' → ')}</strong></p>`}</section>`}
-    ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${Boolean(barriers.data)} />`}
+    ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${model.some((each) => each.arrivals.length > 0)} />`}
     <section class="panel"><h2>${t('subtasks')}</h2>${model.length ? html`<${Gantt} model=${model} />`
       : html`<p class="muted">${data.status === 'IN_PROGRESS' ? t('checkpoint.underway') : t('checkpoint.details.gone')}</p>`}</section>
     <section class="panel"><h2>${t('tasks')}</h2><${Tasks} of=${data} /></section>

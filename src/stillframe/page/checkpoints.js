@@ -1,7 +1,7 @@
 // All checkpoints: how many, how long each took and where the time went, and a table.
 import { html, useState, useStore } from './dom.js';
 import { t } from './words.js';
-import { live } from './live.js';
+import { live, now } from './live.js';
 import { jobPath, useAnswer } from './api.js';
 import { Age, Empty, Legend, Loading, Moment, PHASES, PhasesBar, Problem, SIGNS, Table, word } from './parts.js';
 import { Timeline } from './chart.js';
@@ -9,6 +9,7 @@ import { bytes, count, span, UNKNOWN } from './formats.js';
 import { go, link } from './routes.js';
 
 const PAGE = 50;
+const HOUR_MS = 3600e3;
 export const kindOf = (checkpoint) => (checkpoint.is_savepoint ? 'savepoint' : checkpoint.checkpoint_type === 'UNALIGNED_CHECKPOINT' ? 'unaligned' : 'checkpoint');
 
 export const Status = ({ of }) => html`<span class=${`status status-${of}`}><span aria-hidden="true">${SIGNS[of]}</span> ${word('status', of)}</span>`;
@@ -34,12 +35,15 @@ export function Checkpoints({ name, query }) {
   const status = query.status ?? '';
   const asked = new URLSearchParams({ limit: PAGE, ...(before ? { before } : {}), ...(status ? { status } : {}) });
   const { data, error } = useAnswer(`${jobPath(name, 'checkpoints')}?${asked}`, changed);
-  const series = useAnswer(jobPath(name, 'checkpoints', 'series'), changed);
+  const hours = Number(query.hours ?? 0);
+  // To the minute: the same address is asked for again.
+  const from = Math.floor((now() - hours * HOUR_MS) / 60e3) * 60e3;
+  const series = useAnswer(jobPath(name, 'checkpoints', 'series') + (hours ? `?from=${from}` : ''), changed);
   const config = useAnswer(jobPath(name, 'checkpoints', 'config'));
   if (!data) return error ? html`<${Problem} error=${error} />` : html`<${Loading} />`;
   const kind = query.kind ?? '';
   const atLeast = Number(query.ms ?? 0);
-  const rows = data.history.filter((row) => (!kind || kindOf(row) === kind) && row.end_to_end_duration >= atLeast && (!status || row.status === status.toUpperCase()));
+  const rows = data.history.filter((row) => (!kind || kindOf(row) === kind) && (!query.attempt || row.stillframe?.attempt === Number(query.attempt)) && row.end_to_end_duration >= atLeast && (!status || row.status === status.toUpperCase()));
   const most = Math.max(...rows.map((row) => row.end_to_end_duration + (row.stillframe?.phases.commit ?? 0)), 0);
   const filter = (changes) => { setBefore(null); go(link(name, 'checkpoints', '', { ...query, ...changes })); };
   const columns = [
@@ -47,6 +51,7 @@ export function Checkpoints({ name, query }) {
     { key: 'status', isText: true, head: t('status'), cell: (row) => html`<${Status} of=${row.status} />`, sort: (row) => row.status },
     { key: 'kind', isText: true, head: t('kind'), cell: (row) => t(`kind.${kindOf(row)}`), sort: kindOf },
     { key: 'ack', head: t('acknowledged'), cell: (row) => `${row.num_acknowledged_subtasks}/${row.num_subtasks}`, sort: (row) => row.num_acknowledged_subtasks },
+    { key: 'attempt', head: t('attempt'), cell: (row) => row.stillframe?.attempt ?? UNKNOWN, sort: (row) => row.stillframe?.attempt },
     { key: 'at', head: t('triggered'), cell: (row) => html`<${Moment} at=${row.trigger_timestamp} />`, sort: (row) => row.trigger_timestamp },
     { key: 'age', head: t('age'), cell: (row) => html`<${Age} at=${row.trigger_timestamp} />` },
     { key: 'took', head: t('took'), cell: (row) => span(row.end_to_end_duration), sort: (row) => row.end_to_end_duration },
@@ -63,7 +68,9 @@ export function Checkpoints({ name, query }) {
     <${Counts} counts=${data.counts} config=${config.data} />
     ${(data.stillframe?.unreadable ?? []).map((each) => html`<p class="problem" lang="en">${each}</p>`)}
     ${isEmpty ? html`<${Empty}>${config.data && due === null ? t('checkpoints.off') : t('checkpoints.none', { span: due ? span(due) : UNKNOWN })}<//>` : html`
-    <section class="panel"><div class="panel-head"><h2>${t('timeline')}</h2><${Legend} kind="phase" names=${PHASES} /></div>
+    <section class="panel"><div class="panel-head"><h2>${t('timeline')}</h2><${Legend} kind="phase" names=${PHASES} />
+      <span class="orders" role="group" aria-label=${t('period')}>${[1, 24, 0].map((each) => html`<button type="button" data-hours=${each} aria-pressed=${hours === each}
+        onClick=${() => filter({ hours: each || '' })}>${each ? t('hours', { hours: each }) : t('filter.all')}</button>`)}</span></div>
       ${series.data ? html`<${Timeline} series=${series.data} open=${(id) => go(link(name, 'checkpoints', id))} />`
         : series.error ? html`<${Problem} error=${series.error} />` : html`<${Loading} />`}</section>
     <section class="panel"><div class="panel-head"><h2>${t('view.checkpoints')}</h2><form class="filters" onSubmit=${(event) => event.preventDefault()}>
@@ -71,6 +78,7 @@ export function Checkpoints({ name, query }) {
         <option value="">${t('filter.all')}</option>${['completed', 'failed', 'in_progress'].map((each) => html`<option value=${each}>${word('status', each.toUpperCase())}</option>`)}</select></label>
       <label>${t('kind')} <select value=${kind} onChange=${(event) => filter({ kind: event.target.value })}>
         <option value="">${t('filter.all')}</option>${['checkpoint', 'unaligned', 'savepoint'].map((each) => html`<option value=${each}>${t(`kind.${each}`)}</option>`)}</select></label>
+      <label>${t('attempt')} <input type="number" min="1" size="6" value=${query.attempt ?? ''} onChange=${(event) => filter({ attempt: event.target.value })} /></label>
       <label>${t('filter.longer')} <input type="number" min="0" step="10" size="6" value=${query.ms ?? ''} onChange=${(event) => filter({ ms: event.target.value })} /> ms</label>
     </form></div>
     <${Table} caption=${t('view.checkpoints')} columns=${columns} rows=${rows} rowKey=${(row) => row.id} open=${(row) => link(name, 'checkpoints', row.id)} empty=${t('checkpoints.unfound')} />

@@ -28,6 +28,9 @@ export function brief(value) {
 export const rate = (value) => (isKnown(value) ? `${brief(value)}/s` : UNKNOWN);
 export const percent = (share) => (isKnown(share) ? numbers({ style: 'percent', maximumFractionDigits: 0 }).format(share) : UNKNOWN);
 
+/** How far a source is behind: records, and milliseconds where it knows. */
+export const lagInWords = (records, ms) => (isKnown(ms) ? `${brief(records)} · ${span(ms)}` : brief(records));
+
 const UNITS = ['B', 'KB', 'MB', 'GB', 'TB', 'PB'];
 
 export function bytes(value) {

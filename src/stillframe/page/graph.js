@@ -3,7 +3,7 @@
 import { html, classes, useEffect, useMemo, useRef, useState } from './dom.js';
 import { t, choices } from './words.js';
 import { Graph as Layout, layout } from './vendor/dagre.js';
-import { brief, byteRate, percent, rate, span, UNKNOWN } from './formats.js';
+import { byteRate, bytes, percent, rate, span, UNKNOWN } from './formats.js';
 import { SharesBar, sharesInWords } from './parts.js';
 import { link, go } from './routes.js';
 import { now } from './live.js';
@@ -101,7 +101,14 @@ function inWords(task, told) {
   return `${task.name} ×${task.parallelism}, ${t('in')} ${rate(told.records_in_per_second)}, ${t('out')} ${rate(told.records_out_per_second)}, ${sharesInWords(told)}`;
 }
 
-function Node({ task, place, told, job, mark, isSelected, barrier }) {
+/** The alignment of one of its subtasks that has lasted longest, in words. */
+function waitsFor(aligning) {
+  const { subtask, since, missing } = aligning;
+  const who = missing.map((each) => each.join(' ')).slice(0, 2).join(', ');
+  return t('aligning', { subtask, who, span: span(Math.max(0, now() - since)) });
+}
+
+function Node({ task, place, told, job, mark, isSelected, barrier, aligning }) {
   const lag = watermarkLag(told?.watermark);
   return html`<a class=${classes('node', mark && 'node-marked', isSelected && 'node-selected')} href=${link(job, 'tasks', task.id)}
     aria-label=${inWords(task, told)} data-task=${task.id} transform=${`translate(${place.x - WIDE / 2},${place.y - HIGH / 2})`}>
@@ -114,8 +121,9 @@ function Node({ task, place, told, job, mark, isSelected, barrier }) {
     <g transform="translate(12,36)"><${SharesBar} of=${told} width=${WIDE - 24} height="12" /></g>
     <text class="node-figure" x="12" y="68">${t('share.working')} ${percent(told?.working)}</text>
     <text class="node-figure" x=${WIDE - 12} y="68" text-anchor="end">${t('share.back')} ${percent(told?.backpressured)}</text>
-    <text class="node-figure muted" x="12" y="90">${t('watermark')} ${lag === null ? UNKNOWN : span(-lag)}</text>
-    <text class="node-figure muted" x=${WIDE - 12} y="90" text-anchor="end">${told ? brief(told.queued_bytes / 1000) : UNKNOWN} KB ${t('queued')}</text>`}
+    ${aligning ? html`<text class="node-figure node-aligning" x="12" y="90">${shortened(`◇ ${waitsFor(aligning)}`, 38)}<title>${waitsFor(aligning)}</title></text>`
+      : html`<text class="node-figure muted" x="12" y="90">${t('watermark')} ${lag === null ? UNKNOWN : span(-lag)}</text>
+    <text class="node-figure muted" x=${WIDE - 12} y="90" text-anchor="end">${told ? bytes(told.queued_bytes) : UNKNOWN} ${t('queued')}</text>`}`}
   </a>`;
 }
 
@@ -200,6 +208,8 @@ export function JobGraph({ job, name, figures, hello, marked, selected, barriers
   };
   const flow = flows(figures, hello);
   const told = (task) => figures?.tasks?.[task.id];
+  const aligning = (task) => (figures?.aligning ?? []).filter((each) => hello?.tasks[each.task]?.id === task.id)
+    .reduce((first, each) => (first && first.since <= each.since ? first : each), null);
   const jump = (id, focuses) => {
     const { x, y } = drawn.node[id];
     place.current.scrollTo(x - place.current.clientWidth / 2, y - place.current.clientHeight / 2);
@@ -219,7 +229,7 @@ export function JobGraph({ job, name, figures, hello, marked, selected, barriers
           place=${drawn.edge[edge.key]} told=${flow.get(edge.key)} barrier=${barriers?.edges[edge.key]} />`))}
         ${shape.tasks.map((task) => drawnOnce(task.id, [drawn.node[task.id]], () => html`<${Node} key=${task.id} task=${task}
           place=${drawn.node[task.id]} told=${told(task)} job=${name} mark=${marked === task.name} isSelected=${selected === task.id}
-          barrier=${barriers?.tasks[task.id]} />`))}
+          barrier=${barriers?.tasks[task.id]} aligning=${aligning(task)} />`))}
       </svg></div>
     <ol class="graph-narrow">${matchMedia('(max-width: 640px)').matches && shape.tasks.map((task) => html`<li key=${task.id}>
       <a class=${classes('card', marked === task.name && 'node-marked')} href=${link(name, 'tasks', task.id)} data-task=${task.id}>

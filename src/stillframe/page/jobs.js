@@ -5,7 +5,7 @@ import { live, now } from './live.js';
 import { useAnswer } from './api.js';
 import { Age, Command, Loading, Problem, Sparkline, State, Table, word } from './parts.js';
 import { inWords, signOf } from './sentence.js';
-import { age, brief, bytes, count, rate, span, UNKNOWN } from './formats.js';
+import { age, bytes, count, lagInWords, rate, span, UNKNOWN } from './formats.js';
 import { link } from './routes.js';
 
 const BY_STATE = { FAILED: 0, 'NO DRIVER': 1, RESTARTING: 2, INITIALIZING: 3 };
@@ -36,8 +36,7 @@ export function Jobs({ search }) {
     { key: 'sentence', isText: true, head: t('sentence'), cell: (row) => html`<span class="job-sentence">${row.diagnosis ? `${signOf(row.diagnosis.code)} ${inWords(row.diagnosis)}` : UNKNOWN}</span>` },
     { key: 'in', head: t('in'), cell: (row) => rate(row.records_in_per_second), sort: (row) => row.records_in_per_second },
     { key: 'spark', isText: true, head: t('five.minutes'), cell: (row) => html`<${Sparkline} values=${rates[row.jid]} />` },
-    { key: 'lag', head: t('lag'), cell: (row) => (row.lag_seconds === null || row.lag_seconds === undefined ? brief(row.lag_records)
-      : `${brief(row.lag_records)} · ${span(row.lag_seconds * 1000)}`), sort: (row) => row.lag_records },
+    { key: 'lag', head: t('lag'), cell: (row) => lagInWords(row.lag_records, row.lag_seconds === null ? null : row.lag_seconds * 1000), sort: (row) => row.lag_records },
     { key: 'checkpoint', head: t('last.checkpoint'), cell: (row) => (last(row)
       ? html`<${Age} at=${last(row).at} /> · ${span(last(row).duration_ms)} · ${bytes(last(row).new_bytes)}` : UNKNOWN), sort: (row) => last(row)?.at },
     { key: 'restarts', head: t('restarts'), cell: (row) => count(row.restarts), sort: (row) => row.restarts },

@@ -37,7 +37,7 @@ export function follow(path, watched = null) {
   const lastId = isSame ? stream?.lastId : null;
   stream?.stop.abort();
   if (!isSame) live.set({ ...NOTHING, path, isPaused: live.value.isPaused });
-  stream = { asked, lastId, tried: 0, stop: new AbortController() };
+  stream = { asked, watched, lastId, tried: 0, stop: new AbortController() };
   run(stream);
 }
 
@@ -46,9 +46,9 @@ export function pause(isPaused) { live.set({ isPaused }); }
 /** Connect at once, for somebody who does not want to wait. */
 export function retry() {
   if (stream === null) return;
-  const { asked, lastId } = stream;
+  const { asked, watched, lastId } = stream;
   stream.stop.abort();
-  stream = { asked, lastId, tried: 0, stop: new AbortController() };
+  stream = { asked, watched, lastId, tried: 0, stop: new AbortController() };
   run(stream);
 }
 
@@ -124,13 +124,14 @@ function take(kind, id, data, mine) {
   if (id !== null) mine.lastId = id;
   if (kind === 'hello') {
     mine.tried = 0;
-    offset = data.at - performance.now();
+    // A host of files alone has no clock of its own.
+    offset = (data.at || Date.now()) - performance.now();
     clock.set({ ms: hostNow() });
     const fresh = data.reset || live.value.hello?.run !== data.run;
     live.set({ hello: data, changed: live.value.changed + 1, ...(fresh ? { happened: [], logs: [], rates: {} } : {}) });
   } else if (kind === 'figures') {
     if (live.value.isPaused) return;
-    live.set({ figures: named(data), rates: withRates(data) });
+    live.set({ figures: { ...named(data), watched: mine.watched }, rates: withRates(data) });
   } else if (kind === 'log') {
     live.set({ logs: [...live.value.logs, { ...data, id }].slice(-500) });
   } else if (DISCRETE.includes(kind)) {

@@ -24,11 +24,13 @@ const SHOWN = { overview: Overview, checkpoints: Checkpoints, checkpoint: Checkp
 const SCHEMES = { system: 'light', light: 'dark', dark: 'system' };
 
 function Freshness() {
-  const { status, figures, isPaused } = useStore(live);
+  const { status, figures, hello, isPaused } = useStore(live);
   const { ms } = useStore(clock);
   if (isPaused) return html`<button type="button" class="live paused" onClick=${() => pause(false)}>❚❚ ${t('live.paused')}</button>`;
   if (status === 'stale') return html`<span class="live stale">○ ${t('live.stale')}</span>`;
   if (status === 'connecting') return html`<span class="live">◌ ${t('live.connecting')}</span>`;
+  // Of one job alone: a list may have jobs with drivers beside it.
+  if (hello?.run === 'files' && figures?.state) return html`<span class="live">◌ ${t('live.files')}</span>`;
   return html`<span class=${classes('live', status === 'quiet' && 'quiet')}><span class="dot" aria-hidden="true">●</span> ${t('live.ago', { span: age(figures ? ms - figures.at : 0) })}</span>`;
 }
 

@@ -43,6 +43,8 @@ function Tasks({ job, figures, name }) {
     ...SHARES.map(share),
     { key: 'queued', head: t('queued'), cell: (row) => bytes(told(row)?.queued_bytes), sort: (row) => told(row)?.queued_bytes },
     { key: 'watermark', head: t('watermark'), cell: (row) => (lagOf(row) === null ? UNKNOWN : span(-lagOf(row))), sort: lagOf },
+    { key: 'rows', head: t('state.rows'), cell: (row) => count(told(row)?.state_rows), sort: (row) => told(row)?.state_rows },
+    { key: 'state', head: t('state.bytes'), cell: (row) => bytes(told(row)?.state_bytes), sort: (row) => told(row)?.state_bytes },
     { key: 'late', head: t('late'), cell: (row) => count(told(row)?.records_late), sort: (row) => told(row)?.records_late },
   ];
   return html`<${Table} caption=${t('tasks')} columns=${columns} rows=${job.vertices} most=${ROWS_MAX} rowKey=${(row) => row.id} open=${(row) => link(name, 'tasks', row.id)} />`;
@@ -77,6 +79,7 @@ export function Overview({ job, name, task }) {
     <section class="panel">
       <div class="panel-head"><h2>${t('graph')}</h2><${Legend} kind="share" names=${SHARES} /></div>
       ${isDown && html`<p class="note"><span aria-hidden="true">◐ </span>${t('graph.down', { message: word('state', job.state) })}</p>`}
+      ${job.plan.nodes.length === 0 && html`<p class="muted">${t('graph.unjoined')}</p>`}
       <${JobGraph} job=${job} name=${name} figures=${figures} hello=${hello} isGrey=${isDown} selected=${task}
         marked=${['bottleneck', 'skew'].includes(diagnosis?.code) ? diagnosis.args.task : null} />
     </section>

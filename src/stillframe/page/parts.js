@@ -35,8 +35,12 @@ export const Command = ({ children }) => html`<code class="command" tabindex="0"
 
 export function Copied({ text, label }) {
   const [isDone, setDone] = useState(false);
-  const copy = () => navigator.clipboard?.writeText(text).then(() => setDone(true), () => setDone(false));
-  return html`<div class="copied"><${Command}>${text}<//>
+  const place = useRef(null);
+  useEffect(() => setDone(false), [text]);
+  // Only a page of this machine, or one by HTTPS, may write there: elsewhere the text is marked.
+  const copy = () => (navigator.clipboard ? navigator.clipboard.writeText(text).then(() => setDone(true)) : Promise.reject(new Error()))
+    .catch(() => getSelection().selectAllChildren(place.current.querySelector('code')));
+  return html`<div class="copied" ref=${place}><${Command}>${text}<//>
     <button type="button" onClick=${copy} aria-label=${label}>${isDone ? `✓ ${t('copy.done')}` : t('copy')}</button></div>`;
 }
 

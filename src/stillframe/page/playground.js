@@ -76,8 +76,8 @@ function Steps({ tour, run, isBusy }) {
     <button type="button" disabled=${isBusy || step.off} title=${step.off ?? step.does} onClick=${() => run({ step: step.number })}>${step.number}</button>
     <strong>${t(`playground.step.${step.number}`)}</strong>
     ${tour.at === step.number && html`<span role="status">${t('playground.runs')} <span lang="en" class="muted">${tour.waits_long ?? tour.waits_for ?? ''}</span></span>`}
-    ${step.off && html`<span class="muted" lang="en">${step.off}</span>`}
-    ${step.result && html`<div class="result"><${Verdict} isRight=${step.result.is_right}>${step.result.is_right ? t('playground.as_predicted') : t('playground.otherwise')}<//> ${step.result.seconds} s
+    ${step.off && html` <span class="muted" lang="en">${step.off}</span>`}
+    ${step.result && html`<div class=${step.result.is_right ? 'result' : 'problem'}><${Verdict} isRight=${step.result.is_right}>${step.result.is_right ? t('playground.as_predicted') : t('playground.otherwise')}<//> ${step.result.seconds} s
       <p lang="en"><span class="muted">${t('playground.predicted.word')}</span> ${step.result.predicted}</p>
       <p lang="en"><span class="muted">${t('playground.observed.word')}</span> ${step.result.observed}</p>
       ${step.result.by_hand.map((line) => html`<${Command} key=${line}>${line}<//>`)}</div>`}</li>`)}</ol>`;

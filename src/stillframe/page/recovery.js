@@ -1,5 +1,5 @@
 // Attempts on one axis: how long the job was down, in which phase, what was read again.
-import { html, useStore } from './dom.js';
+import { html, useState, useStore } from './dom.js';
 import { t } from './words.js';
 import { live, now } from './live.js';
 import { jobPath, useAnswer } from './api.js';
@@ -12,13 +12,13 @@ const WIDE = 960;
 const ROW = 30;
 const AXIS = 22;
 
-/** A scale on which a stretch without news takes little room: [ms → x, folds]. */
-export function folded(times, wide) {
+/** A scale of time; if it is folded, a stretch without news takes little room. */
+export function scaleOf(times, wide, isFolded) {
   const at = [...new Set(times)].sort((a, b) => a - b);
   const gaps = at.slice(1).map((ms, n) => ms - at[n]);
   if (gaps.length === 0) return { place: () => 0, folds: [] };
   const usual = [...gaps].sort((a, b) => a - b)[Math.floor(gaps.length / 2)];
-  const cap = Math.max(usual * 4, 1);
+  const cap = isFolded ? Math.max(usual * 4, 1) : Infinity;
   const shown = gaps.map((gap) => Math.min(gap, cap));
   const total = shown.reduce((sum, each) => sum + each, 0) || 1;
   const xs = shown.reduce((list, each) => [...list, list.at(-1) + (each / total) * wide], [0]);
@@ -49,10 +49,13 @@ function Axis({ attempts, endedAt }) {
     const until = attempt.ended?.at ?? next?.phases.heard ?? next?.phases.noticed ?? next?.phases.begun ?? endedAt;
     return { attempt, parts, begun, until: Math.max(until, begun ?? until) };
   }).filter((row) => row.begun);
-  const { place, folds } = folded(rows.flatMap((row) => [row.begun, row.until, ...row.parts.flatMap(([, from, to]) => [from, to])]), WIDE - 60);
+  const [isFolded, setFolded] = useState(true);
+  const times = rows.flatMap((row) => [row.begun, row.until, ...row.parts.flatMap(([, from, to]) => [from, to])]);
+  const { place, folds } = scaleOf(times, WIDE - 60, isFolded);
   const x = (ms) => 40 + place(ms);
   const high = rows.length * ROW + AXIS;
-  return html`<div class="axis" role="region" aria-label=${t('attempts.axis')} tabindex="0"><svg width=${WIDE} height=${high} viewBox=${`0 0 ${WIDE} ${high}`} role="img" aria-label=${t('attempts.axis')}>
+  return html`<p class="filters"><label><input type="checkbox" data-fold checked=${isFolded} onChange=${(event) => setFolded(event.target.checked)} /> ${t('attempts.fold')}</label></p>
+  <div class="axis" role="region" aria-label=${t('attempts.axis')} tabindex="0"><svg width=${WIDE} height=${high} viewBox=${`0 0 ${WIDE} ${high}`} role="img" aria-label=${t('attempts.axis')}>
     ${rows.map((row, n) => html`<g transform=${`translate(0,${n * ROW})`}>
       <text class="node-figure number" x="0" y="19">${row.attempt.attempt}</text>
       <rect class="attempt-runs" x=${x(row.begun)} y="8" width=${Math.max(2, x(row.until) - x(row.begun))} height="14" />

@@ -5,7 +5,7 @@ import { live } from './live.js';
 import { jobPath, useAnswer } from './api.js';
 import { Problem, SHARES, SharesBar, Table, sharesInWords } from './parts.js';
 import { watermarkLag } from './graph.js';
-import { byteRate, bytes, count, percent, rate, span, UNKNOWN } from './formats.js';
+import { byteRate, bytes, count, lagInWords, percent, rate, span, UNKNOWN } from './formats.js';
 import { go, link } from './routes.js';
 
 const ROWS_MAX = 200;
@@ -20,17 +20,19 @@ export function TaskDrawer({ job, name, id }) {
   const task = job.vertices.find((each) => each.id === id);
   const close = () => go(link(name));
   const counted = data?.tasks.find((each) => each.id === id)?.subtasks ?? [];
-  const measured = figures?.subtasks ?? [];
+  // Those of the task before, until the stream tells of this one, are none of its own.
+  const measured = figures?.watched === id ? figures.subtasks : [];
   const rows = (measured.length ? measured : counted.map(({ subtask, slot }) => ({ subtask, slot }))).map((row) => {
     const own = counted.find((each) => each.subtask === row.subtask);
     const slot = data?.slots.find((each) => each.slot === row.slot);
-    return { ...row, own, at: slot, pid: job.stillframe['slot-pids'][row.slot] };
+    return { ...row, own, at: slot };
   }).sort((a, b) => worst(b) - worst(a));
   const lagOf = (row) => watermarkLag(row.watermark ?? row.own?.watermark);
   const columns = [
     { key: 'subtask', head: t('subtask'), cell: (row) => row.subtask, sort: (row) => row.subtask },
     { key: 'slot', head: t('slot'), cell: (row) => row.slot, sort: (row) => row.slot },
-    { key: 'pid', head: 'PID', cell: (row) => row.pid ?? UNKNOWN },
+    { key: 'host', isText: true, head: t('host'), cell: (row) => row.at?.host ?? UNKNOWN, sort: (row) => row.at?.host },
+    { key: 'pid', head: 'PID', cell: (row) => row.at?.pid ?? UNKNOWN },
     { key: 'in', head: t('in'), cell: (row) => rate(row.records_in_per_second), sort: (row) => row.records_in_per_second },
     { key: 'out', head: t('out'), cell: (row) => rate(row.records_out_per_second), sort: (row) => row.records_out_per_second },
     { key: 'bin', head: t('bytes.in'), cell: (row) => byteRate(row.bytes_in_per_second), sort: (row) => row.bytes_in_per_second },
@@ -40,6 +42,9 @@ export function TaskDrawer({ job, name, id }) {
     ...SHARES.map((key) => ({ key, head: t(`share.${key}`), cell: (row) => percent(row[key]), sort: (row) => row[key] })),
     { key: 'queued', head: t('queued'), cell: (row) => bytes(row.queued_bytes ?? row.own?.['queued-bytes']), sort: (row) => row.queued_bytes },
     { key: 'watermark', head: t('watermark'), cell: (row) => (lagOf(row) === null ? UNKNOWN : span(-lagOf(row))), sort: lagOf },
+    { key: 'lag', head: t('lag'), cell: (row) => lagInWords(row.lag_records, row.lag_ms), sort: (row) => row.lag_records },
+    { key: 'rows', head: t('state.rows'), cell: (row) => count(row.state_rows ?? row.own?.['state-rows']), sort: (row) => row.state_rows },
+    { key: 'state', head: t('state.bytes'), cell: (row) => bytes(row.state_bytes ?? row.own?.['state-bytes']), sort: (row) => row.state_bytes },
     { key: 'late', head: t('late'), cell: (row) => count(row.records_late ?? row.own?.['records-late']) },
     { key: 'total', head: t('records.total'), cell: (row) => count(row.own?.['records-in']), sort: (row) => row.own?.['records-in'] },
     { key: 'step', head: t('longest.step'), cell: (row) => span(row.at?.['longest-step-ms']), sort: (row) => row.at?.['longest-step-ms'] },

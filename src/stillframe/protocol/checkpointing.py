@@ -26,18 +26,29 @@ class Spent:
     """Together they are the durations of all."""
     counts: tuple[int, ...] = (0,) * (len(BUCKETS_SECONDS) + 1)
     """Of durations up to each of the buckets and above them."""
+    commit_counts: tuple[int, ...] = (0,) * (len(BUCKETS_SECONDS) + 1)
+    """Of commits by all sinks, likewise."""
 
     def plus(self, each: CheckpointStatistics) -> Spent:
         """A checkpoint is complete; its commit comes later."""
-        counts = list(self.counts)
-        counts[sum(each.end_to_end_ms / 1000 > bound for bound in BUCKETS_SECONDS)] += 1
+        counts = _one_more(self.counts, each.end_to_end_ms)
         spent = self
         for name, ms in each.phases_json().items():
             spent = spent.plus_phase(name, ms) if isinstance(ms, float) else spent
-        return replace(spent, counts=tuple(counts))
+        return replace(spent, counts=counts)
+
+    def plus_commit(self, ms: float) -> Spent:
+        """All sinks have committed, so long after the checkpoint was complete."""
+        counts = _one_more(self.commit_counts, ms)
+        return replace(self.plus_phase("commit", ms), commit_counts=counts)
 
     def plus_phase(self, name: str, ms: float) -> Spent:
         return replace(self, phases={**self.phases, name: self.phases.get(name, 0.0) + ms})
+
+
+def _one_more(counts: tuple[int, ...], ms: float) -> tuple[int, ...]:
+    place = sum(ms / 1000 > bound for bound in BUCKETS_SECONDS)
+    return (*counts[:place], counts[place] + 1, *counts[place + 1 :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ class _Coming:
         self._noticed: tuple[int | None, int] | None = None
         self.phases: AttemptPhases | None = None
         self.is_told = True
+        self.down_ms = 0
+        """Of this driver's attempts together, from when a failure was noticed until all ran."""
 
     def on_noticed(self, heard_ms: int | None, now: Moment) -> None:
         """The attempt has failed. What fails after that is the same failure."""
@@ -131,6 +133,8 @@ class _Coming:
         """The first time counts."""
         if self.phases is not None and getattr(self.phases, name) is None:
             self.phases = replace(self.phases, **cast(Any, {name: at.wall_ms}))
+            if name == "running" and self.phases.noticed is not None:
+                self.down_ms += max(0, at.wall_ms - self.phases.noticed)
 
     def on_read(self, records: int, now: Moment) -> bool:
         """Its sources have read so much so far; whether they have just caught up."""
@@ -175,6 +179,11 @@ class Figures:
     def has_begun(self) -> bool:
         """Whether this driver has had an attempt of its own."""
         return self._attempt is not None
+
+    @property
+    def down_seconds(self) -> float:
+        """How long failures have kept the job from running, in this driver."""
+        return self._coming.down_ms / 1000
 
     @property
     def totals(self) -> Totals:
@@ -306,7 +315,7 @@ class Figures:
         if completed_at is None:
             return None
         commit_ms = round((now.monotonic_seconds - completed_at) * 1000, 3)
-        self._spent = self._spent.plus_phase("commit", commit_ms)
+        self._spent = self._spent.plus_commit(commit_ms)
         for place, each in reversed(list(enumerate(self._checkpoints))):
             if each.checkpoint_id == checkpoint_id:
                 told = replace(each, commit_ms=commit_ms)

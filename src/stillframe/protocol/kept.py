@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stillframe.ids import Attempt, CheckpointId
-from stillframe.json_values import JsonObject
+from stillframe.json_values import JsonObject, built
 from stillframe.protocol.checkpointing import CheckpointingStatistics, Counts, Spent
 from stillframe.protocol.documents import decode_document, decode_fields, encode_document
 from stillframe.protocol.failures import (
@@ -84,6 +84,7 @@ _KINDS: Mapping[str, type[Record]] = {
     "failure": Failure,
     "read": SlotRead,
 }
+built(tuple[CheckpointStatistics, ...], *_KINDS.values())
 _ROLLED = "checkpoints"
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _NOT_KEPT = ("is_discarded", "recovered_by")

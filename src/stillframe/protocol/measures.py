@@ -78,6 +78,8 @@ class SubtaskMeasures(msgspec.Struct, frozen=True, array_like=True):
     """That its source has not read yet; None: it does not tell."""
     lag_ms: int | None = None
     """Since the newest record that was read was written."""
+    records_written: int = 0
+    """Handed to sinks; what is sent to channels is not among them."""
     aligning: Aligning | None = None
     """The oldest checkpoint for which it waits for barriers."""
 

@@ -21,7 +21,7 @@ from stillframe.errors import (
     UserCodeError,
 )
 from stillframe.ids import CheckpointId, Epoch, OperatorUid, SlotIndex, SubtaskIndex
-from stillframe.json_values import JsonObject
+from stillframe.json_values import JsonObject, built
 from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.failures import blame_from_json, blame_to_json
 from stillframe.protocol.manifests import ChannelState, FileHandle, OperatorSnapshot, SubtaskTimings
@@ -641,3 +641,5 @@ _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {
         f.part_if_any("blame", blame_from_json),
     ),
 }
+
+built(Measured, Said)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex, Writer
-from stillframe.json_values import JsonObject
+from stillframe.json_values import JsonObject, built
 from stillframe.protocol.documents import JsonFields
 from stillframe.protocol.states import DiskState, FileHandle, KeyedState
 
@@ -184,6 +184,7 @@ class SnapshotCost:
 
 Arrival = tuple[str, SubtaskIndex, float]
 """A barrier has come: the edge by its name, the sender, and how long after the trigger in ms."""
+built(tuple[Arrival, ...])
 ARRIVALS_MAX = 4_096
 """Where there are more channels, only the first barrier and the last are told."""
 

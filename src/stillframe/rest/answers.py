@@ -34,7 +34,7 @@ TASK_STATES = (
     "failed",
     "reconciling",
 )
-_TASKS_OF = {
+TASKS_OF = {
     "INITIALIZING": "initializing",
     "RUNNING": "running",
     "RESTARTING": "scheduled",
@@ -58,7 +58,7 @@ def overview(job: ServedJob, now_ms: int) -> JsonObject:
         "jid": job.jid,
         "name": job.name,
         "state": job.state,
-        **_times(job, now_ms),
+        **times_of(job, now_ms),
         "last-modification": job.changed_at_ms,
         "tasks": {"total": subtasks, **_task_counts(job.state, subtasks)},
     }
@@ -73,7 +73,7 @@ def details(job: ServedJob, now_ms: int) -> JsonObject:
         "name": job.name,
         "isStoppable": not job.has_ended,
         "state": state,
-        **_times(job, now_ms),
+        **times_of(job, now_ms),
         "maxParallelism": plan.max_parallelism,
         "now": now_ms,
         "timestamps": {each: since_ms.get(each, 0) for each in STATES},
@@ -121,8 +121,26 @@ def diagnosis(job: ServedJob) -> JsonObject:
     return {"code": found.code, "sentence": found.sentence, "args": dict(found.arguments)}
 
 
-def figures(job: ServedJob) -> JsonObject:
-    """What slots have measured last. Counts are since the attempt began."""
+def figures(job: ServedJob, window_seconds: int | None, vertex: str | None) -> JsonObject:
+    """What slots have measured last, and in the last seconds of a window. Counts are since the
+    attempt began."""
+    told = _figures_now(job)
+    if window_seconds is None:
+        return told
+    task = None if vertex is None else task_of(job, vertex).index
+    return {**told, "window": job.remembered(window_seconds, task)}
+
+
+def task_of(job: ServedJob, vertex: str) -> Task:
+    for task in job.query.plan.tasks:
+        if task_vertex(task) == vertex.lower():
+            return task
+    raise Refused(
+        404, f"job {job.name!r} has no task {vertex}: GET /jobs/{job.jid} tells which it has"
+    )
+
+
+def _figures_now(job: ServedJob) -> JsonObject:
     measured, plan = job.query.measured, job.query.plan
     places = {place.slot: place for place in job.query.slot_places}
     senders = {edge.name: plan.tasks[edge.source_task].name for edge in plan.edges}
@@ -190,7 +208,7 @@ def _subtask_figures(slot: int, told: SubtaskMeasures, senders: Mapping[str, str
     }
 
 
-def _times(job: ServedJob, now_ms: int) -> JsonObject:
+def times_of(job: ServedJob, now_ms: int) -> JsonObject:
     ended_at_ms = job.ended_at_ms
     until_ms = now_ms if ended_at_ms is None else ended_at_ms
     return {
@@ -201,7 +219,7 @@ def _times(job: ServedJob, now_ms: int) -> JsonObject:
 
 
 def _task_counts(state: str, subtasks: int) -> JsonObject:
-    return {each: subtasks if each == _TASKS_OF[state] else 0 for each in TASK_STATES}
+    return {each: subtasks if each == TASKS_OF[state] else 0 for each in TASK_STATES}
 
 
 def _status_counts(state: str, subtasks: int) -> JsonObject:
@@ -214,8 +232,8 @@ def _vertex(task: Task, job: ServedJob, now_ms: int) -> JsonObject:
         "name": task.name,
         "maxParallelism": job.query.plan.max_parallelism,
         "parallelism": task.parallelism,
-        "status": _TASKS_OF[job.state].upper(),
-        **_times(job, now_ms),
+        "status": TASKS_OF[job.state].upper(),
+        **times_of(job, now_ms),
         "tasks": _status_counts(job.state, task.parallelism),
     }
 

@@ -6,7 +6,8 @@ import hmac
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -64,6 +65,23 @@ def refusal(error: Refused) -> Answer:
     return Answer(error.status, {"errors": [str(error)]}, error.headers)
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Of one server."""
+
+    streams: int = 0
+    """That are open now."""
+    sent_bytes: int = 0
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        self.streams += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """All that a driver answers. May be used by any thread."""
@@ -74,6 +92,7 @@ class Api:
     bind_host: str
     is_loopback: bool
     lookups: Lookups = field(default_factory=Lookups)
+    traffic: Traffic = field(default_factory=Traffic)
     more_routes: Sequence[Route] = ()
     """Beside those that every driver has."""
 
@@ -142,7 +161,7 @@ class Api:
             return _other_method(request, ["GET", "HEAD", "OPTIONS"])
         return Answer(
             200,
-            metrics_text(self.jobs.all(), self.jobs.clock.wall_ms()),
+            metrics_text(self.jobs.all(), self.jobs.clock.wall_ms(), self.traffic),
             {"Content-Type": CONTENT_TYPE},
         )
 

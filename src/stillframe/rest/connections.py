@@ -204,6 +204,13 @@ class _Application:
         self._stalled_seconds_max = stalled_seconds_max
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            self._api.traffic.sent_bytes += len(message.get("body") or b"")
+            await send(message)
+
+        await self._answer(scope, receive, counted)
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -227,7 +234,7 @@ class _Application:
         self, stream: Stream | OwnStream, scope: Message, receive: Receive, send: Send
     ) -> None:
         try:
-            with self._streams.entered():
+            with self._streams.entered(), self._api.traffic.following():
                 await self._send_stream(stream, scope, receive, send)
         except Refused as error:
             await _send(send, refusal(error))

@@ -12,7 +12,7 @@ from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject
 from stillframe.protocol.checkpointing import SHOWN_MAX
 from stillframe.protocol.statistics import CheckpointStatus
-from stillframe.rest import answers
+from stillframe.rest import answers, vertices
 from stillframe.rest.jobs import ServedJob, ServedJobs
 from stillframe.rest.log_ring import LEVELS, log_ring
 from stillframe.rest.lookups import SECONDS_MAX, Lookups
@@ -70,7 +70,27 @@ def job_diagnosis(call: Call) -> JsonObject:
 
 
 def job_figures(call: Call) -> JsonObject:
-    return answers.figures(call.job)
+    given = call.parameters
+    return answers.figures(call.job, given.get("window"), given.get("vertex"))
+
+
+def vertex_details(call: Call) -> JsonObject:
+    return vertices.details(call.job, call.path["vertexid"], call.now_ms)
+
+
+def vertex_metrics(call: Call) -> list[JsonObject]:
+    given = call.parameters
+    names = given["get"].split(",") if "get" in given else None
+    aggregates = given["agg"].split(",") if "agg" in given else vertices.AGGREGATES
+    return vertices.metrics(call.job, call.path["vertexid"], names, aggregates)
+
+
+def vertex_backpressure(call: Call) -> JsonObject:
+    return vertices.backpressure(call.job, call.path["vertexid"])
+
+
+def vertex_watermarks(call: Call) -> list[JsonObject]:
+    return vertices.watermarks(call.job, call.path["vertexid"])
 
 
 def job_events(call: Call) -> Stream:

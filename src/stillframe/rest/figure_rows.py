@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from stillframe.graph.plan import Edge, Plan
 from stillframe.ids import SlotIndex
@@ -30,6 +30,8 @@ _LAST = (
 
 TASK_COLUMNS = ("task", *_MEASURES, "busiest", "busiest_subtask", *_LAST)
 EDGE_COLUMNS = ("edge", "records_per_second", "bytes_per_second", "fill", "held")
+RING_COLUMNS = (*_MEASURES, "queued_bytes")
+"""Of a task: what is remembered of the last minutes."""
 SUBTASK_COLUMNS = ("subtask", "slot", *_MEASURES, *_LAST)
 
 
@@ -72,6 +74,16 @@ def rates_of(spans: Spans) -> dict[int, list[SubtaskRates]]:
 def task_rows(rates: Rates) -> list[list[JsonValue]]:
     """Of tasks of which something is known, in their order."""
     return [_task_row(task, subtasks) for task, subtasks in sorted(rates.items())]
+
+
+def ring_rows(rates: Rates) -> dict[int, list[float | None]]:
+    """By task; numbers all of them."""
+    places = [TASK_COLUMNS.index(name) for name in RING_COLUMNS]
+    return {
+        task: [cast(float | None, row[place]) for place in places]
+        for task, subtasks in rates.items()
+        for row in (_task_row(task, subtasks),)
+    }
 
 
 def _task_row(task: int, subtasks: Sequence[SubtaskRates]) -> list[JsonValue]:

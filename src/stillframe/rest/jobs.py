@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from stillframe.clock import Clock
 from stillframe.coordinator.history import AttemptFailed, Event, JobEnded, SlotsRunning
 from stillframe.coordinator.query import Query
+from stillframe.json_values import JsonObject
+from stillframe.protocol.rings import Rings
+from stillframe.rest.figure_rows import RING_COLUMNS
 from stillframe.rest.refusals import Refused
 
 ENDED_KEPT_MAX = 20
@@ -22,6 +25,7 @@ STATES = (
 )
 """Flink's words for what a job is doing. One that was stopped is FINISHED there, and so here; its
 outcome tells the two apart."""
+RINGS_OF_JOB = ("records_in_per_second", "records_out_per_second", "lag_records")
 _STATE_OF = {
     "finished": "FINISHED",
     "stopped": "FINISHED",
@@ -53,6 +57,7 @@ class ServedJob:
         self._lock = threading.Lock()
         self._state = "INITIALIZING"
         self._since_ms = {self._state: self.started_at_ms}
+        self._rings = Rings(RINGS_OF_JOB, RING_COLUMNS)
         self._changed_at_ms = self.started_at_ms
         query.add_listener(self._on_event)
         self._catch_up()
@@ -65,6 +70,20 @@ class ServedJob:
     def state(self) -> str:
         with self._lock:
             return self._state
+
+    def remember(
+        self,
+        at_ms: int,
+        of_job: Sequence[float | None],
+        of_tasks: Mapping[int, Sequence[float | None]],
+    ) -> None:
+        """A point of the last minutes, in the order of the rings' columns."""
+        with self._lock:
+            self._rings.add(at_ms, of_job, of_tasks)
+
+    def remembered(self, window_seconds: int, task: int | None) -> JsonObject:
+        with self._lock:
+            return self._rings.to_json(self._clock.wall_ms(), window_seconds, task)
 
     @property
     def has_ended(self) -> bool:

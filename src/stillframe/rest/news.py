@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from stillframe.coordinator.history import (
     AttemptFailed,
@@ -274,6 +275,14 @@ def _job_figures(job: ServedJob, rates: figure_rows.Rates, now_ms: int) -> JsonO
             if each.status == "IN_PROGRESS"
         ],
     }
+
+
+def remember(job: ServedJob, now_ms: int) -> None:
+    """A point for those who look later."""
+    rates = figure_rows.rates_of(job.query.measured_lately)
+    speed = _speed(job)
+    known = speed["records_in_per_second"], _written(job, rates), speed["lag_records"]
+    job.remember(now_ms, cast(tuple[float | None, ...], known), figure_rows.ring_rows(rates))
 
 
 def _written(job: ServedJob, rates: figure_rows.Rates) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from stillframe.protocol.rings import JOB_POINTS_MAX
 from stillframe.rest import control, shapes
 from stillframe.rest.control import Handler
 from stillframe.rest.log_ring import LEVELS
@@ -151,6 +152,53 @@ ROUTES = (
     Route(
         "GET", "/jobs/{jobid}/figures", "What its tasks do now", control.job_figures,
         shapes.FIGURES,
+        parameters=(
+            Parameter(
+                "window",
+                described(
+                    {"type": "integer", "minimum": 1, "maximum": JOB_POINTS_MAX},
+                    "Seconds: what it did in them is told too, a point for each.",
+                ),
+            ),
+            Parameter("vertex", described(ID, "Only this task, in the window.")),
+        ),
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/vertices/{vertexid}", "One task and its subtasks",
+        control.vertex_details, shapes.VERTEX,
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/vertices/{vertexid}/subtasks/metrics",
+        "Metrics of a task over all its subtasks; which there are, unless some are asked for",
+        control.vertex_metrics, shapes.METRICS,
+        parameters=(
+            Parameter(
+                "get",
+                described(
+                    {"type": "string", "maxLength": 4096, "pattern": "^[A-Za-z]+(,[A-Za-z]+)*$"},
+                    "Names of metrics, with commas between them.",
+                ),
+            ),
+            Parameter(
+                "agg",
+                described(
+                    {
+                        "type": "string",
+                        "pattern": "^(min|max|avg|sum|skew)(,(min|max|avg|sum|skew)){0,4}$",
+                    },
+                    "min, max, avg, sum or skew, with commas between them.",
+                ),
+            ),
+        ),
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/vertices/{vertexid}/backpressure",
+        "How much its subtasks wait for what is behind them", control.vertex_backpressure,
+        shapes.BACKPRESSURE,
+    ),
+    Route(
+        "GET", "/jobs/{jobid}/vertices/{vertexid}/watermarks", "How far event time is in it",
+        control.vertex_watermarks, shapes.WATERMARKS,
     ),
     Route(
         "GET", "/jobs/{jobid}/logs", "The last lines of the driver's log about it, oldest first",

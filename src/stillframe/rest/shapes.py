@@ -6,7 +6,8 @@ from typing import get_args
 
 from stillframe.protocol.diagnosis import Code
 from stillframe.rest.answers import TASK_STATES
-from stillframe.rest.jobs import STATES
+from stillframe.rest.figure_rows import RING_COLUMNS
+from stillframe.rest.jobs import RINGS_OF_JOB, STATES
 from stillframe.rest.kept_jobs import KEPT_STATES
 from stillframe.rest.schemas import (
     COUNT,
@@ -72,6 +73,62 @@ _VERTEX = record(
         "tasks": _STATUS_COUNTS,
     }
 )
+_MEASURED = (
+    "read-bytes", "write-bytes", "read-records", "write-records", "accumulated-backpressured-time",
+    "accumulated-idle-time",
+)  # fmt: skip
+_COMPLETE = tuple(f"{name}-complete" for name in _MEASURED[:4])
+VERTEX = record(
+    {
+        "id": ID,
+        "name": TEXT,
+        "parallelism": COUNT,
+        "maxParallelism": COUNT,
+        "now": MOMENT,
+        "subtasks": listing(
+            record(
+                {
+                    "subtask": COUNT,
+                    "status": one_of(*(state.upper() for state in TASK_STATES)),
+                    "attempt": COUNT,
+                    "endpoint": described(TEXT, "The slot's host."),
+                    **_TIMES,
+                    "taskmanager-id": TEXT,
+                    "metrics": record(
+                        {
+                            **dict.fromkeys(_MEASURED, COUNT),
+                            **dict.fromkeys(_COMPLETE, FLAG),
+                            "accumulated-busy-time": NUMBER,
+                        }
+                    ),
+                }
+            )
+        ),
+    }
+)
+_AGGREGATES = ("min", "max", "avg", "sum", "skew")
+METRICS = listing(record({"id": TEXT, **dict.fromkeys(_AGGREGATES, NUMBER)}, optional=_AGGREGATES))
+_LEVEL = one_of("ok", "low", "high")
+_LEVELS: dict[str, Schema] = {"backpressureLevel": _LEVEL, "backpressure-level": _LEVEL}
+BACKPRESSURE = record(
+    {
+        "status": described(one_of("ok", "deprecated"), "deprecated: nothing is measured yet."),
+        **_LEVELS,
+        "end-timestamp": MOMENT,
+        "subtasks": listing(
+            record(
+                {
+                    "subtask": COUNT,
+                    "attempt-number": COUNT,
+                    **_LEVELS,
+                    **dict.fromkeys(("ratio", "busyRatio", "idleRatio"), NUMBER),
+                }
+            )
+        ),
+    },
+    optional=(*_LEVELS, "end-timestamp", "subtasks"),
+)
+WATERMARKS = listing(record({"id": TEXT, "value": TEXT}))
 _PLAN = record(
     {
         "jid": ID,
@@ -181,6 +238,15 @@ _ALIGNING = record(
     },
     description="Barriers that are waited for.",
 )
+_POINTS = listing(nullable(NUMBER))
+_WINDOW = record(
+    {
+        "at": listing(MOMENT),
+        "job": record(dict.fromkeys(RINGS_OF_JOB, _POINTS)),
+        "tasks": listing(record({"task": COUNT, **dict.fromkeys(RING_COLUMNS, _POINTS)})),
+    },
+    description="A second or more between two points; null: not known, or longer ago than kept.",
+)
 FIGURES = record(
     {
         "attempt": COUNT,
@@ -247,7 +313,9 @@ FIGURES = record(
                 }
             )
         ),
+        "window": _WINDOW,
     },
+    optional=("window",),
     description="What slots have measured last; counts are since the attempt began.",
 )
 CONFIG = record(

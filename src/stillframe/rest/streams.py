@@ -106,6 +106,7 @@ class Streams:
         self._has_mail = asyncio.Event()
         self._is_closed = False
         self._channels: dict[ServedJob | None, _Channel] = {}
+        self._remembered_at_seconds = float("-inf")
         self.count = 0
         """How many follow something now."""
 
@@ -128,10 +129,13 @@ class Streams:
             await _wait(self._has_mail, self._pause_seconds())
             self._has_mail.clear()
             await self._tell_all()
+            await self._remember()
 
     def _pause_seconds(self) -> float | None:
-        """None: nobody looks."""
+        """None: nobody looks and nothing runs."""
         due = [each.due_at_seconds for each in self._channels.values() if each.clients]
+        if self._running():
+            due.append(self._remembered_at_seconds + news.TICK_SECONDS)
         return max(0.0, min(due) - self._loop.time()) if due else None
 
     async def _tell_all(self) -> None:
@@ -148,6 +152,25 @@ class Streams:
             if channel.clients and channel.due_at_seconds <= now_seconds:
                 channel.made_at_seconds = now_seconds
                 await self._look_at(followed, channel)
+
+    def _running(self) -> list[ServedJob]:
+        return [job for job in self._jobs.all() if not job.has_ended]
+
+    async def _remember(self) -> None:
+        """Once a second, whoever looks: who comes after a fault wants to see what was before."""
+        running, now_ms = self._running(), self._jobs.clock.wall_ms()
+        if not running or self._loop.time() < self._remembered_at_seconds + news.TICK_SECONDS:
+            return
+        self._remembered_at_seconds = self._loop.time()
+
+        def remember() -> None:
+            for job in running:
+                news.remember(job, now_ms)
+
+        try:
+            await self._workers.run(remember)
+        except Exception:
+            log.exception("a point of the last minutes is missing")
 
     async def _look_at(self, job: ServedJob | None, channel: _Channel) -> None:
         watched, now_ms = channel.watched(), self._jobs.clock.wall_ms()

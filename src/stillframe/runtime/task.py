@@ -265,6 +265,7 @@ class Subtask(ABC):
             *self._state_size,
             None if lag is None else lag.records,
             None if lag is None or lag.seconds is None else round(lag.seconds * 1000),
+            self.records_written,
             self.aligning(),
         )
 

@@ -42,6 +42,7 @@ from stillframe.runtime.row_functions import (
 )
 from stillframe.spark.expressions.evaluated import columns_in_two, condition_in_two
 from stillframe.spark.expressions.windows import watermark_of
+from stillframe.spark.internals import as_known
 from stillframe.spark.refusals import refuse_what_frames_have
 from stillframe.spark.steps import analyzed
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
@@ -486,6 +487,7 @@ def _listed(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 and isinstance(given[0], list) else given
 
 
+@as_known()
 def projected(stream: Stream, frame: DataFrame) -> Stream:
     """The stream with the columns of `frame`, which is a projection of the stream's own."""
     refuse_repeated(frame.columns)
@@ -493,6 +495,7 @@ def projected(stream: Stream, frame: DataFrame) -> Stream:
     return stream._with(node, leaf_of(frame))
 
 
+@as_known()
 def filtered(stream: Stream, frame: DataFrame) -> Stream:
     """The rows that `frame` keeps, which is a filter over the stream's own."""
     return stream._then(Filter(condition_in_two(frame)), stream._node.schema, stream._frame)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
@@ -96,18 +98,28 @@ class BatchUdf:
         yield batch.column(0).cast(type_)
 
 
+def _refuse_without_conversions(node: JavaObject) -> None:
+    try:
+        from pyspark.sql.conversion import (  # noqa: F401 - PySpark 4.2 brought them
+            ArrowBatchTransformer,
+            PandasToArrowConversion,
+        )
+    except ImportError:
+        why = (
+            f"is a pandas function, which Stillframe {version('stillframe')} calls with PySpark"
+            f" 4.2 and newer, and this is PySpark {pyspark.__version__}"
+        )
+        what_to_do = "use udf, or arrow_udf of PySpark 4.1, or compute it in mapInPandas"
+        raise refused(node, why, what_to_do) from None
+
+
 def batch_udf_of(node: JavaObject, function: Callable[..., Any]) -> BatchUdf:
     """What the user wrote, of a UDF that is no function of rows."""
     kind = node.evalType()
     if kind not in (*_PANDAS, *_ARROW):
         raise refused(node, "is a Python function of groups of rows, which a stream does not call")
-    try:
-        from pyspark.sql.conversion import (  # noqa: F401 - older ones lack it
-            ArrowBatchTransformer,
-            PandasToArrowConversion,
-        )
-    except ImportError:
-        raise refused(node, "is a pandas or Arrow function, which needs PySpark 4.3") from None
+    if kind in _PANDAS:
+        _refuse_without_conversions(node)
     fields = [
         StructField(f"_{place}", spark_type_of(child)) for place, child in enumerate(children(node))
     ]

@@ -142,6 +142,7 @@ TIME_RULES: dict[str, Rule] = {
     "AddMonths": _add_months,
     "DateAddYMInterval": _add_months,
     "TimestampAddInterval": _add_interval,
+    "TimeAdd": _add_interval,  # as Spark called it before 4.1
     "TimestampAddYMInterval": _add_interval,
     "UnixTimestamp": _unix_timestamp,
     "ToUnixTimestamp": _unix_timestamp,

@@ -210,6 +210,10 @@ class FoundSession(Found):
     """What adds the gap to the event time, over the columns of `below`."""
 
 
+ADDS_INTERVAL = ("TimestampAddInterval", "TimeAdd")
+"""To a moment. Before 4.1 Spark called it by the latter name."""
+
+
 def window_grouped_by(
     spark: SparkSession, grouping: JavaObject
 ) -> FoundWindow | FoundSession | None:
@@ -282,7 +286,7 @@ def _found_session(making: JavaObject, place: int, column: JavaObject) -> FoundS
     time = _time_in(struct)
     *_, end = children(struct)
     # The outermost: the event time may be computed likewise.
-    adding = next(node for node in _subtree(end) if class_name(node) == "TimestampAddInterval")
+    adding = next(node for node in _subtree(end) if class_name(node) in ADDS_INTERVAL)
     return FoundSession(column, time, below, _is_event_time(time, below), adding)
 
 

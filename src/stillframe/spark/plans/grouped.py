@@ -19,6 +19,7 @@ from stillframe.errors import BuildError
 from stillframe.graph.logical import WINDOW, Aggregate, Node
 from stillframe.key_groups import unsupported_key_type
 from stillframe.spark.expressions.windows import WINDOW_TYPE, refuse_untimely
+from stillframe.spark.internals import as_known
 from stillframe.spark.plans.aggregations import Aggregation, aggregation_of
 from stillframe.spark.refusals import BEFORE, NotOffered
 from stillframe.spark.stream import Stream, leaf_of, projection_node, schema_of
@@ -148,6 +149,7 @@ class GroupedStream:
         )
 
 
+@as_known()
 def aggregated(stream: Stream, node: Node, frame: DataFrame) -> Stream:
     """The stream as Spark understood a grouping of its frame; for `node` see `GroupedStream`."""
     refuse_grouped(stream)

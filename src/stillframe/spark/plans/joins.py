@@ -40,6 +40,7 @@ from stillframe.spark.expressions.windows import (
     is_watermarked_throughout,
     without_note,
 )
+from stillframe.spark.internals import as_known
 from stillframe.spark.steps import ExprId, below_aliases, children, class_name, id_of, sequence
 from stillframe.spark.stream import Stream, frame_of_columns, projection_node, schema_of
 from stillframe.spark.types import to_arrow_schema
@@ -93,6 +94,7 @@ def joined(
     )
 
 
+@as_known()
 def joined_streams(first: Stream, second: Stream, frame: DataFrame) -> Stream:
     """The two as Spark understands `frame`, which is a join of their frames."""
     _refuse_updates(first, second)

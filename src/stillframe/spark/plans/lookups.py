@@ -24,6 +24,7 @@ from stillframe.runtime.expressions import project
 from stillframe.runtime.lookups import one_batch
 from stillframe.spark.deployment.entry import spark_here
 from stillframe.spark.expressions.subqueries import with_values_read
+from stillframe.spark.internals import as_known
 from stillframe.spark.plans.duplicates import event_time_of
 from stillframe.spark.plans.joins import FoundJoin, found_join, noted_frame, told_apart
 from stillframe.spark.steps import class_name
@@ -100,6 +101,7 @@ def joined_with_leaf(stream: Stream, frame: DataFrame, on: On, how: str | None) 
     return stream.frame.join(_aliased_leaf(frame), on, how)
 
 
+@as_known()
 def joined_with_table(stream: Stream, frame: DataFrame, joined: DataFrame) -> Stream:
     """Each row of the stream with the rows of a bounded DataFrame that match it; `joined` is the
     join of the stream's own frame with an empty one that has the columns of the other."""

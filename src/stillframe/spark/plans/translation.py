@@ -39,6 +39,7 @@ from stillframe.spark.expressions.evaluated import (
 from stillframe.spark.expressions.nodes import constant_of, schema_of_plan
 from stillframe.spark.expressions.reading import Translator, columns_of, function_of
 from stillframe.spark.expressions.windows import window_grouped_by, without_note
+from stillframe.spark.internals import as_known
 from stillframe.spark.plans.combined import united
 from stillframe.spark.plans.duplicates import deduplicated
 from stillframe.spark.plans.generators import generated
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from stillframe.spark.session import Still
 
 
+@as_known()
 def stream_of(still: Still, frame: DataFrame) -> Stream:
     """What this streaming DataFrame would give if Spark ran it."""
     translation = _Translation(still)
@@ -80,6 +82,7 @@ def stream_of(still: Still, frame: DataFrame) -> Stream:
     return stream
 
 
+@as_known()
 def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
     """The writer of what this DataFrame gives.
 

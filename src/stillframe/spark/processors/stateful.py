@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructField, StructType
 
+import stillframe
 from stillframe.clock import SystemClock
 from stillframe.errors import BuildError, StartRefused, StillframeError
 from stillframe.graph.finality import has_watermark
@@ -26,6 +27,7 @@ from stillframe.graph.logical import Node, TimeMode, Transform
 from stillframe.runtime.row_functions import name_of
 from stillframe.runtime.transforming import KeyedStates
 from stillframe.spark.expressions.windows import DELAY
+from stillframe.spark.internals import TRIED
 from stillframe.spark.plans.aggregations import aggregation_of
 from stillframe.spark.plans.duplicates import event_time_of
 from stillframe.spark.plans.grouped import refuse_grouped
@@ -121,19 +123,22 @@ def _time_mode_of(given: str) -> TimeMode:
 def processor_of(function: Callable[..., Any]) -> Any:
     """The user's processor, of the function by which Spark calls it."""
     for held in _held_by(function):
+        if isinstance(held, StatefulProcessor):  # PySpark 4.0
+            return held
         processor = getattr(held, "_stateful_processor", None)
         if processor is not None:
             return processor
-    raise BuildError(
-        f"PySpark {pyspark.__version__} calls a StatefulProcessor in a way that is not known here:"
-        " use a version of 4.1 to 4.3"
+    raise StartRefused(
+        f"PySpark {pyspark.__version__} calls a StatefulProcessor in a way that Stillframe"
+        f" {stillframe.__version__} does not know: use PySpark {TRIED}, or a newer Stillframe"
     )
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    """Whose methods the function calls, directly or through what it wraps."""
+    """What the function calls, directly or through what it wraps."""
     yield getattr(function, "__self__", None)
     for cell in getattr(function, "__closure__", None) or ():
+        yield cell.cell_contents
         if callable(cell.cell_contents):
             yield from _held_by(cell.cell_contents)
 
