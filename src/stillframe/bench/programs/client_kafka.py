@@ -45,7 +45,8 @@ def read(params, part, begin):
     begin()
     records, has_ended = 0, False
     while not has_ended:
-        messages = reader.consume(10_000, 0.1)
+        # As many as is quickest: of ten thousand at a time each takes half as long again.
+        messages = reader.consume(500, 0.1)
         records += len(messages)
         # Only the last may be one that says where the partition ends.
         if messages and messages[-1].error() is not None:
