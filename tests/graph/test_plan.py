@@ -458,6 +458,7 @@ def test_a_table_is_looked_up_without_an_exchange_and_travels_with_the_plan():
     assert names(plan) == [["Read", "Lookup", "Write"]]
     again = pickle.loads(pickle.dumps(plan)).tasks[0].operators[1].operator
     assert again.table == table
+    assert "      once at the start: the table" in plan.explain().splitlines()
 
 
 def test_both_streams_of_an_enrichment_are_hashed_each_by_its_own_keys():

@@ -224,6 +224,8 @@ class Plan:
                     f"      once at the start: {value.sql}"
                     for value in read_at_start(planned.operator)
                 ]
+                if isinstance(planned.operator, Lookup):
+                    lines.append("      once at the start: the table")
                 lines += [
                     f"      --{_in_words(edge.partitioning)}--> task {edge.target_task}"
                     + (" (back)" if edge.is_feedback else "")
