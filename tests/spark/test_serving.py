@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,7 @@ def test_who_stops_a_script_hears_that_it_was_done_and_nothing_is_left_behind(tm
 
 
 @pytest.fixture(params=["fs", "rocksdb"])
-def looked_into(still: Still, tmp_path: Path, request: Any) -> Query:
+def looked_into(still: Still, tmp_path: Path, request: Any) -> Iterator[Query]:
     """Keys come and change: each is that of some hundred records, and a tenth come back."""
     numbers = still.readStream.format("rate").options(rowsPerSecond=2_000).load()
     keys = numbers.selectExpr(
@@ -151,11 +152,13 @@ def looked_into(still: Still, tmp_path: Path, request: Any) -> Query:
     writer = counts.uid("count").writeStream.format("noop").outputMode("update")
     options = {"checkpointLocation": str(tmp_path), "checkpointInterval": "1 hour"}
     more = {"stateBackend": request.param, "checkpointsRetained": "5"}
-    return writer.queryName("looked-into").options(**options, **more).start()
+    query = writer.queryName(f"looked-into-{request.param}").options(**options, **more).start()
+    yield query
+    query.stop()
 
 
 def test_keys_and_differences_are_those_that_spark_finds_while_the_job_runs(still, looked_into):
-    running, job = looked_into, wait_for_job("looked-into")
+    running, job = looked_into, wait_for_job(looked_into.name)
     wait_until(lambda: running.summary.records_in >= 2_000)
     before = running.checkpoint()
     read = running.summary.records_in
