@@ -20,6 +20,8 @@ def playground(arguments: argparse.Namespace) -> int:
     """0: as predicted, or left by Ctrl-C. 1: a step of the tour came out otherwise."""
     lines = Lines(as_json=arguments.json)
     settings = Settings(interval_seconds=arguments.checkpoint_interval)
+    # A script's shell has what it starts in the background ignore Ctrl-C, however it is sent.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _as_interrupt)
     with Supervisor(settings, arguments.master) as play:
         lines.say("start", f"starting Spark ({play.master}) and the job", directory=str(play.root))
