@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import quick_java
 from _pytest.nodeid import NodeId
+from browsers import browser, eyes
 from gateway import Gateway
 from ports import hold_port, port_of
 from tries import tries
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from stillframe.testing.s3_node import S3Node
 
+# Here, because a process has one browser: it cannot drive a second one beside it.
+__all__ = ["browser", "eyes"]
 
 _REGISTRY = "STILLFRAME_REGISTRY"
 

@@ -1,17 +1,14 @@
-"""A browser in front of a driver whose job runs, without Spark."""
+"""A driver whose job runs, without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from browsers import browser, eyes
 from eyes import JOB, FlowingDriver
 from waiting import wait_until
 
 from stillframe.coordinator.query import Query
-
-__all__ = ["browser", "driver", "eyes", "query"]
 
 
 @pytest.fixture(scope="module")
