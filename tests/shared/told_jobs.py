@@ -127,7 +127,7 @@ class ToldJob:
             task, SubtaskIndex(slot), records, records, records * 60, records * 60, shares,
             _now_ms() * 1_000 - 1_000_000, 0, 1_000 * (second % 5), 1_000, 60_000,
             100 * slot if task == 0 else None, 20 * slot if task == 0 else None,
-            Aligning(CheckpointId(9), 1, 2, _now_ms() - 3_000, (("0-1", SubtaskIndex(1)),))
+            aligning=Aligning(CheckpointId(9), 1, 2, _now_ms() - 3_000, (("0-1", SubtaskIndex(1)),))
             if (task, slot) == self.aligns else None,
         )  # fmt: skip
 
