@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stillframe.errors import BuildError
-from stillframe.ids import Attempt, CheckpointId, OperatorUid, SubtaskIndex
+from stillframe.ids import Attempt, CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.storage import paths
 from stillframe.storage.store import canonical_address
 
@@ -106,6 +106,7 @@ def test_the_names_of_a_history_are_in_the_order_of_what_they_tell() -> None:
             paths.attempt_history_path(Attempt(9), "phases"),
             paths.attempt_history_path(Attempt(10), "begun"),
         ],
+        [paths.read_history_path(Attempt(a), SlotIndex(n)) for a, n in ((2, 9), (2, 10), (10, 1))],
         [paths.rolled_history_path(CheckpointId(n), Attempt(1)) for n in (100, 1_100)],
     ]
     assert told == [sorted(each) for each in told]
