@@ -460,7 +460,7 @@ def test_the_latest_checkpoint_is_what_a_job_starts_from_anyway() -> None:
 
 
 def test_who_begins_anew_does_not_go_back() -> None:
-    with pytest.raises(BuildError, match=r"fresh begins .* restoreFrom is its checkpoint 7"):
+    with pytest.raises(BuildError, match=r"fresh starts .* restoreFrom is its checkpoint 7"):
         job_config({"fresh": "true", "restoreFrom": "7", "checkpointLocation": "x"})
 
 

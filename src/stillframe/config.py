@@ -333,7 +333,7 @@ class JobConfig:
     """Whether the job owns a snapshot from elsewhere that it begins with, and deletes it when it
     has a checkpoint of its own."""
     fresh: bool = False
-    """Whether the job begins anew, whatever it has: its checkpoints are swept."""
+    """Whether the job starts over, whatever it has: its checkpoints are swept."""
     retain_on_cancel: bool = False
     """Whether a job that is cancelled keeps its checkpoints."""
     allow_non_restored_state: bool = False
@@ -611,7 +611,7 @@ def _checked(config: JobConfig) -> JobConfig:
         )
     if config.fresh and isinstance(config.restore_from, int):
         raise BuildError(
-            f"fresh begins the job anew, but restoreFrom is its checkpoint {config.restore_from}:"
+            f"fresh starts the job over, but restoreFrom is its checkpoint {config.restore_from}:"
             " leave one of the two out"
         )
     if config.parallelism is not None and config.parallelism > config.max_parallelism:

@@ -388,7 +388,7 @@ def test_of_a_job_that_failed_its_files_tell(driver, ask):
     assert told(ask("status", "counts", *root, "--json")).json["state"] == "FAILED"
     assert told(ask("status", "counts", *root)).lines[-1].startswith("Failure  ")
     assert "given up" in told(ask("failures", "counts", *root)).out
-    assert ask("trigger", "counts", *root).sentence.endswith("it begins anew")
+    assert ask("trigger", "counts", *root).sentence.endswith("it starts over")
 
 
 def test_a_job_whose_log_cannot_be_read_does_not_hide_the_others(driver, ask):

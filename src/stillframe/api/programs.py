@@ -82,7 +82,7 @@ class States(Protocol):
 
     `records` makes what makes a record with these fields, for structs that are handed out; with
     `named`, for rows too, and instants have their zone. With `refreshes` a read within a row's time
-    to live begins it anew.
+    to live starts it over.
     """
 
     @property

@@ -234,7 +234,7 @@ def _add_run(commands: _Commands) -> argparse.ArgumentParser:
     command.add_argument(
         "--fresh",
         action="store_true",
-        help="begin anew: the job's checkpoints are deleted, what was committed stays",
+        help="start over: the job's checkpoints are deleted, what was committed stays",
     )
     command.add_argument(
         "--require",

@@ -80,7 +80,7 @@ _USUAL: Mapping[str, Any] = {
     _TRANSACTION_TIMEOUT: _TRANSACTION_TIMEOUT_MS,
     # A key goes where Java's clients, and so Spark, would send it.
     "partitioner": "murmur2_random",
-    # A producer that begins anew with all brokers when none answers keeps the group's coordinator
+    # A producer that starts over with all brokers when none answers keeps the group's coordinator
     # of before, and waits for it for ever: seen with librdkafka 2.16, whatever the time limit.
     "metadata.recovery.strategy": "none",
 }

@@ -62,7 +62,7 @@ class StagedSink(Sink):
 
     def kept_by_driver(self) -> StagedSink:
         """The same with a handler that ignores what it has seen, and forgets it with the driver."""
-        why = "is kept by the driver and begins anew with the next one"
+        why = "is kept by the driver and starts over with the next one"
         return replace(self, guarantee="at-most-once", weakness=why)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class JobLog:
     def pass_over_damage(self, shown: Iterable[Shown]) -> JobRecord:
         """Go on as if the newest entry, which cannot be read, told these numbers and no more.
 
-        Only for a job that begins anew: what is retained is not known.
+        Only for a job that starts over: what is retained is not known.
         """
         sequences = self._sequences()
         found = [*shown, *filter(None, map(self._shown_by, sequences))]

@@ -107,7 +107,7 @@ class Ledger:
         """What was written before, by this driver or another.
 
         A log that cannot be read is `SnapshotDamaged`, unless it may be passed over because the job
-        begins anew: then the record has no checkpoints, and the highest numbers any file shows.
+        starts over: then the record has no checkpoints, and the highest numbers any file shows.
         """
         if self._log is None:
             return self._record

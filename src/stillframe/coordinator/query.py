@@ -204,7 +204,7 @@ class Query:
         if self.summary.outcome != "cancelled":
             raise StillframeError(
                 f"job {self.name!r} has {self.summary.outcome} before it could be cancelled, and"
-                " what it has kept is still there: start it with option fresh=true to begin anew"
+                " what it has kept is still there: start it with option fresh=true to start over"
             )
 
     def explain(self, extended: bool = False) -> None:

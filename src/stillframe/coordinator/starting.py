@@ -2,7 +2,7 @@
 
 A job begins with its own newest checkpoint, or with the one a person asks for. If it has none it
 begins with the snapshot from elsewhere that a person has named, or from the beginning. A person may
-also have it begin anew, whatever it has.
+also have it start over, whatever it has.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class Starter:
         return without_prepared(own, [each.uid for each in gone])
 
     def _refuse_to_leave_behind_what_is_prepared(self, found: LocatedSnapshot) -> None:
-        """Begun anew from elsewhere the job may be past the records of it: nobody would make it
+        """Started over from elsewhere the job may be past the records of it: nobody would make it
         again."""
         newest = self._ledger.record.newest if self._ledger.record is not None else None
         if newest is None:

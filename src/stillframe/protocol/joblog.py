@@ -12,13 +12,13 @@ Rules of this file
 1. Pure: record and event in, next record out. `coordinator/job_log.py` writes them.
 2. A checkpoint is complete when an entry says so, not when its metadata file is there.
 3. Checkpoint ids are never used twice, not even those of checkpoints that failed; epochs are dense
-   and rewind when an older checkpoint is restored, but never to before the job last began anew:
+   and rewind when an older checkpoint is restored, but never to before the job last started over:
    what was committed under their numbers stays.
 4. A job that was cancelled and has no checkpoint left is not started again unasked.
 5. The incarnation is drawn when the log begins and is in every entry: what a sink notes in another
    system carries it, so that another job of the same name, or one whose log was lost, is not taken
    for this one.
-6. If the log is damaged, a person may have the job begin anew all the same: above every number that
+6. If the log is damaged, a person may have the job start over all the same: above every number that
    any file shows, because what was committed under these numbers stays.
 """
 
@@ -129,7 +129,7 @@ class JobRecord:
     restored_from: CheckpointId | None = None
     """What this attempt started from; None: from the beginning."""
     first_epoch: Epoch = Epoch(0)  # noqa: RUF009
-    """That of the first checkpoint since the job last began anew."""
+    """That of the first checkpoint since the job last started over."""
     claim: Claim | None = None
     """What the job began with and has to delete once it has a checkpoint of its own."""
     incarnation: str = ""
@@ -209,7 +209,7 @@ def attempt_started(
             incarnation=incarnation,
             beginnings=beginnings or {},
         )
-    assert restored_from is None or not is_anew, "who begins anew restores nothing of the job's own"
+    assert restored_from is None or not is_anew, "who starts over restores nothing of the job's own"
     kept = _up_to(record, restored_from)
     first_epoch = record.next_epoch if is_anew else record.first_epoch
     next_epoch = Epoch(kept[-1].epoch + 1 if kept else first_epoch)

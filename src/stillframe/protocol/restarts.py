@@ -78,7 +78,7 @@ class FixedDelay(RestartStrategy):
     """Start again after a fixed time, so many times in a row.
 
     A completed checkpoint is progress and starts the count anew: a job that is killed once a day
-    for a year has not failed 365 times in a row. (Flink's count never starts anew.)
+    for a year has not failed 365 times in a row. (Flink's count never starts over.)
     """
 
     def __init__(self, attempts_max: int, delay_seconds: float) -> None:

@@ -137,7 +137,7 @@ def choose_restore(
     before it may stand in only if no sink may have committed the damaged one: otherwise records
     that are visible already would be written again.
 
-    `fresh`: a person wants the job to begin anew. `from_elsewhere`: the snapshot that a person has
+    `fresh`: a person wants the job to start over. `from_elsewhere`: the snapshot that a person has
     named and that is not the job's own; a job that was cancelled begins with it, any other one only
     if it has none of its own.
     """
@@ -156,7 +156,7 @@ def choose_restore(
     if was_cancelled and not retained:
         return Refuse(
             "it was cancelled and its checkpoints deleted: start it with option fresh=true"
-            " (stillframe run --fresh) to begin anew, or from a savepoint (restoreFrom)"
+            " (stillframe run --fresh) to start over, or from a savepoint (restoreFrom)"
         )
     if wanted is not None:
         chosen = [kept for kept in retained if kept.checkpoint_id == wanted]
@@ -180,7 +180,7 @@ def choose_restore(
     if retained:
         return Refuse(
             f"all retained checkpoints are damaged ({damaged[retained[-1].checkpoint_id]}):"
-            " start the job with option fresh=true to begin anew"
+            " start the job with option fresh=true to start over"
         )
     return StartFromBeginning()
 
@@ -199,7 +199,7 @@ def _damage_sentence(
         f"to accept duplicates, start with option restoreFrom={older[-1]}"
         f" (stillframe run --restore {older[-1]})"
         if older
-        else "no older checkpoint is retained; start the job with option fresh=true to begin anew"
+        else "no older checkpoint is retained; start the job with option fresh=true to start over"
     )
     return (
         f"checkpoint {broken.checkpoint_id} is damaged ({damaged[broken.checkpoint_id]}) and its"

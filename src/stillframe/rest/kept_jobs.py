@@ -160,7 +160,7 @@ class KeptJob:
         """In words, what starting it again would begin with."""
         record = self.record()
         if record is None or record.newest is None:
-            return "it begins anew"
+            return "it starts over"
         return f"it goes on from checkpoint {record.newest.checkpoint_id}"
 
     def _state(self, record: JobRecord | None, history: KeptHistory) -> str:

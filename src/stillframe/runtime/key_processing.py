@@ -46,7 +46,7 @@ from stillframe.user_code import LAZY, fail, lazily, shown
 
 _OUTPUT_ROWS = 16_384
 """So many rows are gathered before they become columns. With a quarter of that, an eighth of the
-time of a processor that answers every row was spent on beginning anew."""
+time of a processor that answers every row was spent on starting over."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
 

@@ -13,9 +13,9 @@ At a barrier the front is frozen, by reference, with a flag for each row that ha
 last time; it goes on holding its rows. Later and elsewhere, `link` writes the changed rows into
 their pages and links the database.
 
-A front that has grown too large is written on the spot and begun anew. That would let changes made
-after a barrier into a snapshot that is not linked yet, so such a snapshot is linked ahead of time,
-to a directory beside the database, where `link` finds it.
+A front that has grown too large is written on the spot and started over. That would let changes
+made after a barrier into a snapshot that is not linked yet, so such a snapshot is linked ahead of
+time, to a directory beside the database, where `link` finds it.
 
 Rules of this file
 ------------------

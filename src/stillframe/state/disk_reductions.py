@@ -6,7 +6,7 @@ A state is kept as the running aggregates are (`disk_pages`): a front of columns
 looked at lately, and pages of a few hundred keys (`pages`), in the database that the operator has
 for all its states. What has changed in the front since the last barrier is a *part* like those of
 the others (`disk_rows`), which goes into the pages in its turn. The front goes on holding its rows,
-so nobody looks into parts. A front that has grown too large is begun anew once all parts are
+so nobody looks into parts. A front that has grown too large is started over once all parts are
 written.
 
 `get` wants one key at a time, and to look for one key in columns costs as much as for many: so
@@ -159,7 +159,7 @@ class PagedReductions(ReducedColumns[bytes]):
     # --- between batches
 
     def tidy(self) -> None:
-        """A front that is too large is begun anew."""
+        """A front that is too large is started over."""
         self.fold_some()
         self._places.clear()
         if self._front.state_bytes > self._backend.share_bytes_max:

@@ -140,13 +140,13 @@ class DiskBackend(Backend[bytes]):
         elif layout is not Layout.ROWS:
             raise StartRefused(
                 f"the state was written as {layout} by another kind of operator, and this one keeps"
-                " rows: give it another uid, or start anew"
+                " rows: give it another uid, or start over"
             )
         elif not key_schema_of(self.disk).equals(self.key_schema):
             raise StartRefused(
                 f"the state was kept by the keys {_listed(key_schema_of(self.disk))}, and the"
                 f" stream is grouped by {_listed(self.key_schema)} now: group by what it was, or"
-                " start anew"
+                " start over"
             )
 
     # --- keys

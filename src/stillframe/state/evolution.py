@@ -25,7 +25,7 @@ def fitted_to(declared: Declared, batch: pa.RecordBatch, key_schema: pa.Schema) 
     if names[: len(key_schema)] != key_schema.names:
         raise StartRefused(
             f"state {declared.name!r} was kept by the columns {names}, and the stream is grouped by"
-            f" {key_schema.names} now: group by the same keys in the same order, or start anew"
+            f" {key_schema.names} now: group by the same keys in the same order, or start over"
         )
     columns = [_key_column(declared, batch, field) for field in key_schema]
     if declared.user_key is not None:
@@ -84,7 +84,7 @@ def _key_column(declared: Declared, batch: pa.RecordBatch, field: pa.Field) -> p
     if field.name not in batch.schema.names or batch.schema.field(field.name).type != field.type:
         raise StartRefused(
             f"state {declared.name!r} was kept by the keys {batch.schema.names}, and the stream is"
-            f" grouped by {field.name} {field.type} now: group by what it was, or start anew"
+            f" grouped by {field.name} {field.type} now: group by what it was, or start over"
         )
     return batch.column(field.name)
 

@@ -421,7 +421,7 @@ class OpaqueHandle(Generic[Key]):
             raise UserCodeError(
                 f"opaque state {self._name} holds an object that cannot be made here"
                 f" ({type(error).__name__}: {error}): let its class be where it was, or give the"
-                " state another name and begin anew"
+                " state another name and start over"
             ) from error
 
     def update(self, value: Any) -> None:

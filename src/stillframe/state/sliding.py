@@ -178,7 +178,7 @@ class Closing:
     def __init__(self, layout: Layout) -> None:
         self._sliding = Sliding(layout)
         self.is_outdated = False
-        """Whether a pane has changed that is in already: begin anew."""
+        """Whether a pane has changed that is in already: start over."""
         self.next_us = BEGINNING_US
         """Panes before are in already, or were left behind."""
 

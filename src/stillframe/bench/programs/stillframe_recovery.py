@@ -214,7 +214,7 @@ def recovered(watch, query, params, killed_s):
     noticed_s = watch.last("AttemptFailed", killed_s)[0]
     waited_s, attempt = watch.last("AttemptStarted", killed_s)
     if attempt.restored_from is None:
-        raise SystemExit("the job began anew and not from a checkpoint")
+        raise SystemExit("the job started over and not from a checkpoint")
     started_s = max(map(process_started_s, event.pids))
     running_s = min(running_s, max(first_s))  # the driver hears of it later than they run
     moments = [killed_s, noticed_s, waited_s, started_s, running_s, max(first_s)]

@@ -322,7 +322,7 @@ OWN_SINKS: Mapping[str, OwnFormat] = {
         kind=StagedSink,
         guarantee="at-most-once",
         option_names=("maxRows",),
-        how="an epoch that comes again is ignored, but the table is the driver's and begins anew"
+        how="an epoch that comes again is ignored, but the table is the driver's and starts over"
         " with the next one",
         needs=_SHARED,
         tested_by=("tests/spark/test_dialect.py", "tests/spark/test_guarantees.py"),

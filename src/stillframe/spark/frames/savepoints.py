@@ -162,7 +162,7 @@ class Savepoint:
         )
 
     def without_state(self, operator: str, state: str) -> Savepoint:
-        """The operator forgets this state, and the job that starts from here begins it anew."""
+        """The operator forgets this state, and the job that starts from here starts it over."""
         uid = named_operator(self._known(), operator).uid
         if state not in self._parts(uid) and (uid, state) not in self._added:
             raise BuildError(f"operator {operator!r} has no state {state!r} to leave out")

@@ -119,7 +119,7 @@ def _noted_time_of(stream: Stream) -> EventTime | None:
         raise BuildError(
             "More than one event time columns are available. The column list:"
             f" {', '.join(field.name for field in noted)}. Please ensure there is only one event"
-            " time column per stream: drop the others, or compute them anew with withColumn"
+            " time column per stream: drop the others, or compute them again with withColumn"
         )
     refuse_untimely(stream.node, is_watermarked=True)
     return EventTime(noted[0].name, int(noted[0].metadata[DELAY]) * 1000)
