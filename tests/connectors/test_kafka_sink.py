@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
+from kafka_broker import PASSWORD, USER
 
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
 from stillframe.connectors import kafka_target
@@ -22,6 +24,7 @@ from stillframe.errors import (
     DataError,
     SnapshotDamaged,
     StartRefused,
+    StillframeError,
     StorageError,
     Unavailable,
 )
@@ -561,6 +564,56 @@ def test_a_row_that_has_nowhere_to_go_is_refused_when_it_is_written(house, row, 
 def test_a_topic_that_does_not_exist_is_refused_before_the_start(kafka):
     with pytest.raises(StartRefused, match="topic nowhere does not exist in Kafka at"):
         sink_of(kafka.address, "nowhere").check_start()
+
+
+def test_a_password_that_the_broker_refuses_is_told_and_rows_are_written_with_the_right_one(
+    house, monkeypatch
+):
+    monkeypatch.setenv("KAFKA_PASSWORD", "wrong-" + PASSWORD)
+    given = {
+        "kafka__security__protocol": "SASL_PLAINTEXT",
+        "kafka__sasl__mechanism": "PLAIN",
+        "kafka__sasl__username": USER,
+        "kafka__sasl__password": "env:KAFKA_PASSWORD",
+    }
+    sink = sink_of(house.kafka.sasl_address, house.topic, **given)
+    part = house.stage(1, "a")
+
+    with pytest.raises(StartRefused, match=f"{house.kafka.sasl_address} refuses this client"):
+        sink.check_start()
+    with pytest.raises(DataError, match=r"correct the kafka\.\* options for") as refused:
+        house.commit(part, sink=sink)
+    assert PASSWORD not in str(refused.value)
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    house.commit(part, sink=sink_of(house.kafka.sasl_address, house.topic, **given))
+
+    assert house.visible() == ["a"]
+
+
+def test_a_certificate_that_does_not_match_is_told_and_rows_are_written_when_it_does(house):
+    trusted = {
+        "kafka__security__protocol": "SSL",
+        "kafka__ssl__ca__location": str(house.kafka.certificate),
+        "kafka__broker__address__family": "v4",
+    }
+    by_number = house.kafka.tls_address.replace("localhost", "127.0.0.1")
+    sink = sink_of(by_number, house.topic, **trusted)
+    part = house.stage(1, "a")
+
+    for attempt in (sink.check_start, lambda: house.commit(part, sink=sink)):
+        with pytest.raises(StillframeError, match=f"certificate of Kafka at {by_number} is not"):
+            attempt()
+    house.commit(part, sink=sink_of(house.kafka.tls_address, house.topic, **trusted))
+
+    assert house.visible() == ["a"]
+
+
+def test_a_broker_that_is_away_is_told_within_seconds_before_the_start(free_port):
+    began = time.monotonic()
+
+    with pytest.raises(StartRefused, match=f"127.0.0.1:{free_port} cannot be reached .*: start it"):
+        sink_of(f"127.0.0.1:{free_port}", "out").check_start()
+    assert time.monotonic() - began < 8, "within seconds"
 
 
 def test_a_broker_that_is_away_can_be_waited_for(free_port):

@@ -12,6 +12,7 @@ from stillframe.coordinator.history import (
     CheckpointFailed,
     JobEnded,
     SlotsRunning,
+    Waiting,
 )
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.query import Query
@@ -75,6 +76,14 @@ def test_the_pids_are_those_of_the_slots_that_run_now():
     running.history.tell(SlotsRunning(2, (13, 14)))
     running.history.tell(JobEnded("finished"))
     assert query.slot_pids == ()
+
+
+def test_what_all_slots_wait_for_is_told_once():
+    running = job()
+    for slot in (0, 1):
+        running.history.begin(f"slot {slot} awaits", Waiting("the database cannot be reached"))
+
+    assert Query(running).trouble == ["the database cannot be reached"]
 
 
 def test_progress_is_told_per_checkpoint_and_restarts_count_anew():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pyarrow as pa
 import pytest
 from bucket_files import below, ids_in, ids_of, plan_of, staged, visible
+from s3_servers import Front
 
 from stillframe.connectors.cleaning import Cleaning
 from stillframe.connectors.file_sink import FileSink
@@ -14,11 +16,14 @@ from stillframe.connectors.files import Following
 from stillframe.connectors.json_lines import JsonLinesSource
 from stillframe.connectors.staged import StagedSink
 from stillframe.connectors.staged_files import Layout
-from stillframe.coordinator.history import CheckpointCompleted
+from stillframe.coordinator.history import AttemptFailed, CheckpointCompleted
+from stillframe.errors import BuildError
 from stillframe.storage.places import place_of
 from stillframe.testing.sinks import GatedSink
 
 pytestmark = pytest.mark.s3
+
+DENIED = "cannot {} {}.*: access denied; let these credentials read, write, list and delete there"
 
 
 @pytest.fixture
@@ -58,6 +63,53 @@ def test_a_slot_killed_between_stage_and_commit_loses_and_doubles_nothing(
     if is_logged:
         log = [each for each in below(f"{bucket}/out", s3_settings) if "/_spark_metadata/" in each]
         assert log
+
+
+@pytest.fixture
+def denying(s3_port, s3_settings):
+    """A way to the bucket that refuses what a test says, and the settings of who takes it."""
+    front = Front(s3_port)
+    yield front, {**s3_settings, "fs.s3a.endpoint": front.url}
+    front.end()
+
+
+def test_a_bucket_that_lets_nobody_look_is_told_before_the_start(page_views, bucket, denying):
+    front, settings = denying
+    front.refuses = lambda method, headers: (403, "AccessDenied")
+    sink = FileSink(f"{bucket}/out", "parquet", page_views.batch(0).schema, settings=settings)
+
+    with pytest.raises(BuildError, match=DENIED.format("list", f"{bucket}/out")):
+        sink.check()
+
+
+def stages(method, headers):
+    return method == "PUT" and "x-amz-copy-source" not in headers
+
+
+def publishes(method, headers):
+    return "x-amz-copy-source" in headers
+
+
+@pytest.mark.parametrize("is_denied", [stages, publishes])
+def test_a_bucket_that_denies_is_told_and_gets_everything_once_when_it_no_longer_does(
+    is_denied, page_views, bucket, denying, s3_settings
+):
+    front, settings = denying
+    more = page_views.gate("more")
+    source = page_views.halves(more)
+    sink = FileSink(f"{bucket}/out", "parquet", source.schema, settings=settings)
+    running = page_views.start(plan_of(source, sink), restartAttempts="100", **s3_settings)
+    running.next_checkpoint()
+    front.refuses = lambda *request: (403, "AccessDenied") if is_denied(*request) else None
+    more.open()
+    failed = running.wait(AttemptFailed)
+    front.refuses = lambda *request: None
+    running.finish()
+
+    assert re.search(DENIED.format("write", f"{bucket}/out"), failed.reason), failed.reason
+    shown = visible(bucket, s3_settings)
+    assert Counter(ids_in(shown, s3_settings)) == Counter(ids_of(source))
+    assert staged(bucket, s3_settings) == []
 
 
 def test_epochs_are_handed_to_the_driver_through_the_bucket(page_views, bucket, s3_settings):

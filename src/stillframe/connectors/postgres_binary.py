@@ -1,15 +1,17 @@
 """Columns of Arrow in the binary form of PostgreSQL's COPY, made of whole columns.
 
 A row is the number of its columns, then for each value its length and its bytes; a null has the
-length -1 and no bytes. What has one width is put side by side in a matrix of bytes. Arrow joins
-these and the texts row by row.
+length -1 and no bytes. What has one width is put side by side, as the fields of a record. Arrow
+joins these and the texts row by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -44,14 +46,18 @@ def as_binary(rows: pa.RecordBatch, types: Sequence[str]) -> list[memoryview | b
     """For columns of these types. Raises `pa.ArrowInvalid` for a value that one of them cannot
     have: as text, the database says so itself."""
     made = _Rows(rows.num_rows)
-    made.add(np.frombuffer(len(types).to_bytes(2, "big"), np.uint8))
+    made.add(">i2", len(types))
     for column, type_ in zip(rows.columns, types, strict=True):
         if type_ in _AS_THEY_ARE:
             made.add_texts(column)
-        elif column.null_count:
-            made.add_some(_with_length(column, type_), column.is_valid())
+            continue
+        form = _FIXED[type_][1]
+        values = _numbers(column, type_)
+        if column.null_count:
+            made.add_some(form, values, column.is_valid())
         else:
-            made.add(_with_length(column, type_))
+            made.add(">i4", np.dtype(form).itemsize)
+            made.add(form, values)
     return [_BEGIN, made.joined(), _END]
 
 
@@ -60,27 +66,28 @@ class _Rows:
         self._count = count
         self._pieces: list[pa.Array] = []
         """Of binary values without nulls."""
-        self._side_by_side: list[np.ndarray] = []
-        """What comes behind them: the same number of bytes for each row."""
+        self._side_by_side: list[tuple[str, npt.ArrayLike]] = []
+        """What comes behind them, in each row: numbers and their form."""
 
-    def add(self, values: np.ndarray) -> None:
-        """A row of bytes for each, or one for all."""
-        self._side_by_side.append(np.broadcast_to(values, (self._count, values.shape[-1])))
+    def add(self, form: str, values: npt.ArrayLike) -> None:
+        """A number for each row, or one for all."""
+        self._side_by_side.append((form, values))
 
-    def add_some(self, values: np.ndarray, there: pa.BooleanArray) -> None:
+    def add_some(self, form: str, values: npt.ArrayLike, there: pa.BooleanArray) -> None:
         self._settle()
-        self._pieces.append(pc.if_else(there, _binary(values), pa.scalar(_NULL, pa.binary())))
+        length = np.dtype(form).itemsize
+        whole = _beside_each_other(self._count, [(">i4", length), (form, values)])
+        self._pieces.append(pc.if_else(there, whole, pa.scalar(_NULL, pa.binary())))
 
     def add_texts(self, column: pa.Array) -> None:
         values = column.cast(pa.binary())
-        lengths = pc.fill_null(pc.binary_length(values), -1).to_numpy()
-        self.add(lengths.astype(">i4").view(np.uint8).reshape(-1, 4))
+        self.add(">i4", pc.fill_null(pc.binary_length(values), -1).to_numpy())
         self._settle()
         self._pieces.append(pc.fill_null(values, b"") if values.null_count else values)
 
     def _settle(self) -> None:
         if self._side_by_side:
-            self._pieces.append(_binary(np.concatenate(self._side_by_side, axis=1)))
+            self._pieces.append(_beside_each_other(self._count, self._side_by_side))
             self._side_by_side = []
 
     def joined(self) -> memoryview:
@@ -92,25 +99,23 @@ class _Rows:
         return memoryview(rows.buffers()[2])[ends[0] : ends[self._count]]
 
 
-def _with_length(column: pa.Array, type_: str) -> np.ndarray:
-    """The bytes of each value behind its length; anything for a null."""
-    arrow, form = _FIXED[type_]
+def _numbers(column: pa.Array, type_: str) -> npt.NDArray[Any]:
+    """As PostgreSQL counts; anything for a null."""
     if type_ == "date":
         column = pc.subtract_checked(column.cast(pa.int32()), _EPOCH_DAYS)
     elif type_ in ("timestamp", "timestamptz"):
         moments = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
         column = pc.subtract_checked(moments, _EPOCH_MICROSECONDS)
-    values = column.cast(arrow).fill_null(0).to_numpy().astype(form)
-    width = values.itemsize
-    made = np.empty((len(values), 4 + width), np.uint8)
-    made[:, :4] = np.frombuffer(width.to_bytes(4, "big"), np.uint8)
-    made[:, 4:] = values.view(np.uint8).reshape(-1, width)
-    return made
+    numbers: npt.NDArray[Any] = column.cast(_FIXED[type_][0]).fill_null(0).to_numpy()
+    return numbers
 
 
-def _binary(values: np.ndarray) -> pa.Array:
-    """A row of bytes as a value."""
-    count, width = values.shape
+def _beside_each_other(count: int, fields: Sequence[tuple[str, npt.ArrayLike]]) -> pa.Array:
+    """The bytes of these numbers of each row, as one value."""
+    rows = np.empty(count, [(f"{place}", form) for place, (form, _) in enumerate(fields)])
+    for place, (_, values) in enumerate(fields):
+        rows[f"{place}"] = values
+    width = rows.itemsize
     offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows.view(np.uint8))]
     return pa.Array.from_buffers(pa.binary(), count, buffers)

@@ -38,6 +38,7 @@ from stillframe.api.sinks import (
     Staging,
     Target,
 )
+from stillframe.connectors.staged_rows import RowStreams
 from stillframe.errors import (
     DataError,
     OutputRefused,
@@ -145,6 +146,7 @@ class StagingWriter(SinkWriter):
         self._directory = staging.directory(context.uid)
         self._prefix = f"{context.attempt}-{context.subtask}-{draw_token()}"
         self._check_batch = check_batch
+        self._streams = RowStreams(is_compressed=staging.has_network)
         self._pool = pool or ThreadPoolExecutor(1, "stillframe-staging")
         self._epoch = _Epoch(0)
 
@@ -187,36 +189,10 @@ class StagingWriter(SinkWriter):
         epoch.parts.append(self._pool.submit(self._staged, name, batches))
 
     def _staged(self, name: str, batches: list[pa.RecordBatch]) -> JsonObject:
-        encoded = _compressed if self._staging.has_network else _as_it_is
-        return self._staging.write(name, [encoded(batches)])
+        return self._staging.write(name, [self._streams.encoded(batches)])
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _compressed(batches: list[pa.RecordBatch]) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    _write_stream(sink, batches, pa.ipc.IpcWriteOptions(compression="lz4"))
-    return sink.getvalue()
-
-
-def _as_it_is(batches: list[pa.RecordBatch]) -> pa.Buffer:
-    """On a disk, to compress costs more processor time than to write."""
-    measured = pa.MockOutputStream()
-    _write_stream(measured, batches)
-    buffer = pa.allocate_buffer(measured.size())  # one that grows is copied again and again
-    _write_stream(pa.FixedSizeBufferWriter(buffer), batches)
-    return buffer
-
-
-def _write_stream(
-    sink: pa.NativeFile,
-    batches: list[pa.RecordBatch],
-    options: pa.ipc.IpcWriteOptions | None = None,
-) -> None:
-    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as stream:
-        for batch in batches:
-            stream.write_batch(batch)
 
 
 # --- Committing ------------------------------------------------------------------------------

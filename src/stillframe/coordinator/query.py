@@ -256,8 +256,10 @@ class Query:
 
     @property
     def trouble(self) -> list[str]:
-        """What is in the job's way now: functions that hang, cores that are busy; mostly empty."""
-        return [str(event) for event in self._job.history.present()]
+        """What is in the job's way now: functions that hang, cores that are busy; mostly empty.
+
+        What several slots tell alike is there once."""
+        return list(dict.fromkeys(str(event) for event in self._job.history.present()))
 
     @property
     def events(self) -> list[Event]:
