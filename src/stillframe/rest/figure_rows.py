@@ -56,7 +56,8 @@ class SubtaskRates:
 class ChannelRates:
     """One channel between two reports."""
 
-    records_per_second: float
+    records_per_second: float | None
+    """None: it was not watched at the earlier one."""
     now: ChannelMeasures
 
 
@@ -87,13 +88,13 @@ def rates_of(spans: Spans) -> dict[int, list[SubtaskRates]]:
 def _channel_rates(
     first: Sequence[ChannelMeasures], last: Sequence[ChannelMeasures], seconds: float
 ) -> tuple[ChannelRates, ...]:
-    """Of those that were watched at both ends."""
     before = {(each.edge, each.source): each.records for each in first}
-    return tuple(
-        ChannelRates((each.records - before[each.edge, each.source]) / seconds, each)
-        for each in last
-        if (each.edge, each.source) in before
-    )
+
+    def rate(each: ChannelMeasures) -> float | None:
+        records = before.get((each.edge, each.source))
+        return None if records is None else (each.records - records) / seconds
+
+    return tuple(ChannelRates(rate(each), each) for each in last)
 
 
 def task_rows(rates: Rates) -> list[list[JsonValue]]:
@@ -175,7 +176,7 @@ def channel_rows(plan: Plan, subtasks: Sequence[SubtaskRates]) -> list[list[Json
             edges[channel.now.edge],
             channel.now.source,
             each.subtask,
-            round(channel.records_per_second),
+            None if channel.records_per_second is None else round(channel.records_per_second),
             channel.now.queued_bytes,
             int(channel.now.is_held),
         ]
