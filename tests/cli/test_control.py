@@ -609,8 +609,8 @@ def without_chance(line: str) -> str:
     for pattern, word in (
         (r"\b[0-9a-f]{32}\b", "ID"),
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
-        (r"\b[\d.]+ m?s\b", "SPAN"),
-        (r"\b[\d.]+ K?B\b", "SIZE"),
+        (r"\b[\d.]+ (?:m?s|K?B)\b", "AMOUNT"),
+        (r"^Diagnosis .*", "SENTENCE"),
         (r"127\.0\.0\.1:\d+, process \d+ of \S+", "DRIVER"),
         (r"slot \d(?: \(pid \d+\))?", "SLOT"),
         (r"process \d+", "PROCESS"),

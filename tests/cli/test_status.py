@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,6 +136,19 @@ def test_records_a_second_are_as_many_as_the_source_gives(serving, status):
     read, rate = re.fullmatch(r"([\d,]+) read, ([\d,]+)/s", shown.fields["Records"]).groups()
     assert int(read.replace(",", "")) > 7_000
     assert 1_500 < int(rate.replace(",", "")) < 2_500
+
+
+def test_the_sentence_is_that_of_the_api_and_of_the_page(serving, status):
+    driver = serving(SteadyDriver)
+    driver.start()
+    shown = status(driver)
+
+    def said() -> str:
+        with urllib.request.urlopen(f"{driver.url}/jobs/counts/diagnosis", timeout=30) as answer:
+            return str(json.load(answer)["sentence"])
+
+    until(lambda: shown.fields.get("Diagnosis") == said() == "It keeps up with its sources.")
+    assert shown.json["diagnosis"] == "It keeps up with its sources."
 
 
 def test_the_watermark_is_that_of_the_slowest_split(serving, status):

@@ -9,7 +9,7 @@ from stillframe.connectors.generate import ClickSource
 from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotLost, SlotReported, StacksDumped
 from stillframe.coordinator.history import Hanging, History, SlotsRunning, Waiting
-from stillframe.coordinator.job_parts import JobParts
+from stillframe.coordinator.job_parts import JobParts, Watched
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
     AttemptBroke,
@@ -24,7 +24,7 @@ from stillframe.coordinator.sinks import DriverSinks
 from stillframe.graph.logical import Node, Read, Write
 from stillframe.graph.plan import build_plan
 from stillframe.protocol import messages
-from stillframe.protocol.messages import Failed, Progress, Running, StartSlot
+from stillframe.protocol.messages import Failed, Progress, Running, StartSlot, StillThere
 from stillframe.stacks import Places
 from stillframe.testing.clock import ManualClock
 
@@ -57,6 +57,7 @@ class Attempt:
         ledger.begin_attempt(None)
         self.history = History(clock=self.clock)
         self.oom_kills = 0
+        self.watched = Watched()
         parts = JobParts(
             plan,
             JobConfig(),
@@ -65,6 +66,7 @@ class Attempt:
             DriverSinks(plan),
             ledger,
             oom_kills=lambda: self.oom_kills,
+            watched=self.watched,
         )
         self.running = RunningAttempt(parts, self.ports, self.ports, Letters(), None, {})
 
@@ -97,6 +99,26 @@ def test_an_attempt_whose_slots_are_not_all_there_rests_at_once_for_another_para
     attempt.tell(joined(0), wanted)
 
     assert attempt.running.outcome == AttemptRested(wanted, attempt.clock.monotonic_seconds())
+
+
+def test_slots_are_told_at_once_at_whose_channels_somebody_looks_and_that_nobody_does():
+    attempt = Attempt()
+    attempt.tell(joined(0), joined(1), SlotReported(0, Running()), SlotReported(1, Running()))
+    attempt.after(0.1)
+    before = len(attempt.ports.sent)
+
+    def told():
+        return [order for _, order in attempt.ports.sent[before:]]
+
+    attempt.watched.note(2, attempt.clock.monotonic_seconds())
+    attempt.after(0.1)
+    assert told() == [StillThere((2,))]
+    for _ in range(4):  # somebody looks on
+        attempt.watched.note(2, attempt.clock.monotonic_seconds())
+        attempt.after(4.0)
+    assert {order.watched for order in told()} == {(2,)}
+    attempt.after(6.1)
+    assert told()[-1] == StillThere(())
 
 
 def test_a_slot_that_says_twice_that_it_is_running_is_heard_once():

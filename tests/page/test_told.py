@@ -86,7 +86,7 @@ def test_a_task_shows_what_the_api_tells_of_each_subtask(
             tab.open(job_route("told", "tasks", vertex))
             tab.sees(".drawer tbody tr[data-row='1'] td", "vm")
             tab.sees(".drawer tbody tr[data-row='1'] td", "/s")
-            heads = tab.page.locator(".drawer thead th").all_inner_texts()
+            heads = tab.page.locator(".drawer thead").first.locator("th").all_inner_texts()
             for row in data["subtasks"]:
                 of = named(columns["subtasks"], row)
                 own = counted[of["subtask"]]
@@ -116,6 +116,24 @@ def test_a_task_shows_what_the_api_tells_of_each_subtask(
                 assert {name: shown[name] for name in expected} == expected
             assert shown["Watermark"].startswith("−")
             tab.picture(f"task-{first['id'] == vertex}")
+
+        rows = tab.page.locator("[data-part=channels] tbody tr")
+        channels = [named(columns["channels"], row) for row in data["channels"]]
+        assert [each.split("\t") for each in rows.all_inner_texts()] == [
+            [
+                f"task 0 {of['source']}",
+                str(of["subtask"]),
+                words_of(tab, "rate", of["records_per_second"]),
+                words_of(tab, "bytes", of["queued_bytes"]),
+                "◇ held" if of["held"] else "",
+            ]
+            for of in channels
+        ]
+        assert {(of["source"], of["held"]) for of in channels} == {(0, 0), (1, 1)}
+        rows = tab.page.locator("[data-part=latency] tbody tr")
+        assert [each.split("\t") for each in rows.all_inner_texts()] == [
+            ["task 0", str(each), "≤ 5 ms", "≤ 10 ms", "4"] for each in (0, 1)
+        ]
 
         # Behind it: the lag, and who waits for a barrier.
         tab.open(job_route("told"))

@@ -66,6 +66,7 @@ ORDERS = [
     AssignSplits("clicks", 0, (), True, stops=True),
     EndSlot(),
     StillThere(),
+    StillThere((0, 2)),
 ]
 REPORTS = [
     Running(),

@@ -165,6 +165,35 @@ def test_subtasks_are_told_only_of_the_task_that_is_watched(driver, follow):
     assert all(len(row) == len(columns) for row in rows)
 
 
+def test_channels_are_measured_while_somebody_watches_their_task(driver, follow):
+    driver.start()
+    vertex = driver.client.get("/jobs/counts")["vertices"][1]["id"]
+    following = follow(f"{EVENTS}?watch={vertex}")
+    columns = following.next("hello").data["columns"]["channels"]
+
+    told = following.until(lambda told: len(told.data.get("channels", ())) == 4)[-1]
+    rows = [dict(zip(columns, row, strict=True)) for row in told.data["channels"]]
+
+    ends = {(row["edge"], row["source"], row["subtask"]) for row in rows}
+    assert ends == {(0, source, subtask) for source in (0, 1) for subtask in (0, 1)}
+    assert {row["held"] for row in rows} == {0}
+
+
+def test_how_long_records_take_is_measured_from_each_source(driver, until):
+    driver.start()
+
+    def latencies():
+        tasks = driver.client.get("/jobs/counts/figures")["tasks"]
+        return [[each["latency"] for each in task["subtasks"]] for task in tasks]
+
+    until(lambda: len(latencies()) == 2 and any(latencies()[1]))
+    of_read, of_counts = latencies()
+    assert not any(of_read), "it has no source before it"
+    [told] = next(filter(None, of_counts))
+    assert (told["source"], told["count"] > 0) == ("read scripted", True)
+    assert 0 < told["p50-ms"] <= told["p99-ms"]
+
+
 def test_a_failure_is_told_with_what_follows_from_it(driver, follow):
     query = driver.start()
     following = follow()

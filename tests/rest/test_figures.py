@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from stillframe.ids import SlotIndex, SubtaskIndex
+from stillframe.protocol.measures import Measured, SubtaskMeasures
+from stillframe.rest.figure_rows import TASK_COLUMNS, rates_of, task_rows
+from stillframe.runtime.time_shares import IDLE, ShareClock
+
 RECORDS = 200
 """That the sources of the quiet job have read before they stand still."""
 
@@ -51,6 +56,23 @@ def test_the_shares_of_a_subtasks_time_are_all_of_it(figures, until):
             assert min(spent.values()) >= 0
             # They stand still: sources with nothing to read, a count that gets nothing.
             assert spent["idle"] >= 0.9 * sum(spent.values())
+
+
+def test_a_task_that_works_30_ms_of_each_100_is_said_to_work_300_ms_a_second():
+    clock, reports = ShareClock(0), []
+    for hundred in range(51):  # five seconds, as the figures are means of
+        clock.begin_turn(hundred * 100_000_000)
+        if hundred in (0, 50):
+            shares = clock.shares(hundred * 100_000_000)
+            part = SubtaskMeasures(0, SubtaskIndex(0), 0, 0, 0, 0, shares, None, 0, 0)
+            reports.append(Measured(hundred * 100, (part,)))
+        clock.end_turn(hundred * 100_000_000 + 30_000_000, has_worked=True, waits=IDLE)
+
+    [row] = task_rows(rates_of({SlotIndex(0): (reports[0], reports[1])}))
+    told = dict(zip(TASK_COLUMNS, row, strict=True))
+    assert told["working"] == pytest.approx(0.3, abs=0.03)
+    shares = ("working", "turn", "backpressured", "held", "idle")
+    assert sum(told[share] for share in shares) == pytest.approx(1, abs=0.02)
 
 
 def test_prometheus_is_told_the_same(quiet, figures):

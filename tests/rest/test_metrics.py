@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from stillframe.protocol.checkpointing import CheckpointingStatistics, Counts
-from stillframe.protocol.measures import Measured, SubtaskMeasures, TimeShares
+from stillframe.protocol.measures import Latency, Measured, SubtaskMeasures, TimeShares
 from stillframe.protocol.statistics import CheckpointStatistics, TaskShape
 from stillframe.rest.api import Traffic
 from stillframe.rest.metrics import SERIES_MAX, metrics_text
@@ -24,11 +24,12 @@ PLAIN = {
 """Counts of things, whose name is their unit, or that have none."""
 
 
-def part(task, subtask):
+def part(task, subtask, sources=1):
     shares = TimeShares(4_000_000_000, 0, 0, 0, 6_000_000_000)
     return SubtaskMeasures(
         task, subtask, 10, 20, 100, 200, shares, 5_000_000 + subtask, 1, 7, 3, 30,
         records_written=2,
+        latency=tuple(Latency(each, (1, 1, *(0,) * 17, 1), 700_003) for each in range(sources)),
     )  # fmt: skip
 
 
@@ -36,7 +37,7 @@ class LargeJob:
     """As many tasks with as many subtasks each, all measured and in a checkpoint: what is asked of
     a served job and of its query for metrics."""
 
-    def __init__(self, tasks: int, parallelism: int) -> None:
+    def __init__(self, tasks: int, parallelism: int, sources: int = 1) -> None:
         self.name, self.state, self.has_ended = "large", "RUNNING", False
         numbers = range(tasks)
         shapes = tuple(TaskShape(f"v{task}", f"task {task}", parallelism) for task in numbers)
@@ -58,7 +59,7 @@ class LargeJob:
             guarantee=lambda: SimpleNamespace(word="exactly-once"),
             checkpoint_statistics=CheckpointingStatistics(Counts(0, 1, 0, 1, 0), (last,), None),
             measured={
-                slot: Measured(NOW_MS, tuple(part(task, slot) for task in numbers))
+                slot: Measured(NOW_MS, tuple(part(task, slot, sources) for task in numbers))
                 for slot in range(parallelism)
             },
             slot_places=(),
@@ -103,8 +104,21 @@ def test_every_subtask_has_its_series_while_there_is_room():
     assert [each.value for each in series(families, "job_down_seconds_total")] == [2.5]
 
 
+def test_how_long_markers_took_is_told_for_each_pair_of_source_and_task():
+    families = told(LargeJob(3, 4))
+
+    counts = series(families, "latency_seconds_bucket")
+    to_last = {each.labels["le"]: each.value for each in counts if "task 2" in each.labels.values()}
+    assert {name: to_last[name] for name in ("0.001", "0.002", "600.0", "+Inf")} == {
+        "0.001": 4, "0.002": 8, "600.0": 8, "+Inf": 12,
+    }  # fmt: skip
+    pairs = {(each.labels["source_name"], each.labels["task_name"]) for each in counts}
+    assert pairs == {("task 0", f"task {task}") for task in range(3)}
+    assert series(families, "latency_seconds_sum")[0].value == pytest.approx(4 * 700.003)
+
+
 def test_of_twelve_thousand_subtasks_their_tasks_are_told():
-    families = told(LargeJob(200, 64))
+    families = told(LargeJob(200, 64, sources=3))
 
     assert sum(len(family.samples) for family in families) < SERIES_MAX
     records = series(families, "task_records_in_total")
@@ -114,4 +128,6 @@ def test_of_twelve_thousand_subtasks_their_tasks_are_told():
     assert sum(each.value for each in spent) == pytest.approx(200 * 64 * 10)
     behind = series(families, "task_watermark_timestamp_seconds")
     assert {each.value for each in behind} == {5.0}, "of the slowest"
+    took = series(families, "latency_seconds_count")
+    assert {(each.labels["source_name"], each.value) for each in took} == {("all", 3 * 3 * 64)}
     assert [each.value for each in series(families, "metrics_subtasks_dropped")] == [1]

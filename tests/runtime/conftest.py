@@ -21,7 +21,8 @@ from stillframe.protocol.manifests import KeyedState, OperatorSnapshot
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import LocalChannel, OutputChannel
 from stillframe.runtime.elements import Barrier, Element
-from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
+from stillframe.runtime.inner_task import InnerSubtask
+from stillframe.runtime.inputs import ChannelPlace
 from stillframe.runtime.operators import StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.source_operator import Reading

@@ -6,7 +6,7 @@ import pytest
 from stillframe.graph.plan import Edge, PlannedOperator, Rebalance
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import LocalChannel
-from stillframe.runtime.elements import EndOfRecords
+from stillframe.runtime.elements import EndOfRecords, LatencyMarker
 from stillframe.runtime.operators import RunningOperator
 from stillframe.runtime.outputs import EdgeOutput
 
@@ -127,3 +127,30 @@ def test_every_operator_is_closed_even_if_one_cannot():
     with pytest.raises(OSError, match="it does not close"):
         tree.close()
     assert last.is_closed
+
+
+def taken_from(way):
+    while not way.is_empty():
+        yield way.take()
+
+
+def test_a_marker_goes_one_way_at_every_fork_and_with_time_all_of_them():
+    """Sent all ways at once, markers would double at every fork of a long job."""
+    ways = [LocalChannel(1 << 20) for _ in range(2)]
+    forked = chain([Noting()], [()], {0: (0, 1)}, ways)
+    for number in range(40):
+        forked.on_latency(LatencyMarker(3, number), 40)
+
+    taken = [[each.sent_at_ms for each in taken_from(way)] for way in ways]
+    assert sorted(taken[0] + taken[1]) == list(range(40))
+    assert min(map(len, taken)) > 5
+
+
+def test_no_marker_goes_round_a_cycle():
+    back = LocalChannel(1 << 20)
+    edge = Edge(0, "back", 0, 0, Rebalance(), SCHEMA, 1, 1, 0, is_feedback=True, loops=(0,))
+    planned = [PlannedOperator("uid", None, SCHEMA, SCHEMA, (), (0,))]
+    looping = Chain(planned, [Noting()], {0: EdgeOutput(edge, 0, [back], 128)})
+    looping.on_latency(LatencyMarker(3, 0), 40)
+
+    assert back.is_empty()

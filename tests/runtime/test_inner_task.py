@@ -5,8 +5,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from stillframe.protocol.measures import Aligning
-from stillframe.runtime.elements import CancelBarrier, EndOfRecords
+from stillframe.protocol.measures import LATENCY_BOUNDS_MS, Aligning, ChannelMeasures
+from stillframe.runtime.elements import CancelBarrier, EndOfRecords, LatencyMarker
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -76,6 +76,53 @@ def test_while_a_barrier_is_missing_it_is_told_on_which_channel_and_since_when(n
     inner.inputs[0].send(inner.barrier(1))
     inner.run()
     assert inner.subtask.measures(0).aligning is None
+
+
+def test_a_marker_has_taken_as_long_as_records_and_goes_on_behind_them(new_inner):
+    inner = new_inner()
+    early, late = inner.inputs
+    early.send(inner.barrier(1))
+    early.send(batch(1))
+    early.send(LatencyMarker(7, inner.clock.wall_ms()))
+    inner.run()
+    assert inner.subtask.measures(0).latency == (), "its channel is held"
+    inner.clock.advance(0.3)
+    late.send(inner.barrier(1))
+    inner.run()
+
+    [told] = inner.subtask.measures(0).latency
+    assert (told.source_task, sum(told.counts), told.sum_ms) == (7, 1, 300)
+    assert told.counts[LATENCY_BOUNDS_MS.index(500)] == 1
+    assert (told.quantile_ms(0.5), told.quantile_ms(0.99)) == (500, 500)
+    barrier, records, marker = inner.sent()
+    assert (barrier.checkpoint_id, records, marker.source_task) == (1, [1], 7)
+
+
+def test_a_clock_that_is_behind_makes_no_marker_take_less_than_no_time(new_inner):
+    inner = new_inner()
+    inner.inputs[0].send(LatencyMarker(7, inner.clock.wall_ms() + 40))
+    inner.inputs[0].send(LatencyMarker(7, inner.clock.wall_ms() - 10**9))
+    inner.run()
+
+    [told] = inner.subtask.measures(0).latency
+    assert (told.counts[0], told.counts[-1], told.sum_ms) == (1, 1, 10**9)
+    assert told.quantile_ms(0.99) is None, "longer than all bounds"
+
+
+def test_of_each_channel_it_is_known_what_came_what_waits_and_whether_it_is_held(new_inner):
+    inner = new_inner()
+    early, late = inner.inputs
+    early.send(batch(1, 2, 3))
+    early.send(inner.barrier(1))
+    early.send(batch(4))
+    late.send(batch(5))
+    inner.run()
+
+    first, second = inner.subtask.channel_measures()
+    size = batch(1).nbytes
+    assert first == ChannelMeasures("in", 0, 3, 3 * size, early.queued_bytes, True)
+    assert first.queued_bytes >= size
+    assert second == ChannelMeasures("in", 1, 1, size, 0, False)
 
 
 def test_what_overtakes_is_told_of_every_channel_also_after_the_snapshot(new_inner):

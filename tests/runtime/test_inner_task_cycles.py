@@ -6,7 +6,7 @@ import pytest
 from stillframe.errors import UserCodeError
 from stillframe.runtime.channels import LocalChannel, ReplayingInput
 from stillframe.runtime.elements import EndOfRecords, Lap
-from stillframe.runtime.inner_task import ChannelPlace
+from stillframe.runtime.inputs import ChannelPlace
 from stillframe.runtime.spilling import FeedbackInput
 
 SCHEMA = pa.schema([("id", pa.int64())])

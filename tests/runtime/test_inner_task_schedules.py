@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stillframe.runtime.channels import LocalChannel
-from stillframe.runtime.inner_task import ChannelPlace
+from stillframe.runtime.inputs import ChannelPlace
 from stillframe.runtime.spilling import FeedbackInput
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from stillframe.runtime.channels import LocalChannel
 from stillframe.runtime.connecting import TwoInputOperator
-from stillframe.runtime.inner_task import ChannelPlace
+from stillframe.runtime.inputs import ChannelPlace
 
 SCHEMA = pa.schema([("id", pa.int64())])
 

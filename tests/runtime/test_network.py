@@ -12,7 +12,7 @@ import pytest
 
 from stillframe.errors import DataError, StillframeError
 from stillframe.runtime import frames
-from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Lap
+from stillframe.runtime.elements import Barrier, CancelBarrier, EndOfRecords, Lap, LatencyMarker
 from stillframe.runtime.network import Network
 from stillframe.wire import connect
 
@@ -118,7 +118,7 @@ def test_elements_of_a_channel_arrive_equal_and_in_order(slots):
     sent = [batch_of(1, 2), Barrier(1, 1234), batch_of(3), batch_of(), EndOfRecords(),
             Barrier(2, 5678, 0), Barrier(3, 9, 30_000), Barrier(4, 1, None, "/there", True),
             Barrier(5, 1, holds=True), Lap(4, 1, True), Lap(4, 2, False),
-            EndOfRecords()]  # fmt: skip
+            LatencyMarker(3, 1_763_370_000_000), EndOfRecords()]  # fmt: skip
 
     for element in sent:
         output.send(element)
@@ -948,7 +948,7 @@ def hello_of(slot):
         ({"attempt": 2}, "expects attempt 1 but was offered 2"),
         ({"job": "other"}, "expects job 'page-views' but was offered 'other'"),
         ({"kind": "control"}, "expects kind 'data' but was offered 'control'"),
-        ({"format": 99}, "expects format 3 but was offered 99"),
+        ({"format": 99}, "expects format 4 but was offered 99"),
         ({"slot": 5}, "dialed by lower slots only, not by slot 5"),
         ({"slot": "0"}, "dialed by lower slots only, not by slot '0'"),
     ],

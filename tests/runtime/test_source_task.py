@@ -5,7 +5,7 @@ import pytest
 
 from stillframe.errors import DataError, StorageError
 from stillframe.protocol.messages import AssignSplits
-from stillframe.runtime.elements import EndOfRecords, Idle
+from stillframe.runtime.elements import EndOfRecords, Idle, LatencyMarker
 from stillframe.runtime.task import take_turn
 from stillframe.testing.sources import Gate, Wait
 
@@ -56,6 +56,27 @@ def test_a_source_is_not_read_while_its_output_has_no_room(new_source):
     assert source.subtask.counters.records_read == 1
     source.out.take()
     assert source.subtask.step()
+
+
+def test_a_marker_says_since_when_it_has_waited_for_room_and_goes_behind_what_was_read(new_source):
+    source = new_source(batch(1), batch(2), buffer_bytes=1)
+    source.subtask.step()
+    wanted_at_ms = source.clock.wall_ms()
+    for _ in range(3):
+        source.subtask.on_latency_wanted(source.clock.wall_ms())
+        assert not source.subtask.step()
+        source.clock.advance(1.0)
+
+    assert source.sent() == [[1]]
+    source.run()
+    assert source.sent() == [LatencyMarker(0, wanted_at_ms), [2]], "one waits, since it was wanted"
+
+
+def test_a_source_that_is_not_asked_for_markers_sends_none(new_source):
+    source = new_source(batch(1))
+    source.run()
+
+    assert source.sent() == [[1], EndOfRecords()]
 
 
 def test_a_source_reads_no_faster_than_its_slot_works_off(new_source, new_inner):

@@ -26,7 +26,7 @@ from stillframe.runtime.elements import (
     Idle,
     Watermark,
 )
-from stillframe.runtime.inner_task import ChannelPlace
+from stillframe.runtime.inputs import ChannelPlace
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX, Processing
 from stillframe.runtime.task import take_turn
 from stillframe.state.snapshots import read_keyed_snapshot

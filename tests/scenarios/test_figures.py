@@ -8,10 +8,16 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pytest
 
+from stillframe.api.aggregates import AggregateCall
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
-from stillframe.graph.logical import MapInArrow, Node, Read, Write
+from stillframe.coordinator.history import CheckpointCompleted, SlotsRunning
+from stillframe.coordinator.kept_history import read_history
+from stillframe.graph.logical import Aggregate, MapInArrow, Node, Read, Write
 from stillframe.graph.plan import build_plan
+from stillframe.storage.paths import job_directory
+from stillframe.storage.store import open_store
+from stillframe.testing.faults import FaultySource, write_faults
 
 SOURCE = ClickSource(records=None, partitions=2, apps=50)
 
@@ -55,3 +61,44 @@ def test_the_task_that_others_wait_for_is_the_bottleneck_and_not_the_one_that_wa
         if subtask.task == 0
     ]
     assert max(waited) > 0, "also the sources, and are not blamed"
+
+
+def test_an_alignment_that_lasts_says_which_channel_it_waits_for_and_so_does_the_next_driver(
+    page_views, until
+):
+    faults = str(page_views.home / "faults.json")
+    write_faults(faults, {"delay": {"source": 0, "target": 1, "seconds": 3_600}})
+    read = Node(Read(FaultySource(SOURCE, faults)), SOURCE.schema, given_uid="clicks")
+    call = AggregateCall("count", None, "count", pa.int64())
+    schema = pa.schema([("app_id", pa.string()), ("count", pa.int64())])
+    counted = Node(Aggregate(("app_id",), (call,)), schema, (read,), given_uid="count")
+    write = Node(Write(DiscardSink()), schema, (counted,), given_uid="nowhere")
+    running = page_views.start(build_plan("slow", [write], 2), checkpointInterval="1 hour")
+    running.wait(SlotsRunning)
+    running.job.request_checkpoint(lambda number: None)
+
+    def said():
+        return running.query.diagnosis("RUNNING")
+
+    def aligning():
+        measured = running.query.measured.values()
+        parts = [each.aligning for told in measured for each in told.subtasks]
+        return [each for each in parts if each is not None]
+
+    until(lambda: said().code == "checkpoint-waits")
+    waits = said().arguments
+    assert (waits["task"], waits["subtask"]) == ("aggregate count(*) by app_id -> write noop", 1)
+    assert waits["seconds"] <= 2, waits
+    until(lambda: len(aligning()) == 1)
+    [waiting] = aligning()
+    [(_, sender)] = waiting.missing
+    assert (waiting.arrived, waiting.channels, sender) == (1, 2, 0)
+    write_faults(faults, {})
+
+    running.wait(CheckpointCompleted)
+    running.query.stop()
+    store = open_store(page_views.location).below(job_directory("slow"))
+    for told in (running.query.checkpoint_statistics, read_history(store).statistics()):
+        [part] = [each for each in told.checkpoint(1).subtasks if each.index and each.last_from]
+        assert part.last_from == ("read clicks (unbounded, 2 partitions, seed 0)", 0)
+        assert part.alignment_ms > 900

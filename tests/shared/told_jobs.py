@@ -36,12 +36,22 @@ from stillframe.ids import (
 )
 from stillframe.protocol.failures import AttemptBegun
 from stillframe.protocol.figures import Triggered
-from stillframe.protocol.measures import Aligning, Measured, SubtaskMeasures, TimeShares
+from stillframe.protocol.measures import (
+    Aligning,
+    ChannelMeasures,
+    Latency,
+    Measured,
+    SubtaskMeasures,
+    TimeShares,
+)
 from stillframe.protocol.messages import Progress, SourceLag
 from stillframe.protocol.snapshots import SubtaskTimings
 from stillframe.protocol.statistics import SlotPlace, TaskShape
 from stillframe.rest import answers
 from stillframe.testing.processes import ProcessDeployment
+
+_TOLD_CLOSELY_MAX = 4
+"""Tasks: of jobs with more, neither channels nor latencies are told."""
 
 
 def plan_of(job: str, edges: Sequence[tuple[int, int]], tasks: int, parallelism: int) -> Plan:
@@ -129,7 +139,25 @@ class ToldJob:
             100 * slot if task == 0 else None, 20 * slot if task == 0 else None,
             aligning=Aligning(CheckpointId(9), 1, 2, _now_ms() - 3_000, (("0-1", SubtaskIndex(1)),))
             if (task, slot) == self.aligns else None,
+            latency=tuple(
+                Latency(source, (0, 0, second, 1, *(0,) * 16), 5 * second + 8)
+                for source in self._sources_of(task)
+            ),
+            channels=tuple(
+                ChannelMeasures(
+                    self.plan.edges[edge].name, SubtaskIndex(source), records // 2, records * 30,
+                    500 * source, bool(source),
+                )
+                for edge in self.plan.tasks[task].input_edges
+                for source in range(self.plan.edges[edge].source_parallelism)
+            ) if len(self.plan.tasks) <= _TOLD_CLOSELY_MAX else (),
         )  # fmt: skip
+
+    def _sources_of(self, task: int) -> list[int]:
+        """In a job with few tasks."""
+        if len(self.plan.tasks) > _TOLD_CLOSELY_MAX:
+            return []
+        return [self.plan.edges[edge].source_task for edge in self.plan.tasks[task].input_edges]
 
     def checkpoint(self, number: int) -> list[tuple[float, str, int, str, int]]:
         """One whose barriers came by chance; who got which when, in the order in which they came.

@@ -30,6 +30,19 @@ def test_an_element_is_taken_when_its_delay_has_passed_and_in_its_order():
     assert not delayed.is_empty()
 
 
+def test_a_barrier_on_its_way_in_a_slow_channel_has_not_come():
+    now = [0.0]
+    channel = LocalChannel(1 << 20)
+    delayed = DelayedInput(channel, lambda: 3.0, lambda: now[0])
+    barrier = Barrier(CheckpointId(1), 0)
+    channel.send(pa.record_batch({"n": [1]}))
+    channel.send(barrier)
+    assert delayed.is_empty()
+    assert list(delayed.waiting_barriers()) == []
+    now[0] = 3.0
+    assert list(delayed.waiting_barriers()) == [barrier], "behind a record that is there too"
+
+
 def test_a_barrier_is_pulled_out_of_a_slow_channel():
     channel = LocalChannel(1 << 20)
     delayed = DelayedInput(channel, lambda: 0.0, lambda: 0.0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from stillframe.cli.client import Answer, DriverClient, NoDriver, NotThere
 from stillframe.clock import SystemClock
 from stillframe.errors import StillframeError, StorageError
+from stillframe.rest.kept_answers import diagnosis
 from stillframe.rest.kept_jobs import NO_DRIVER, UNREADABLE, KeptJob, job_below, jobs_below
 from stillframe.rest.registry import RegisteredJob, find, is_gone, registered_jobs
 
@@ -54,7 +55,7 @@ class FoundJob:
 
     def status(self) -> Answer:
         if self.client is None:
-            return self._kept.status()
+            return {**self._kept.status(), "diagnosis": diagnosis(self._kept)["sentence"]}
         details = self.client.get("jobs", self.key)
         latest = self.client.get("jobs", self.key, "checkpoints").get("latest") or {}
         own = details.get("stillframe") or {}
@@ -74,6 +75,7 @@ class FoundJob:
             "last-failure": own.get("last-failure"),
             "last-failure-details": own.get("last-failure-details") or [],
             "message": own.get("message"),
+            "diagnosis": own.get("diagnosis"),
             "trouble": own.get("trouble") or [],
             "records-in": own.get("records-in"),
             "records-in-per-second": own.get("records-in-per-second"),

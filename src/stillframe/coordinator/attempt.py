@@ -38,6 +38,7 @@ from stillframe.coordinator.mail import (
     Outcome,
     SlotsEnded,
     StopWanted,
+    crashed,
 )
 from stillframe.coordinator.plan_descriptions import describe_edges
 from stillframe.coordinator.ports import CommitsPort, DiscoveriesPort, LedgerPort, SlotsPort
@@ -129,6 +130,7 @@ class RunningAttempt:
             _STILL_THERE_SECONDS_MAX, parts.config.heartbeat_timeout_seconds / 3
         )
         self._oom_kills = parts.oom_kills
+        self._watched = parts.watched
         self._oom_kills_before: dict[str, int | None] = {LOOPBACK: parts.oom_kills()}
         """By machine, when the attempt began or was first heard from there."""
         self._hosts_out_of_memory: set[str] = set()
@@ -189,8 +191,8 @@ class RunningAttempt:
         if missing and now > self._join_deadline:
             late = f"slots {missing} did not come up within {_JOIN_SECONDS_MAX:g} s"
             self._break(AttemptBroke(late, "other"))
-        if now >= self._still_there_at:
-            self._slots.broadcast(StillThere())
+        if now >= self._still_there_at or self._watched.has_changed(now):
+            self._slots.broadcast(StillThere(self._watched.told(now)))
             self._still_there_at = now + self._still_there_seconds
         self._tell_silent()
         self._take_up_waiting()
@@ -260,7 +262,7 @@ class RunningAttempt:
                 hanging = self._hanging.get(slot)
                 if is_silent and hanging is not None:
                     self._break_hanging(slot, hanging, self._loss(slot, reason))
-                self._break(AttemptBroke(self._loss(slot, reason), "lost slot", _crash(slot)))
+                self._break(AttemptBroke(self._loss(slot, reason), "lost slot", crashed(slot)))
             case StacksDumped():
                 self._on_dumped(mail)
             case SlotsEnded(attempt, reason) if attempt == self._attempt:
@@ -440,7 +442,7 @@ class RunningAttempt:
                     self._outcome = _failure(slot, report)
             case SlotLost(slot, said) if slot not in self._complained:
                 self._lost.add(slot)
-                self._broken = AttemptBroke(self._loss(slot, said), "lost slot", _crash(slot))
+                self._broken = AttemptBroke(self._loss(slot, said), "lost slot", crashed(slot))
             case SlotsEnded(attempt, said) if attempt == self._attempt:
                 self._slots_ended = True
                 if said and not self.have_all_joined:
@@ -512,7 +514,3 @@ class RunningAttempt:
 def _failure(slot: SlotIndex, report: Failed) -> AttemptBroke:
     at = FailedAt(slot, report.task, report.subtask)
     return AttemptBroke(report.reason, report.cause, at, report.blame)
-
-
-def _crash(slot: SlotIndex) -> FailedAt:
-    return FailedAt(slot, is_crash=True)

@@ -169,6 +169,10 @@ class Job(threading.Thread):
         """Take a checkpoint as soon as none is under way; tells the number it will have."""
         self._mailbox.put(CheckpointWanted(on_numbered))
 
+    def watch(self, task: int) -> None:
+        """Have slots tell of each channel to this task, for a while."""
+        self._parts.watched.note(task, self._clock.monotonic_seconds())
+
     def request_savepoint(
         self, address: str, then: Then, on_outcome: Callable[[SavepointOutcome], None]
     ) -> None:

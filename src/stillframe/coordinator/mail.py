@@ -84,6 +84,10 @@ class FailedAt:
     """Whether its process was gone before it could say why."""
 
 
+def crashed(slot: SlotIndex) -> FailedAt:
+    return FailedAt(slot, is_crash=True)
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptBroke:
     """Something went wrong."""

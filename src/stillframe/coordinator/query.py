@@ -281,6 +281,10 @@ class Query:
         """Of each slot of the running attempt, two reports some seconds apart."""
         return self._job.history.measured_lately()
 
+    def watch(self, task: int) -> None:
+        """Somebody looks at the channels of this task: they are measured for some seconds."""
+        self._job.watch(task)
+
     @property
     def slot_places(self) -> tuple[SlotPlace, ...]:
         """Where the slots of the running attempt are; empty before all are there."""

@@ -108,13 +108,14 @@ function waitsFor(aligning) {
   return t('aligning', { subtask, who, span: span(Math.max(0, now() - since)) });
 }
 
-function Node({ task, place, told, job, mark, isSelected, barrier, aligning }) {
+/** `isFar`: of a large graph, out of its window. It is there to be found and gone to, and no more. */
+function Node({ task, place, told, job, mark, isSelected, barrier, aligning, isFar }) {
   const lag = watermarkLag(told?.watermark);
   return html`<a class=${classes('node', mark && 'node-marked', isSelected && 'node-selected')} href=${link(job, 'tasks', task.id)}
     aria-label=${inWords(task, told)} data-task=${task.id} transform=${`translate(${place.x - WIDE / 2},${place.y - HIGH / 2})`}>
     <rect class="node-box" width=${WIDE} height=${HIGH} rx="8" />
-    <title>${task.name}</title>
     <text class="node-name" x="12" y="24">${mark ? '▲ ' : ''}${shortened(task.name, mark ? 23 : 26)}</text>
+    ${!isFar && html`<title>${task.name}</title>
     <text class="node-times number" x=${WIDE - 12} y="24" text-anchor="end">×${task.parallelism}</text>
     ${barrier ? html`<text class="node-barrier" x="12" y="56">${barrier.sign} ${barrier.text}</text>
       <text class="node-figure muted" x="12" y="82">${shortened(barrier.more, 34)}</text>` : html`
@@ -123,12 +124,13 @@ function Node({ task, place, told, job, mark, isSelected, barrier, aligning }) {
     <text class="node-figure" x=${WIDE - 12} y="68" text-anchor="end">${t('share.back')} ${percent(told?.backpressured)}</text>
     ${aligning ? html`<text class="node-figure node-aligning" x="12" y="90">${shortened(`◇ ${waitsFor(aligning)}`, 38)}<title>${waitsFor(aligning)}</title></text>`
       : html`<text class="node-figure muted" x="12" y="90">${t('watermark')} ${lag === null ? UNKNOWN : span(-lag)}</text>
-    <text class="node-figure muted" x=${WIDE - 12} y="90" text-anchor="end">${told ? bytes(told.queued_bytes) : UNKNOWN} ${t('queued')}</text>`}`}
+    <text class="node-figure muted" x=${WIDE - 12} y="90" text-anchor="end">${told ? bytes(told.queued_bytes) : UNKNOWN} ${t('queued')}</text>`}`}`}
   </a>`;
 }
 
-function Edge({ edge, place, told, barrier }) {
+function Edge({ edge, place, told, barrier, isFar }) {
   const { points, x, y } = place;
+  if (isFar) return html`<g class="edge"><path class="edge-way" d=${way(points)} marker-end="url(#arrow)" /></g>`;
   const marks = barrier?.map(({ share, sign }) => ({ ...along(points, share), sign })) ?? [];
   return html`<g class="edge">
     <path class=${classes('edge-way', told?.held > 0 && 'edge-held')} d=${way(points)} marker-end="url(#arrow)" />
@@ -192,19 +194,26 @@ function Find({ tasks, jump }) {
     <datalist id="task-names">${tasks.map((task) => html`<option value=${task.name} />`)}</datalist></label>`;
 }
 
+/** What it looks like, and where all of it is; the same until the plan of the job is another. */
+function useDrawn({ vertices, plan }) {
+  const shape = useMemo(() => graphOf({ vertices, plan }), [vertices, plan]);
+  const key = useMemo(() => JSON.stringify(shape), [shape]);
+  const drawn = useMemo(() => laidOut(shape), [key]);
+  return { shape, key, drawn };
+}
+
 /** `barriers`: of a replay, what stands on each edge and in each task. */
 export function JobGraph({ job, name, figures, hello, marked, selected, barriers, isGrey }) {
-  const shape = graphOf(job);
-  const plan = JSON.stringify(shape);
-  const drawn = useMemo(() => laidOut(shape), [plan]);
+  const { shape, key: plan, drawn } = useDrawn(job);
   const place = useRef(null);
   const isLarge = shape.tasks.length > LARGE;
   const seen = useWindow(place, isLarge);
-  // What is out of sight is drawn once, and again when it comes into sight.
+  // What is out of sight is drawn once, in little, and in full when it comes into sight.
   const kept = useMemo(() => new Map(), [plan, choices.value.language, marked, selected, isLarge && Boolean(barriers)]);
   const drawnOnce = (key, places, draw) => {
-    if (isIn(seen, places) || !kept.has(key)) kept.set(key, draw());
-    return kept.get(key);
+    const isFar = !isIn(seen, places);
+    if (!isFar || !kept.get(key)?.isFar) kept.set(key, { isFar, drawn: draw(isFar) });
+    return kept.get(key).drawn;
   };
   const flow = flows(figures, hello);
   const told = (task) => figures?.tasks?.[task.id];
@@ -225,9 +234,9 @@ export function JobGraph({ job, name, figures, hello, marked, selected, barriers
       <svg width=${drawn.width} height=${drawn.height} viewBox=${`0 0 ${drawn.width} ${drawn.height}`}>
         <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
           <path class="arrow" d="M0,0.5L8,4L0,7.5z" /></marker></defs>
-        ${shape.edges.map((edge) => drawnOnce(edge.key, drawn.edge[edge.key].points, () => html`<${Edge} key=${edge.key} edge=${edge}
+        ${shape.edges.map((edge) => drawnOnce(edge.key, drawn.edge[edge.key].points, (isFar) => html`<${Edge} key=${edge.key} edge=${edge} isFar=${isFar}
           place=${drawn.edge[edge.key]} told=${flow.get(edge.key)} barrier=${barriers?.edges[edge.key]} />`))}
-        ${shape.tasks.map((task) => drawnOnce(task.id, [drawn.node[task.id]], () => html`<${Node} key=${task.id} task=${task}
+        ${shape.tasks.map((task) => drawnOnce(task.id, [drawn.node[task.id]], (isFar) => html`<${Node} key=${task.id} task=${task} isFar=${isFar}
           place=${drawn.node[task.id]} told=${told(task)} job=${name} mark=${marked === task.name} isSelected=${selected === task.id}
           barrier=${barriers?.tasks[task.id]} aligning=${aligning(task)} />`))}
       </svg></div>

@@ -153,6 +153,7 @@ function named(data) {
     tasks: Object.fromEntries(rows('tasks').map((row) => [tasks[row.task]?.id, row])),
     edges: rows('edges').map((row) => ({ ...edges[row.edge], ...row })),
     subtasks: rows('subtasks'),
+    channels: rows('channels').map((row) => ({ ...row, from: tasks[edges[row.edge]?.source]?.name })),
   };
 }
 

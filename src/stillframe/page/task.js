@@ -11,6 +11,33 @@ import { go, link } from './routes.js';
 const ROWS_MAX = 200;
 const worst = (row) => Math.max(row.working ?? 0, row.backpressured ?? 0, row.held ?? 0);
 
+/** Who sends how much to whom, and what waits on the way: measured while somebody looks. */
+function Channels({ rows }) {
+  const columns = [
+    { key: 'from', isText: true, head: t('channel.from'), cell: (row) => `${row.from} ${row.source}`, sort: (row) => `${row.from} ${row.source}` },
+    { key: 'to', head: t('subtask'), cell: (row) => row.subtask, sort: (row) => row.subtask },
+    { key: 'rate', head: t('in'), cell: (row) => rate(row.records_per_second), sort: (row) => row.records_per_second },
+    { key: 'queued', head: t('queued'), cell: (row) => bytes(row.queued_bytes), sort: (row) => row.queued_bytes },
+    { key: 'held', isText: true, head: t('share.held'), cell: (row) => (row.held ? `◇ ${t('share.held')}` : ''), sort: (row) => row.held },
+  ];
+  return html`<section data-part="channels"><h3>${t('channels')}</h3><${Table} caption=${t('channels')} columns=${columns} rows=${rows} most=${ROWS_MAX}
+    rowKey=${(row) => `${row.edge} ${row.source} ${row.subtask}`} /></section>`;
+}
+
+/** How long markers took from each source, since the attempt began. */
+function Latencies({ rows }) {
+  const most = (ms) => (ms === null ? t('latency.long') : `≤ ${span(ms)}`);
+  const columns = [
+    { key: 'from', isText: true, head: t('channel.from'), cell: (row) => row.source, sort: (row) => row.source },
+    { key: 'to', head: t('subtask'), cell: (row) => row.subtask, sort: (row) => row.subtask },
+    { key: 'half', head: 'p50', cell: (row) => most(row['p50-ms']), sort: (row) => row['p50-ms'] ?? Infinity },
+    { key: 'most', head: 'p99', cell: (row) => most(row['p99-ms']), sort: (row) => row['p99-ms'] ?? Infinity },
+    { key: 'count', head: t('latency.markers'), cell: (row) => count(row.count), sort: (row) => row.count },
+  ];
+  return html`<section data-part="latency"><h3>${t('latency')}</h3><${Table} caption=${t('latency')} columns=${columns} rows=${rows} most=${ROWS_MAX}
+    rowKey=${(row) => `${row.source} ${row.subtask}`} /></section>`;
+}
+
 export function TaskDrawer({ job, name, id }) {
   const { figures, changed } = useStore(live);
   const panel = useRef(null);
@@ -50,10 +77,13 @@ export function TaskDrawer({ job, name, id }) {
     { key: 'step', head: t('longest.step'), cell: (row) => span(row.at?.['longest-step-ms']), sort: (row) => row.at?.['longest-step-ms'] },
     { key: 'memory', head: t('memory'), cell: (row) => bytes(row.at?.['memory-bytes']), sort: (row) => row.at?.['memory-bytes'] },
   ];
+  const latencies = counted.flatMap(({ subtask, latency }) => (latency ?? []).map((each) => ({ ...each, subtask })));
   return html`<aside class="drawer" aria-label=${task?.name ?? id} tabindex="-1" ref=${panel}>
     <div class="panel-head"><h2>${task?.name ?? t('task.gone')}</h2><a class="button" href=${link(name)} onClick=${close}>${t('close')} <kbd>Esc</kbd></a></div>
     ${task && html`<p class="muted">${t('task.about', { subtasks: task.parallelism, keyGroups: task.maxParallelism })}</p>`}
     ${error && html`<${Problem} error=${error} />`}
     ${task && html`<${Table} caption=${t('subtasks')} columns=${columns} rows=${rows} most=${ROWS_MAX} rowKey=${(row) => row.subtask} empty=${t('task.unmeasured')} />`}
+    ${figures?.watched === id && figures.channels.length > 0 && html`<${Channels} rows=${figures.channels} />`}
+    ${latencies.length > 0 && html`<${Latencies} rows=${latencies} />`}
   </aside>`;
 }

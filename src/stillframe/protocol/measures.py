@@ -6,6 +6,8 @@ the difference of two reports is what happened between them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from stillframe.ids import CheckpointId, SubtaskIndex
@@ -51,6 +53,56 @@ class Aligning(msgspec.Struct, frozen=True, array_like=True):
     """Where one is waited for: the edge by its name, and the sender; eight at most."""
 
 
+LATENCY_BOUNDS_MS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000,
+    120_000, 300_000, 600_000,
+)  # fmt: skip
+
+
+class Latency(msgspec.Struct, frozen=True, array_like=True):
+    """How long markers took from one source, on the way of its records."""
+
+    source_task: int
+    counts: tuple[int, ...]
+    """Of those that took up to each of the bounds and no less than the one before, and longer."""
+    sum_ms: int
+
+    def quantile_ms(self, share: float) -> int | None:
+        """What this share of them took at most, to the next bound; None: longer than all bounds."""
+        wanted, so_far = share * sum(self.counts), 0
+        for bound_ms, count in zip(LATENCY_BOUNDS_MS, self.counts, strict=False):
+            so_far += count
+            if so_far >= wanted:
+                return bound_ms
+        return None
+
+    def plus(self, other: Latency) -> Latency:
+        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        return Latency(self.source_task, counts, self.sum_ms + other.sum_ms)
+
+
+def latencies_together(told: Iterable[Latency]) -> dict[int, Latency]:
+    """By the source."""
+    found: dict[int, Latency] = {}
+    for each in told:
+        before = found.get(each.source_task)
+        found[each.source_task] = each if before is None else before.plus(each)
+    return found
+
+
+class ChannelMeasures(msgspec.Struct, frozen=True, array_like=True):
+    """One channel to a subtask, since the attempt began; told while somebody looks at its task."""
+
+    edge: str
+    source: SubtaskIndex
+    """The sender."""
+    records: int
+    bytes: int
+    queued_bytes: int
+    is_held: bool
+    """Its barrier has come, and others have not."""
+
+
 class SubtaskMeasures(msgspec.Struct, frozen=True, array_like=True):
     """One subtask, since the attempt began."""
 
@@ -82,6 +134,10 @@ class SubtaskMeasures(msgspec.Struct, frozen=True, array_like=True):
     """Handed to sinks; what is sent to channels is not among them."""
     aligning: Aligning | None = None
     """The oldest checkpoint for which it waits for barriers."""
+    latency: tuple[Latency, ...] = ()
+    """Of markers that came from each source."""
+    channels: tuple[ChannelMeasures, ...] = ()
+    """To it, while they are watched."""
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -102,7 +102,9 @@ class EndSlot:
 
 @dataclass(frozen=True, slots=True)
 class StillThere:
-    """The coordinator is alive."""
+    """The coordinator is alive. `watched`: tasks at whose channels somebody looks."""
+
+    watched: tuple[int, ...] = ()
 
 
 Order = (
@@ -509,7 +511,9 @@ def _fields_of(message: Order | Report) -> JsonObject:
         case AssignSplits(uid, subtask, splits, is_last, stops):
             ends: JsonObject = {"is_last": is_last, "stops": stops}
             return {"uid": uid, "subtask": subtask, "splits": list(splits), **ends}
-        case EndSources() | EndSlot() | StillThere() | Running():
+        case StillThere(watched):
+            return {"watched": list(watched)}
+        case EndSources() | EndSlot() | Running():
             return {}
 
 
@@ -570,15 +574,11 @@ def _subtask(fields: JsonFields) -> SubtaskIndex:
 
 
 def _subtask_or_none(fields: JsonFields) -> SubtaskIndex | None:
-    index = fields.integer_or_none("subtask")
-    return None if index is None else SubtaskIndex(index)
+    return cast(SubtaskIndex | None, fields.integer_or_none("subtask"))
 
 
 def _cause(fields: JsonFields) -> FailureCause:
-    cause = fields.text("cause")
-    if cause not in get_args(FailureCause):
-        raise ValueError(f"cause {cause!r}")
-    return cast(FailureCause, cause)
+    return cast(FailureCause, fields.one_of("cause", get_args(FailureCause)))
 
 
 _ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
@@ -602,7 +602,7 @@ _ORDERS: Mapping[str, Callable[[JsonFields], Order]] = {
     ),
     "EndSources": lambda f: EndSources(),
     "EndSlot": lambda f: EndSlot(),
-    "StillThere": lambda f: StillThere(),
+    "StillThere": lambda f: StillThere(tuple(f.integers("watched"))),
 }
 
 _REPORTS: Mapping[str, Callable[[JsonFields], Report]] = {

@@ -7,14 +7,14 @@ know of a job is in its field `stillframe`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from stillframe.config import settings_in_force
 from stillframe.graph.plan import Edge, Partitioning, Plan, Task
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject, JsonValue
-from stillframe.protocol.measures import SubtaskMeasures
+from stillframe.protocol.measures import Latency, SubtaskMeasures
 from stillframe.protocol.statistics import CheckpointStatistics, vertex_id
 from stillframe.rest.jobs import STATES, ServedJob
 from stillframe.rest.log_ring import LogLine
@@ -144,10 +144,12 @@ def _figures_now(job: ServedJob) -> JsonObject:
     measured, plan = job.query.measured, job.query.plan
     places = {place.slot: place for place in job.query.slot_places}
     senders = {edge.name: plan.tasks[edge.source_task].name for edge in plan.edges}
+    names = [task.name for task in plan.tasks]
     of_task: dict[int, list[JsonValue]] = {}
     for slot, told in sorted(measured.items()):
         for subtask in told.subtasks:
-            of_task.setdefault(subtask.task, []).append(_subtask_figures(slot, subtask, senders))
+            row = _subtask_figures(slot, subtask, senders, names)
+            of_task.setdefault(subtask.task, []).append(row)
     return {
         "attempt": job.query.summary.attempts,
         "tasks": [
@@ -173,7 +175,9 @@ def _figures_now(job: ServedJob) -> JsonObject:
     }
 
 
-def _subtask_figures(slot: int, told: SubtaskMeasures, senders: Mapping[str, str]) -> JsonObject:
+def _subtask_figures(
+    slot: int, told: SubtaskMeasures, senders: Mapping[str, str], names: Sequence[str]
+) -> JsonObject:
     shares, aligning = told.shares, told.aligning
     return {
         "subtask": told.subtask,
@@ -196,6 +200,7 @@ def _subtask_figures(slot: int, told: SubtaskMeasures, senders: Mapping[str, str
         "state-bytes": told.state_bytes,
         "lag-records": told.lag_records,
         "lag-ms": told.lag_ms,
+        "latency": [_latency(each, names) for each in told.latency],
         "aligning": None
         if aligning is None
         else {
@@ -205,6 +210,15 @@ def _subtask_figures(slot: int, told: SubtaskMeasures, senders: Mapping[str, str
             "since": aligning.since_ms,
             "missing": [[senders.get(edge, edge), source] for edge, source in aligning.missing],
         },
+    }
+
+
+def _latency(told: Latency, names: Sequence[str]) -> JsonObject:
+    return {
+        "source": names[told.source_task],
+        "count": sum(told.counts),
+        "p50-ms": told.quantile_ms(0.5),
+        "p99-ms": told.quantile_ms(0.99),
     }
 
 

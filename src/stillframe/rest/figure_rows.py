@@ -15,7 +15,7 @@ from typing import TypeAlias, cast
 from stillframe.graph.plan import Edge, Plan
 from stillframe.ids import SlotIndex
 from stillframe.json_values import JsonObject, JsonValue
-from stillframe.protocol.measures import Measured, SubtaskMeasures
+from stillframe.protocol.measures import ChannelMeasures, Measured, SubtaskMeasures
 
 Spans: TypeAlias = Mapping[SlotIndex, tuple[Measured, Measured]]
 """Of each slot two reports, some seconds apart."""
@@ -32,6 +32,8 @@ TASK_COLUMNS = ("task", *_MEASURES, "busiest", "busiest_subtask", *_LAST)
 EDGE_COLUMNS = ("edge", "records_per_second", "bytes_per_second", "fill", "held")
 RING_COLUMNS = (*_MEASURES, "queued_bytes")
 """Of a task: what is remembered of the last minutes."""
+CHANNEL_COLUMNS = ("edge", "source", "subtask", "records_per_second", "queued_bytes", "held")
+CHANNELS_MAX = 1_024
 SUBTASK_COLUMNS = ("subtask", "slot", *_MEASURES, *_LAST)
 
 
@@ -46,6 +48,17 @@ class SubtaskRates:
     shares: tuple[float, ...]
     """Of its time, in the order of `_SHARES`; together they are 1."""
     now: SubtaskMeasures
+    channels: tuple[ChannelRates, ...] = ()
+    """To it, while somebody watches its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRates:
+    """One channel between two reports."""
+
+    records_per_second: float | None
+    """None: it was not watched at the earlier one."""
+    now: ChannelMeasures
 
 
 Rates: TypeAlias = Mapping[int, Sequence[SubtaskRates]]
@@ -65,10 +78,23 @@ def rates_of(spans: Spans) -> dict[int, list[SubtaskRates]]:
                     (getattr(each, name) - getattr(first, name)) / seconds for name in _RATES
                 )
                 shares = tuple(getattr(spent, name) / spent.total for name in _SHARES)
+                channels = _channel_rates(first.channels, each.channels, seconds)
                 found.setdefault(each.task, []).append(
-                    SubtaskRates(each.subtask, slot, rates, shares, each)
+                    SubtaskRates(each.subtask, slot, rates, shares, each, channels)
                 )
     return found
+
+
+def _channel_rates(
+    first: Sequence[ChannelMeasures], last: Sequence[ChannelMeasures], seconds: float
+) -> tuple[ChannelRates, ...]:
+    before = {(each.edge, each.source): each.records for each in first}
+
+    def rate(each: ChannelMeasures) -> float | None:
+        records = before.get((each.edge, each.source))
+        return None if records is None else (each.records - records) / seconds
+
+    return tuple(ChannelRates(rate(each), each) for each in last)
 
 
 def task_rows(rates: Rates) -> list[list[JsonValue]]:
@@ -137,6 +163,24 @@ def subtask_rows(subtasks: Sequence[SubtaskRates]) -> list[list[JsonValue]]:
             each.now.lag_ms,
         ]
         for each in subtasks
+    ]
+
+
+def channel_rows(plan: Plan, subtasks: Sequence[SubtaskRates]) -> list[list[JsonValue]]:
+    """Of the task that somebody watches; of very many those where most waits."""
+    edges = {edge.name: edge.index for edge in plan.edges}
+    found = [(each, channel) for each in subtasks for channel in each.channels]
+    found.sort(key=lambda both: (both[1].now.is_held, both[1].now.queued_bytes), reverse=True)
+    return [
+        [
+            edges[channel.now.edge],
+            channel.now.source,
+            each.subtask,
+            None if channel.records_per_second is None else round(channel.records_per_second),
+            channel.now.queued_bytes,
+            int(channel.now.is_held),
+        ]
+        for each, channel in found[:CHANNELS_MAX]
     ]
 
 

@@ -24,7 +24,13 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, genera
 from prometheus_client.registry import Collector
 
 from stillframe.protocol.checkpointing import BUCKETS_SECONDS, Spent
-from stillframe.protocol.measures import SubtaskMeasures, TimeShares
+from stillframe.protocol.measures import (
+    LATENCY_BOUNDS_MS,
+    Latency,
+    SubtaskMeasures,
+    TimeShares,
+    latencies_together,
+)
 from stillframe.rest.api import Traffic
 from stillframe.rest.jobs import STATES, ServedJob
 
@@ -32,6 +38,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SERIES_MAX = 20_000
 """Of subtasks. Where there would be more, there is one series for all subtasks of a task."""
 _SERIES_OF_A_SUBTASK = 18
+_LATENCY_BOUNDS = [*(str(bound_ms / 1000) for bound_ms in LATENCY_BOUNDS_MS), "+Inf"]
+_LATENCY_PAIRS_MAX = 400
+_ALL_SOURCES = "all"
 _SHARES = ("working", "turn", "backpressured", "held", "idle")
 
 
@@ -56,6 +65,7 @@ class _Jobs(Collector):
         yield from self._of_jobs()
         yield from self._of_checkpoints()
         yield from self._of_tasks()
+        yield from self._of_latency()
         yield from self._of_sources()
         yield from self._of_sinks()
         yield from self._of_slots()
@@ -183,6 +193,21 @@ class _Jobs(Collector):
                 align.add_metric(labels, align_ms / 1000)
         yield from (delay, align)
 
+    def _of_latency(self) -> Iterator[Metric]:
+        took = HistogramMetricFamily(
+            "stillframe_latency_seconds",
+            "How long markers took from a source to a task, on the way of its records.",
+            labels=["job_name", "source_name", "task_name"],
+        )
+        for job in self._jobs:
+            names = [task.name for task in job.query.plan.tasks]
+            for task, told in sorted(_latencies_of(job).items()):
+                for source, latency in sorted(told.items()):
+                    buckets = list(zip(_LATENCY_BOUNDS, accumulate(latency.counts), strict=True))
+                    labels = [job.name, _ALL_SOURCES if source < 0 else names[source], names[task]]
+                    took.add_metric(labels, buckets, latency.sum_ms / 1000)
+        yield took
+
     def _of_sources(self) -> Iterator[Metric]:
         pending = _gauge("source_pending_records", "Records that are there unread.", "task_name")
         lag = _gauge("source_lag_seconds", "How old the newest record was.", "task_name")
@@ -244,6 +269,21 @@ class _Jobs(Collector):
         sent.add_metric([], self._traffic.sent_bytes)
         dropped.add_metric([], int(self._is_by_task))
         yield from (streams, sent, dropped)
+
+
+def _latencies_of(job: ServedJob) -> dict[int, dict[int, Latency]]:
+    """By task and source. Of very many such pairs all sources of a task are told as one, -1."""
+    of_task: dict[int, list[Latency]] = {}
+    for slot in job.query.measured.values():
+        for each in slot.subtasks:
+            of_task.setdefault(each.task, []).extend(each.latency)
+    found = {task: latencies_together(told) for task, told in of_task.items()}
+    if sum(map(len, found.values())) <= _LATENCY_PAIRS_MAX:
+        return found
+    return {
+        task: latencies_together(replace(each, source_task=-1) for each in told.values())
+        for task, told in found.items()
+    }
 
 
 def _together(told: Iterable[SubtaskMeasures]) -> list[SubtaskMeasures]:

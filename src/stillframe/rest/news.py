@@ -24,6 +24,7 @@ from stillframe.coordinator.history import (
     SavepointCompleted,
     SlotsRunning,
 )
+from stillframe.graph.plan import Plan
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject, JsonValue
 from stillframe.protocol.failures import in_words
@@ -204,6 +205,7 @@ def hello(job: ServedJob, run: str, now_ms: int, is_reset: bool) -> JsonObject:
             "tasks": figure_rows.TASK_COLUMNS,
             "edges": figure_rows.EDGE_COLUMNS,
             "subtasks": figure_rows.SUBTASK_COLUMNS,
+            "channels": figure_rows.CHANNEL_COLUMNS,
         },
     }
 
@@ -222,6 +224,10 @@ class Figures:
 
 def figures(job: ServedJob, watched: frozenset[str], now_ms: int) -> Figures:
     query, plan = job.query, job.query.plan
+    numbers = {answers.task_vertex(task): task.index for task in plan.tasks}
+    looked_at = {vertex: numbers[vertex] for vertex in watched if vertex in numbers}
+    for task in looked_at.values():
+        query.watch(task)
     spans = query.measured_lately
     rates = figure_rows.rates_of(spans)
     at_ms = min((last.at_ms for _, last in spans.values()), default=now_ms)
@@ -238,19 +244,18 @@ def figures(job: ServedJob, watched: frozenset[str], now_ms: int) -> Figures:
         "aligning": figure_rows.alignments(rates),
     }
     text = encoded(fields)
-    numbers = {answers.task_vertex(task): task.index for task in plan.tasks}
     return Figures(
         text,
         {
-            vertex: f"{text[:-1]},{_subtasks(rates, numbers[vertex])[1:]}"
-            for vertex in watched
-            if vertex in numbers
+            vertex: f"{text[:-1]},{_subtasks(plan, rates.get(task, ()))[1:]}"
+            for vertex, task in looked_at.items()
         },
     )
 
 
-def _subtasks(rates: figure_rows.Rates, task: int) -> str:
-    return encoded({"subtasks": figure_rows.subtask_rows(rates.get(task, ()))})
+def _subtasks(plan: Plan, subtasks: Sequence[figure_rows.SubtaskRates]) -> str:
+    rows, channels = figure_rows.subtask_rows(subtasks), figure_rows.channel_rows(plan, subtasks)
+    return encoded({"subtasks": rows, "channels": channels})
 
 
 def _job_figures(job: ServedJob, rates: figure_rows.Rates, now_ms: int) -> JsonObject:

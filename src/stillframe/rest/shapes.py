@@ -247,6 +247,45 @@ _WINDOW = record(
     },
     description="A second or more between two points; null: not known, or longer ago than kept.",
 )
+_LATENCY = record(
+    {
+        "source": described(TEXT, "The task that sent them."),
+        "count": COUNT,
+        "p50-ms": described(OPTIONAL_COUNT, "To the next bound; null: above all bounds."),
+        "p99-ms": OPTIONAL_COUNT,
+    }
+)
+_SUBTASK = record(
+    {
+        "subtask": COUNT,
+        "slot": COUNT,
+        "records-in": COUNT,
+        "records-out": described(COUNT, "To channels, as often as sent, and to sinks."),
+        "bytes-in": BYTES,
+        "bytes-out": BYTES,
+        "time-ms": record(
+            {
+                "working": _SPENT,
+                "turn": described(NUMBER, "Others of its slot had their turn."),
+                "backpressured": described(NUMBER, "What it sends to had no room."),
+                "held": described(NUMBER, "It waited for barriers."),
+                "idle": described(NUMBER, "There was nothing to do."),
+            }
+        ),
+        "watermark": described(
+            nullable({"type": "integer"}),
+            "Event time, in milliseconds since 1970.",
+        ),
+        "records-late": COUNT,
+        "queued-bytes": BYTES,
+        "state-rows": described(OPTIONAL_COUNT, "Of the last snapshot; null: not known."),
+        "state-bytes": nullable(BYTES),
+        "lag-records": described(OPTIONAL_COUNT, "There and not yet read; null: not known."),
+        "lag-ms": nullable(MS),
+        "latency": described(listing(_LATENCY), "Of markers on the way of records."),
+        "aligning": nullable(_ALIGNING),
+    }
+)
 FIGURES = record(
     {
         "attempt": COUNT,
@@ -255,48 +294,7 @@ FIGURES = record(
                 {
                     "id": ID,
                     "name": TEXT,
-                    "subtasks": listing(
-                        record(
-                            {
-                                "subtask": COUNT,
-                                "slot": COUNT,
-                                "records-in": COUNT,
-                                "records-out": described(
-                                    COUNT, "To channels, as often as sent, and to sinks."
-                                ),
-                                "bytes-in": BYTES,
-                                "bytes-out": BYTES,
-                                "time-ms": record(
-                                    {
-                                        "working": _SPENT,
-                                        "turn": described(
-                                            NUMBER, "Others of its slot had their turn."
-                                        ),
-                                        "backpressured": described(
-                                            NUMBER, "What it sends to had no room."
-                                        ),
-                                        "held": described(NUMBER, "It waited for barriers."),
-                                        "idle": described(NUMBER, "There was nothing to do."),
-                                    }
-                                ),
-                                "watermark": described(
-                                    nullable({"type": "integer"}),
-                                    "Event time, in milliseconds since 1970.",
-                                ),
-                                "records-late": COUNT,
-                                "queued-bytes": BYTES,
-                                "state-rows": described(
-                                    OPTIONAL_COUNT, "Of the last snapshot; null: not known."
-                                ),
-                                "state-bytes": nullable(BYTES),
-                                "lag-records": described(
-                                    OPTIONAL_COUNT, "There and not yet read; null: not known."
-                                ),
-                                "lag-ms": nullable(MS),
-                                "aligning": nullable(_ALIGNING),
-                            }
-                        )
-                    ),
+                    "subtasks": listing(_SUBTASK),
                 }
             )
         ),

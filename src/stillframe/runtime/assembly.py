@@ -21,7 +21,8 @@ from stillframe.runtime.channels import (
     OutputChannel,
     ReplayingInput,
 )
-from stillframe.runtime.inner_task import ChannelPlace, InnerSubtask
+from stillframe.runtime.inner_task import InnerSubtask
+from stillframe.runtime.inputs import ChannelPlace
 from stillframe.runtime.operators import Background, RunningOperator
 from stillframe.runtime.outputs import Combiner, EdgeOutput
 from stillframe.runtime.restoring import restored_batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -19,8 +20,9 @@ from stillframe.protocol.event_time import (
 )
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.connecting import TwoInputOperator
-from stillframe.runtime.elements import Barrier, Idle, Lap, Marker, Watermark
+from stillframe.runtime.elements import Barrier, Idle, Lap, LatencyMarker, Marker, Watermark
 from stillframe.runtime.firing import FiringOperator
+from stillframe.runtime.latencies import Latencies
 from stillframe.runtime.operators import Background, RunningOperator, StatefulOperator
 from stillframe.runtime.outputs import EdgeOutput
 from stillframe.runtime.watermarking import Watermarking
@@ -54,6 +56,10 @@ class Chain:
             operator.keeps_late = bool(readers)
         self._outputs_of = [[outputs[edge] for edge in operator.edges] for operator in planned]
         self._outputs = list(outputs.values())
+        self._onward = [output for output in self._outputs if not output.edge.is_feedback]
+        self.latencies = Latencies()
+        """Of markers that came here, from each source."""
+        self._chance = random.Random(len(planned))
         head = operators[0]
         self._firing = head if isinstance(head, FiringOperator) else None
         self._untold_us: int | None = None
@@ -209,6 +215,17 @@ class Chain:
         for output in self._outputs:
             if lap.loop in output.edge.loops:
                 output.broadcast(lap)
+
+    def on_latency(self, marker: LatencyMarker, now_ms: int) -> None:
+        self.latencies.add(marker.source_task, now_ms - marker.sent_at_ms)
+        self.send_latency(marker)
+
+    def send_latency(self, marker: LatencyMarker) -> None:
+        """To one channel of one edge, by chance: to all, they would become more at every fork, and
+        in turn some would always go the same way. Never round a cycle."""
+        if self._onward:
+            output = self._onward[self._chance.randrange(len(self._onward))]
+            output.send_to(self._chance.randrange(1 << 16), marker)
 
     def overtake(self, barrier: Barrier) -> OutputLog:
         """Send the barrier ahead of all that has not left; what it overtook, by channel."""

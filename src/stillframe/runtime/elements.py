@@ -69,5 +69,14 @@ class Idle:
     """Nothing comes here for a while: this channel does not hold event time back."""
 
 
-Marker = Barrier | CancelBarrier | EndOfRecords | Lap | Watermark | Idle
+@dataclass(frozen=True, slots=True)
+class LatencyMarker:
+    """Goes the way of records from a source, to find out how long they take to each task."""
+
+    source_task: int
+    sent_at_ms: int
+    """When the source was to send it: that there was no room for it is part of the way."""
+
+
+Marker = Barrier | CancelBarrier | EndOfRecords | Lap | Watermark | Idle | LatencyMarker
 Element: TypeAlias = pa.RecordBatch | Marker

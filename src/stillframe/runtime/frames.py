@@ -32,11 +32,12 @@ from stillframe.runtime.elements import (
     EndOfRecords,
     Idle,
     Lap,
+    LatencyMarker,
     Marker,
     Watermark,
 )
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 PAYLOAD_BYTES_MAX = 2 * 1024 * 1024 * 1024
 HEADER = struct.Struct("<BBII")
 PRIORITY = 0x01
@@ -46,6 +47,7 @@ _BARRIER = struct.Struct("<qqq?")
 _NO_ALIGNMENT_TIMEOUT = -1
 _CANCEL = struct.Struct("<q")
 _LAP = struct.Struct("<qq?")
+_LATENCY = struct.Struct("<qq")
 _WATERMARK = struct.Struct("<q")
 _CREDIT = struct.Struct("<q")
 _SMALL_PIECE_BYTES_MAX = 1024
@@ -54,12 +56,13 @@ _COPIED_BYTES_MAX = 256 * 1024
 
 
 class FrameType(IntEnum):
-    """Numbers 19 and 23 to 31 are free for latency markers and announcements."""
+    """Numbers 23 to 31 are free for announcements."""
 
     BATCH = 1
     BARRIER = 16
     CANCEL = 17
     END_OF_RECORDS = 18
+    LATENCY = 19
     LAP = 20
     WATERMARK = 21
     IDLE = 22
@@ -162,6 +165,8 @@ def _encode_marker(channel_id: int, marker: Marker) -> Frame:
             return _frame(FrameType.IDLE, channel_id)
         case Lap(loop, number, is_quiet):
             return _frame(FrameType.LAP, channel_id, _LAP.pack(loop, number, is_quiet))
+        case LatencyMarker(source_task, sent_at_ms):
+            return _frame(FrameType.LATENCY, channel_id, _LATENCY.pack(source_task, sent_at_ms))
 
 
 def _encode_barrier(channel_id: int, barrier: Barrier) -> Frame:
@@ -331,6 +336,8 @@ def _decode_marker(kind: FrameType, payload: pa.Buffer) -> Marker:
             return EndOfRecords()
         case FrameType.LAP:
             return Lap(*_LAP.unpack(payload))
+        case FrameType.LATENCY:
+            return LatencyMarker(*_LATENCY.unpack(payload))
         case FrameType.WATERMARK:
             return Watermark(*_WATERMARK.unpack(payload))
         case FrameType.IDLE:

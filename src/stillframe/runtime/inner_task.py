@@ -47,7 +47,7 @@ from stillframe.protocol.event_time import (
     TimeInstruction,
 )
 from stillframe.protocol.laps import HeadLaps, PassingLaps, Returned, SendLap
-from stillframe.protocol.measures import Aligning
+from stillframe.protocol.measures import Aligning, ChannelMeasures
 from stillframe.protocol.recording import Abandon, StopRecording
 from stillframe.protocol.tracking import BarrierTracker
 from stillframe.runtime.chain import Chain
@@ -58,9 +58,11 @@ from stillframe.runtime.elements import (
     EndOfRecords,
     Idle,
     Lap,
+    LatencyMarker,
     Marker,
     Watermark,
 )
+from stillframe.runtime.inputs import ChannelPlace, Inputs
 from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, ChannelName, OpenSnapshot, Subtask, TaskEvents
 from stillframe.runtime.time_shares import HELD, IDLE
@@ -88,16 +90,6 @@ _TOGETHER_BYTES_MAX = 256 * 1024
 _MISSING_TOLD_MAX = 8
 _LAP_PAUSE_SECONDS = 0.005
 """Between two laps, so that an idle cycle does not keep a core busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelPlace:
-    """What a channel is in the plan."""
-
-    name: ChannelName
-    input: int = 0
-    is_feedback: bool = False
-    loops: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -145,24 +137,6 @@ class _Together:
         return self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches)
 
 
-@dataclass(slots=True)
-class Inputs:
-    """The input channels of a subtask: which are held, and whose turn it is."""
-
-    channels: Sequence[InputChannel]
-    held: set[int] = field(default_factory=set)
-    turn: int = 0
-
-    def next_readable(self) -> int | None:
-        count = len(self.channels)
-        for offset in range(count):
-            index = (self.turn + offset) % count
-            if index not in self.held and not self.channels[index].is_empty():
-                self.turn = (index + 1) % count
-                return index
-        return None
-
-
 class InnerSubtask(Subtask):
     """Takes elements from its channels and runs records through the chain."""
 
@@ -185,7 +159,7 @@ class InnerSubtask(Subtask):
         super().__init__(ref, name, chain, clock, events, mode, channel_log)
         self.steps_per_turn = max(_STEPS_PER_TURN_MIN, len(channels))
         self._together_rows_max = 0 if chain.sees_batches else together_rows_max
-        self._inputs = Inputs(channels)
+        self._inputs = Inputs(channels, [0] * len(channels))
         self._places = places or [
             ChannelPlace(("", SubtaskIndex(index))) for index in range(len(channels))
         ]
@@ -280,6 +254,10 @@ class InnerSubtask(Subtask):
     def queued_bytes(self) -> int:
         return sum(channel.queued_bytes for channel in self._inputs.channels)
 
+    def channel_measures(self) -> tuple[ChannelMeasures, ...]:
+        """Of each channel. May be called by any thread."""
+        return self._inputs.measures(self._places)
+
     def aligning(self) -> Aligning | None:
         # The loop may change them meanwhile, so that copies are looked at.
         for checkpoint_id, alignment in self._alignments.copy().items():
@@ -325,6 +303,7 @@ class InnerSubtask(Subtask):
         """A batch came on this channel."""
         place = self._places[index]
         self.counters.records_in += batch.num_rows
+        self._inputs.records[index] += batch.num_rows
         self._event_time.on_active(index)
         for checkpoint_id, channels in self._recorded.items():
             if index in channels:
@@ -439,8 +418,8 @@ class InnerSubtask(Subtask):
             case Watermark() | Idle():
                 if channel not in self._feedback:
                     self._on_time(channel, marker)
-            case _:
-                raise AssertionError(f"nobody sends {marker} yet")
+            case LatencyMarker():
+                self._chain.on_latency(marker, self._clock.wall_ms())
 
     def _on_time(self, channel: ChannelIndex, marker: Watermark | Idle) -> None:
         """What goes round a cycle does not hold its own time back."""

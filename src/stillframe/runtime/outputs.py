@@ -82,6 +82,10 @@ class EdgeOutput:
         for channel in self._channels:
             channel.send(marker)
 
+    def send_to(self, place: int, marker: Marker) -> None:
+        """To one channel alone."""
+        self._channels[place % len(self._channels)].send(marker)
+
     def overtake(self, barrier: Barrier) -> Iterator[tuple[SubtaskIndex, list[pa.RecordBatch]]]:
         """Send the barrier ahead of all that has not left; what it overtook, by receiver."""
         for target, channel in zip(self._targets, self._channels, strict=True):

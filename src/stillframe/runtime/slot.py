@@ -18,7 +18,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,7 @@ from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.logs import About
-from stillframe.processes import oom_kills, resident_bytes
+from stillframe.processes import oom_kills
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.failures import SlotRead
 from stillframe.protocol.inline import put_together
@@ -48,7 +47,6 @@ from stillframe.protocol.manifests import (
     OperatorSnapshot,
     SubtaskTimings,
 )
-from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
@@ -76,6 +74,7 @@ from stillframe.runtime.building import Surroundings
 from stillframe.runtime.control import Control
 from stillframe.runtime.disk import DiskRoom, has_database
 from stillframe.runtime.interpreter import quick_threads, spared_collections
+from stillframe.runtime.measuring import Measuring, want_latency
 from stillframe.runtime.memory import keep_freed_memory
 from stillframe.runtime.network import Network
 from stillframe.runtime.operators import Background
@@ -202,7 +201,7 @@ class _Slot(TaskEvents):
         """Subtasks for which records came too late, which is said once of each."""
         self._lags: tuple[SourceLag, ...] = ()
         """As they were at the last beat."""
-        self._measure_at_seconds = clock.monotonic_seconds()
+        self._measuring = Measuring(launch.metrics_interval_seconds, clock, self._turn)
         self._warned_of_malformed: set[SubtaskRef] = set()
         self._store = _opened(launch)
         self._room: DiskRoom | None = None
@@ -430,8 +429,8 @@ class _Slot(TaskEvents):
                     self._taken[file] = file
             case EndSlot():
                 self._ended = True
-            case StillThere():
-                pass  # that it came is what it says
+            case StillThere(watched):
+                self._measuring.watched = frozenset(watched)
             case _:
                 if isinstance(order, AbortCheckpoint):
                     self._uploads.cancel(order.checkpoint_id)
@@ -517,28 +516,11 @@ class _Slot(TaskEvents):
         lags = [subtask.lag for subtask in self._subtasks.values()]
         self._lags = tuple(lag for lag in lags if lag is not None)
         yield replace(self._progress(), hanging=hanging, oom_kills=oom_kills())
-        if self._is_measuring_due():
-            yield self._measured()
+        if self._measuring.is_due():
+            yield self._measuring.measured(self._subtasks.values())
+            wanted = partial(want_latency, self._subtasks.values(), self._clock.wall_ms())
+            self._mail(wanted)
         yield from self._slot_log.said()
-
-    def _is_measuring_due(self) -> bool:
-        interval, now = self._launch.metrics_interval_seconds, self._clock.monotonic_seconds()
-        if interval == "off" or now < self._measure_at_seconds:
-            return False
-        # Counted from when it was due, for it is looked at twice a second only.
-        self._measure_at_seconds = max(now, self._measure_at_seconds + interval)
-        return True
-
-    def _measured(self) -> Measured:
-        now_ns = time.perf_counter_ns()
-        longest_ns, self._turn.longest_ns = self._turn.longest_ns, 0
-        return Measured(
-            self._clock.wall_ms(),
-            tuple(subtask.measures(now_ns) for subtask in list(self._subtasks.values())),
-            resident_bytes(),
-            time.process_time(),
-            longest_ns / 1e9,
-        )
 
     def _progress(self) -> Progress:
         subtasks = list(self._subtasks.values())

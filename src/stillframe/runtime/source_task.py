@@ -29,7 +29,7 @@ from stillframe.json_values import JsonObject
 from stillframe.protocol.messages import AssignSplits, SourceLag
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.chain import Chain
-from stillframe.runtime.elements import Barrier, EndOfRecords
+from stillframe.runtime.elements import Barrier, EndOfRecords, LatencyMarker
 from stillframe.runtime.reading import ReaderAtWork, splits_of
 from stillframe.runtime.source_operator import Reading
 from stillframe.runtime.task import ChannelLog, Subtask, TaskEvents
@@ -131,6 +131,7 @@ class SourceSubtask(Subtask):
         self._reserved = Reserved() if mode == "at-most-once" else None
         self._listened_seconds = 0.0
         self._listens_since_seconds: float | None = None
+        self._marker_due_ms: int | None = None
         source.times_of = self._times_of
 
     def step(self) -> bool:
@@ -141,6 +142,10 @@ class SourceSubtask(Subtask):
         if self._has_finished or stands_still or not self._chain.has_room():
             self._listens_since_seconds = None
             return False
+        if self._marker_due_ms is not None:
+            marker = LatencyMarker(self.ref.task, self._marker_due_ms)
+            self._marker_due_ms = None
+            self._chain.send_latency(marker)
         if self._reserved is not None:
             return self._step_reserved(self._reserved)
         read = None if self._has_ended else self._poll()
@@ -300,6 +305,11 @@ class SourceSubtask(Subtask):
     def on_end_wanted(self) -> None:
         self._has_ended = self._source.was_ended = True
         self._stops_at_end = False
+
+    def on_latency_wanted(self, now_ms: int) -> None:
+        """A marker is due: it is sent when there is room, and one at a time waits for that."""
+        if self._marker_due_ms is None:
+            self._marker_due_ms = now_ms
 
     def on_trigger(self, barrier: Barrier) -> None:
         if barrier.checkpoint_id <= self._last_triggered:

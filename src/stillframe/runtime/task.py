@@ -252,8 +252,7 @@ class Subtask(ABC):
         rows_out, bytes_out = self._chain.sent()
         times = (time_us for time_us in self.times_us().values() if time_us is not None)
         return SubtaskMeasures(
-            self.ref.task,
-            self.ref.subtask,
+            *self.ref,
             self.counters.records_in + self.counters.records_read,
             rows_out + self.records_written,
             self.bytes_in,
@@ -267,6 +266,7 @@ class Subtask(ABC):
             None if lag is None or lag.seconds is None else round(lag.seconds * 1000),
             self.records_written,
             self.aligning(),
+            self._chain.latencies.told(),
         )
 
     def aligning(self) -> Aligning | None:

@@ -17,6 +17,7 @@ No file, or one that is being written, means what was read last; at first, no fa
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import time
@@ -41,7 +42,7 @@ from stillframe.api.sources import Polled, Source, SourceContext, SourceReader, 
 from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.runtime import assembly
 from stillframe.runtime.channels import InputChannel, QueuedInput
-from stillframe.runtime.elements import Element
+from stillframe.runtime.elements import Barrier, Element
 
 POISON = "nobody"
 _LOOK_SECONDS = 0.05
@@ -108,6 +109,15 @@ class DelayedInput(QueuedInput):
         if not self._arrived_seconds:
             return True
         return now < self._arrived_seconds[0] + self._delay_seconds()
+
+    def waiting_barriers(self) -> Sequence[Barrier]:
+        """Those that have come through: one that is still on its way is waited for."""
+        if not self._barriers:
+            return self._barriers
+        due_seconds = self._now_seconds() - self._delay_seconds()
+        there = sum(arrived <= due_seconds for arrived in self._arrived_seconds)
+        come = [element for element, _ in itertools.islice(self._elements, there)]
+        return [each for each in self._barriers if any(each is element for element in come)]
 
     def take(self) -> Element:
         self._arrived_seconds.popleft()
