@@ -338,3 +338,10 @@ def test_a_float_is_rounded_once() -> None:
     text = b'{"a":1.00000017881393432617187499}'
     (row,) = RowReader(schema_of_ddl("a float"), JsonRules()).read(text).rows
     assert row[0] == math.ldexp(1 + 2**-23, 0)
+
+
+def test_lines_that_are_all_blank_have_no_records():
+    schema = pa.schema([("a", pa.string()), ("b", pa.list_(pa.int64()))])
+    for kept in (schema, schema.remove(1)):
+        parsed = ColumnReader(kept, JsonRules()).read(Texts.lines(b"\n\n\n"))
+        assert (parsed.batch.num_rows, parsed.batch.schema) == (0, kept)

@@ -364,7 +364,7 @@ def test_long_lines_come_in_larger_blocks_so_that_enough_of_them_come_at_once(
 ):
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 1_000)
     monkeypatch.setattr(lines, "_BLOCK_LINES", 30)
-    for length, block_lines in ((9, 100), (49, 30), (199, 20)):
+    for length, block_lines in ((9, 100), (49, 30), (399, 20)):
         path = tmp_path / str(length)
         path.write_text(("x" * length + "\n") * 1_000)
         source = TextSource(str(path))

@@ -11,7 +11,13 @@ _S3_RECORDS = 36_000_000
 GROUPS = {
     "kafka": ("kafka-counts", "kafka-values", "kafka-sink", "kafka-latency"),
     "sinks": ("postgres-sink", "mysql-sink", "s3-sink"),
-    "language": ("language-json", "language-words", "language-decimals", "language-evaluator"),
+    "language": (
+        "language-json",
+        "language-words",
+        "language-decimals",
+        "language-distinct",
+        "language-evaluator",
+    ),
 }
 """Benchmarks that one name asks for."""
 

@@ -37,6 +37,7 @@ _FAMILIES = {
     "json_counts": "language",
     "words": "language",
     "decimals": "language",
+    "distinct": "language",
     "evaluated": "language",
 }
 """Workloads that share a program; the others have one of their name."""

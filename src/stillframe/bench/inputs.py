@@ -49,7 +49,7 @@ def prices(home: Path, records: int) -> Path:
     return _written(home, "prices", "parquet", records, _FILES, _parquet_of(PRICES, _priced))
 
 
-WRITERS = {"json_counts": json_lines, "words": word_lines, "decimals": prices}
+WRITERS = {"json_counts": json_lines, "words": word_lines, "decimals": prices, "distinct": prices}
 """Of workloads that read other files than page views."""
 
 Rows = Callable[[ClickSource, int, int, int], pa.RecordBatch]

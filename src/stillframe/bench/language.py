@@ -8,6 +8,7 @@ _LANGUAGE: tuple[tuple[str, Workload, str, int, float], ...] = (
     ("json", "json_counts", "Lines of JSON with five fields, from_json, counted by key", 12, 3),
     ("words", "words", "Word count of text files, eight words a line", 12, 3),
     ("decimals", "decimals", "Decimals summed by key in windows of a minute", 8, 3),
+    ("distinct", "distinct", "Different apps in windows of a minute, counted exactly", 8, 1),
     ("evaluator", "evaluated", "Keys that only Spark's evaluator computes, counted", 4, 0.5),
 )
 """Names, workloads, titles, millions of records, and how much faster than Spark."""

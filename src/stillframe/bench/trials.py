@@ -26,6 +26,7 @@ Workload = Literal[
     "json_counts",
     "words",
     "decimals",
+    "distinct",
     "evaluated",
 ]
 Plot = Literal["bars", "percentiles", "lines"]

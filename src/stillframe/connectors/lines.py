@@ -29,7 +29,7 @@ from stillframe.json_values import JsonObject
 from stillframe.storage.places import OpenFile
 
 _BLOCK_BYTES = 1 << 20
-_BLOCK_LINES, _BLOCK_GROWTH = 1 << 15, 4
+_BLOCK_LINES, _BLOCK_GROWTH = 1 << 16, 8
 """Long lines come in blocks of up to so many times these bytes, until about so many are in a block:
 whoever takes a batch apart by keys has something to do for each key of each batch."""
 _LINE_BYTES_MAX = 64 << 20

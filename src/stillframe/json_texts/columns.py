@@ -293,7 +293,7 @@ class _Piece:
 
 def _merged(pieces: Sequence[_Piece], why: Mapping[int, str], schema: pa.Schema) -> Parsed:
     if not pieces:
-        return Parsed(schema.empty_table().to_batches()[0], np.empty(0, np.int64), {})
+        return Parsed(pa.RecordBatch.from_pylist([], schema), np.empty(0, np.int64), {})
     if len(pieces) == 1:
         batch, places = pieces[0].batch, pieces[0].places
     else:

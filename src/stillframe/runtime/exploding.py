@@ -14,7 +14,7 @@ from stillframe.graph.expressions import Expression, Named, names_in
 from stillframe.runtime.expressions import evaluate, project
 from stillframe.runtime.row_functions import Batches
 
-_ROWS_MIN, _ROWS_MAX = 1 << 16, 1 << 18
+_ROWS_MIN, _ROWS_MAX = 1 << 16, 1 << 19
 """Of one batch that comes out, but for what one row gives alone. The more of them an aggregate's
 sender sees at once, the fewer rows it sends; between the two, memory decides."""
 _BYTES_MAX = 8 << 20

@@ -42,7 +42,7 @@ def from_json(
     made = records.batch
     assert made.num_rows == len(text), "every text that is no array is one row"
     columns = [
-        made.column(each.name) if each.name in made.schema.names else pa.nulls(len(text), each.type)
+        made.column(each.name) if each.name in made.schema.names else _nulls(each.type, len(text))
         for each in type_
     ]
     found = pa.StructArray.from_arrays(columns, fields=list(nullable(pa.schema(list(type_)))))
@@ -64,6 +64,17 @@ def _joined(text: pa.Array) -> Texts:
     _, offsets, data = ended.buffers()
     behind = np.frombuffer(offsets, np.int32, len(text) + 1).astype(np.int64)
     return Texts(memoryview(data) if len(text) else b"", behind[:-1], behind[1:] - 1)
+
+
+def _nulls(type_: pa.DataType, count: int) -> pa.Array:
+    """A piece of a column that is kept: making one for each batch costs more than its texts' ends
+    do to be found."""
+    return _kept_nulls(type_, 1 << count.bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=16)
+def _kept_nulls(type_: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, type_)
 
 
 @lru_cache(maxsize=64)

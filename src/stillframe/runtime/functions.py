@@ -19,6 +19,7 @@ from pyarrow import types
 
 from stillframe.runtime import casts, times
 from stillframe.runtime.from_json import from_json
+from stillframe.runtime.splitting import split_by_text
 
 Datum: TypeAlias = pa.Array | pa.Scalar
 Function = Callable[..., Datum]
@@ -258,12 +259,10 @@ def _with_pattern(match: Function) -> Function:
     return lambda type_, text, pattern: match(text, pattern.as_py())
 
 
-def _split(split: Function) -> Function:
-    def function(type_: pa.DataType, text: pa.Array, by: pa.Scalar, limit: pa.Scalar) -> Datum:
-        parts_max = limit.as_py()
-        return split(text, by.as_py(), max_splits=parts_max - 1 if parts_max > 0 else None)
-
-    return function
+def _split_by_pattern(type_: pa.DataType, text: pa.Array, by: pa.Scalar, limit: pa.Scalar) -> Datum:
+    parts_max = limit.as_py()
+    splits_max = parts_max - 1 if parts_max > 0 else None
+    return pc.split_pattern_regex(text, by.as_py(), max_splits=splits_max)
 
 
 def _replace(type_: pa.DataType, text: pa.Array, search: pa.Scalar, by: pa.Scalar) -> Datum:
@@ -408,8 +407,8 @@ FUNCTIONS: dict[str, Function] = {
     "ends_with": _with_pattern(pc.ends_with),
     "contains": _with_pattern(pc.match_substring),
     "matches": _with_pattern(pc.match_substring_regex),
-    "split": _split(pc.split_pattern_regex),
-    "split_by_text": _split(pc.split_pattern),
+    "split": _split_by_pattern,
+    "split_by_text": split_by_text,
     "from_json": from_json,
     "replace": _replace,
     "lpad": _pad(pc.utf8_lpad),

@@ -1,4 +1,5 @@
-"""The queries of the benchmark 'language', in plain PySpark: the same for both engines."""
+"""The queries of the benchmark 'language', in plain PySpark: the same for both engines, but
+for what Spark cannot do."""
 
 FIELDS = "app_id string, user_id long, url string, at long, referrer string"
 PRICES = "at timestamp, app_id string, price decimal(12,2)"
@@ -28,6 +29,28 @@ def decimals(reader, path):
     )
 
 
+def distinct(reader, path):
+    from pyspark.sql.functions import count_distinct
+
+    return apps_by_the_minute(reader, path, count_distinct("app_id"))
+
+
+def approximately_distinct(reader, path):
+    """As `distinct`, which Spark refuses on a stream."""
+    from pyspark.sql.functions import approx_count_distinct
+
+    return apps_by_the_minute(reader, path, approx_count_distinct("app_id"))
+
+
+def apps_by_the_minute(reader, path, number):
+    from pyspark.sql.functions import count, window
+
+    prices = reader.schema(PRICES).parquet(path)
+    return prices.groupBy(window("at", "1 minute")).agg(
+        number.alias("apps"), count("*").alias("count")
+    )
+
+
 def evaluated(reader, path):
     views = reader.schema(VIEWS).parquet(path)
     host = "substring_index(parse_url(url, 'HOST'), '.', 1)"
@@ -41,5 +64,7 @@ QUERIES = {
     "json_counts": json_counts,
     "words": words,
     "decimals": decimals,
+    "distinct": distinct,
     "evaluated": evaluated,
 }
+SPARK_S_QUERIES = {**QUERIES, "distinct": approximately_distinct}

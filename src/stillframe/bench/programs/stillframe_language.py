@@ -4,8 +4,9 @@
 
 All files of a directory are read once, exactly once, through the public API, to the sink `noop`:
 `json_counts` parses lines of JSON with five fields by `from_json` and counts them by one of these,
-`words` counts the words of lines, `decimals` sums prices by app in windows, and `evaluated` counts
-page views by what only Spark's evaluator computes of their URLs.
+`words` counts the words of lines, `decimals` sums prices by app in windows, `distinct` counts the
+apps of each window, and `evaluated` counts page views by what only Spark's evaluator computes of
+their URLs.
 
 What was counted is read back from the last checkpoint and must be what the source says was read.
 """
