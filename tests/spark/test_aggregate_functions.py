@@ -48,7 +48,7 @@ PAIRS = (
 )
 FEW = ("n", "x", "s", "p", "l")
 NAN_IS_ONE = pyspark.__version__ >= "4.2"
-"""Before, each NaN of a batch is a value of its own to Spark's `collect_set`."""
+"""Before, each NaN of a batch is a value of its own to Spark's `collect_set` and `mode`."""
 SINGLE = [
     *(f"{name}({column})" for name in ("min", "max") for column in ORDERED),
     *(f"{name}({column})" for name in ("first", "last") for column in (*FEW, "q", "iv")),
@@ -57,7 +57,7 @@ SINGLE = [
     *(f"max_by(n, {column})" for column in ORDERED),
     *(f"collect_list({column})" for column in (*FEW, "q")),
     *(f"collect_set({column})" for column in FEW if column != "x" or NAN_IS_ONE),
-    *(f"mode({column}, true)" for column in FEW),
+    *(f"mode({column}, true)" for column in FEW if column != "x" or NAN_IS_ONE),
     *(f"approx_count_distinct({column})" for column in ("x", "f", "b", "y", "w", "tn", "iv")),
     *(f"percentile_approx({column}, 0.4)" for column in ("n", "x", "m", "d", "at")),
     *(f"{name}({column})" for name in ("bit_and", "bit_or", "bit_xor") for column in ("n", "i")),
