@@ -314,6 +314,19 @@ def test_a_checkpoint_location_that_is_a_file_is_told_at_the_start(
     assert "checkpoints" in failure_of(query.start(str(tmp_path / "out")))
 
 
+def test_a_checkpoint_location_of_a_query_that_spark_ran_is_refused(
+    still: Any, options: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.txt").write_text("one\n")
+    lines = still.spark.readStream.text(str(tmp_path / "lines"))
+    theirs = lines.writeStream.format("noop").trigger(availableNow=True)
+    theirs.option("checkpointLocation", options["checkpointLocation"]).start().awaitTermination()
+
+    query = still.writeStream(lines).format("noop").options(**options).start()
+    assert "the checkpoints of a query that Spark ran" in failure_of(query)
+
+
 def test_a_job_that_is_running_already_is_not_started_twice(
     still: Any, options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -12,9 +12,15 @@ import pandas
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import conversion
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.expressions import SparkResult
@@ -66,25 +72,43 @@ def upside_down(text: str | None) -> str | None:
 
 
 MEASURED = StructType().add("a", "integer").add("b", "string")
+DESCRIBED = (
+    StructType()
+    .add("later", TimestampType())
+    .add("label", StringType())
+    .add("sizes", ArrayType(IntegerType()))
+)
 
-if hasattr(conversion, "ArrowBatchTransformer"):
 
-    @F.pandas_udf(StringType())  # type: ignore[call-overload]
-    def twice(texts: pandas.Series, numbers: pandas.Series) -> pandas.Series:
-        return texts.str.cat(numbers.astype(str), na_rep="?")
+@F.pandas_udf(StringType())  # type: ignore[call-overload]
+def twice(texts: pandas.Series, numbers: pandas.Series) -> pandas.Series:
+    return texts.str.cat(numbers.astype(str), na_rep="?")
 
-    @F.pandas_udf(MEASURED)  # type: ignore[call-overload]
-    def measured(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
-        for texts in batches:
-            yield pandas.DataFrame({"a": texts.fillna("none").str.len(), "b": texts})
 
-    @F.arrow_udf(LongType())  # type: ignore[call-overload]
+@F.pandas_udf(MEASURED)  # type: ignore[call-overload]
+def measured(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
+    for texts in batches:
+        yield pandas.DataFrame({"a": texts.fillna("none").str.len(), "b": texts})
+
+
+@F.pandas_udf(DESCRIBED)  # type: ignore[call-overload]
+def described(
+    times: pandas.Series, named: pandas.DataFrame, lists: pandas.Series
+) -> pandas.DataFrame:
+    """Columns by their names, in another order than the declared one."""
+    labels = named["name"].fillna("?") + named["id"].astype(str)
+    sizes = lists.map(lambda each: [len(each), *map(len, each)])
+    later = times.dt.floor("D") + pandas.Timedelta(hours=1)
+    return pandas.DataFrame({"sizes": sizes, "label": labels, "later": later})
+
+
+if hasattr(F, "arrow_udf"):
+
+    @F.arrow_udf(LongType())
     def lengths(texts: pa.Array) -> pa.Array:
         return pc.utf8_length(texts)
 
-else:  # before PySpark 4.2 functions of whole columns of pandas are refused
-    twice = F.udf(lambda text, number: f"{text or '?'}{number}", StringType())
-    measured = F.udf(lambda text: (len(text or "none"), text), MEASURED)
+else:  # PySpark 4.0 has none
     lengths = F.udf(lambda text: None if text is None else len(text), LongType())
 
 
@@ -124,6 +148,10 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
         F.soundex(twice(F.initcap("name"), F.col("id"))).alias("t"),
         measured(F.reverse("name")).alias("m"),
         F.factorial((lengths("name") % 5).cast("int")).alias("n"),
+    ),
+    "a function of times, structs and lists": lambda rows: rows.select(
+        "id",
+        described("at", F.struct("id", "name"), F.split(F.concat_ws(" ", "name"), " ")).alias("d"),
     ),
     "a function of a filter": lambda rows: rows.where(
         F.levenshtein(upside_down("name"), F.lit("ab")) > 2
@@ -247,6 +275,18 @@ def test_a_subquery_is_said_and_must_give_one_row_that_does_not_change(
         stream("SELECT (SELECT max(label) FROM codes WHERE n = id) FROM clicks")
     with pytest.raises(BuildError, match="condition of a join"):
         stream("SELECT id FROM clicks JOIN codes ON id > n + (SELECT max(n) FROM codes)")
+
+
+def test_what_is_another_value_after_a_recovery_is_said(
+    spark: SparkSession, still: Still, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = spark.readStream.schema(SCHEMA).json(rows)
+    drawn = F.udf(lambda _: 4, "int").asNondeterministic()
+    still.stream(frame.select(F.rand(7), F.initcap("name"), drawn("id"))).explain()
+    said = capsys.readouterr().out
+    assert said.count("another value after a recovery: ") == 2
+    assert "another value after a recovery: <lambda>" in said
+    assert "another value after a recovery: rand(7" in said
 
 
 def test_what_a_generator_reads_is_hidden_behind_it(

@@ -25,6 +25,7 @@ from stillframe.coordinator.job_parts import JobParts, UnfitStates, no_unfit_sta
 from stillframe.coordinator.kept_history import HistoryThread
 from stillframe.coordinator.lease import DriverLease
 from stillframe.coordinator.ledger import Ledger
+from stillframe.coordinator.located import refuse_checkpoints_of_spark
 from stillframe.coordinator.mail import (
     AttemptBroke,
     AttemptFinished,
@@ -67,7 +68,7 @@ from stillframe.protocol.restarts import GiveUp, SameFailure, restart_strategy
 from stillframe.secrets import masked, shows_secret
 from stillframe.storage.paths import job_directory
 from stillframe.storage.staging import StagedFiles
-from stillframe.storage.store import open_store
+from stillframe.storage.store import Store, open_store
 
 _THIS_PROCESS = (
     "; it is this process: if the job has ended because its function hangs, end the process"
@@ -96,9 +97,10 @@ class Job(threading.Thread):
         self.plan = plan
         self.config = config
         store = None
+        self._location: Store | None = None
         if config.checkpoint_location is not None:
-            location = open_store(config.checkpoint_location, config.storage_settings)
-            store = location.below(job_directory(plan.job))
+            self._location = open_store(config.checkpoint_location, config.storage_settings)
+            store = self._location.below(job_directory(plan.job))
         kept_max = config.history_checkpoints
         keeping = HistoryThread(store, kept_max) if store is not None else None
         self.history = History(keeping, clock, kept_max, plan.job)
@@ -267,6 +269,8 @@ class Job(threading.Thread):
             return "stopped"
         if self._starter.is_finished():
             return "finished"
+        if self._location is not None and self._ledger.record is None:
+            refuse_checkpoints_of_spark(self._location)
         while True:
             match self._run_attempt_if_storage_lets():
                 case AttemptFinished():

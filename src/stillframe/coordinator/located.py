@@ -14,7 +14,7 @@ from typing import Literal
 from stillframe.clock import SystemClock
 from stillframe.coordinator.job_log import JobLog
 from stillframe.coordinator.snapshots import Snapshots
-from stillframe.errors import StorageError
+from stillframe.errors import StartRefused, StorageError
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid
 from stillframe.protocol.joblog import CompletedCheckpoint, JobRecord, Outcome
 from stillframe.protocol.manifests import Manifest, decode_manifest, encode_manifest
@@ -26,6 +26,15 @@ from stillframe.storage.paths import (
     metadata_path,
 )
 from stillframe.storage.store import Store, is_local_address, open_store
+
+
+def refuse_checkpoints_of_spark(location: Store) -> None:
+    """Asked where a job begins: who gives the location of a query of Spark's wants to go on."""
+    if any(name.isdigit() for name in location.list("offsets")):
+        raise StartRefused(
+            f"{location.address} has the checkpoints of a query that Spark ran, from which a job"
+            " of Stillframe cannot go on: give another checkpointLocation, where it begins anew"
+        )
 
 
 @dataclass(frozen=True, slots=True)

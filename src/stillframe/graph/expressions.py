@@ -55,6 +55,8 @@ class RowFunction:
     """What is done to each argument's values before the function gets them; empty: nothing."""
     made: Callable[[pa.DataType, Sequence[Any]], pa.Array] | None = None
     """Makes a column of what the function returned, where that is not of its type already."""
+    by_chance: bool = False
+    """Whether it says something else for the same values when it is called again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class BatchFunction:
     arguments: tuple[Expression, ...]
     type: pa.DataType
     name: str
+    by_chance: bool = False
 
 
 class ValueAtStart(Protocol):
@@ -115,6 +118,7 @@ class SparkResult:
     type: pa.DataType
     sql: str
     """In Spark's words, for people."""
+    by_chance: bool = False
 
 
 Expression = Column | Literal | Call | RowFunction | BatchFunction | StartValue | SparkResult
@@ -159,6 +163,17 @@ def names_in(expression: Expression) -> set[str]:
 def spark_results(*expressions: Expression) -> list[SparkResult]:
     """Those of their parts that Spark's evaluator computes."""
     return [part for part in all_parts(*expressions) if isinstance(part, SparkResult)]
+
+
+def by_chance(*expressions: Expression) -> list[str]:
+    """Those of their parts that are another value when they are computed again."""
+    found = []
+    for part in all_parts(*expressions):
+        if isinstance(part, SparkResult) and part.by_chance:
+            found.append(part.sql)
+        elif isinstance(part, RowFunction | BatchFunction) and part.by_chance:
+            found.append(part.name)
+    return found
 
 
 class Rewriting:

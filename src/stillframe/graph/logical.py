@@ -29,6 +29,7 @@ from stillframe.graph.expressions import (
     SparkResult,
     StartValue,
     all_parts,
+    by_chance,
     spark_results,
 )
 from stillframe.ids import OperatorUid
@@ -301,6 +302,17 @@ def evaluated_by_spark(operator: Operator) -> list[SparkResult]:
 def read_at_start(operator: Operator) -> list[StartValue]:
     """The subqueries among the operator's expressions."""
     return [each for each in all_parts(*expressions_in(operator)) if isinstance(each, StartValue)]
+
+
+def notes_on(operator: Operator) -> list[str]:
+    """What `explain` says below an operator, beside where its records go."""
+    chance = by_chance(*expressions_in(operator))
+    return [
+        *(f"in Spark's evaluator: {each.sql}" for each in evaluated_by_spark(operator)),
+        *(f"once at the start: {each.sql}" for each in read_at_start(operator)),
+        *(["once at the start: the table"] if isinstance(operator, Lookup) else []),
+        *(f"another value after a recovery: {each}" for each in chance),
+    ]
 
 
 def keys_of(operator: Operator, place: int = 0) -> tuple[str, ...] | None:

@@ -44,10 +44,9 @@ from stillframe.graph.logical import (
     Union,
     WithWatermark,
     Write,
-    evaluated_by_spark,
     keys_of,
     late_readers,
-    read_at_start,
+    notes_on,
     walk,
     without_twins,
 )
@@ -216,16 +215,7 @@ class Plan:
             for planned in task.operators:
                 fanout = [self.edges[index] for index in planned.edges]
                 lines.append(f"    {describe(planned.operator)}  [{planned.uid}]")
-                lines += [
-                    f"      in Spark's evaluator: {result.sql}"
-                    for result in evaluated_by_spark(planned.operator)
-                ]
-                lines += [
-                    f"      once at the start: {value.sql}"
-                    for value in read_at_start(planned.operator)
-                ]
-                if isinstance(planned.operator, Lookup):
-                    lines.append("      once at the start: the table")
+                lines += [f"      {note}" for note in notes_on(planned.operator)]
                 lines += [
                     f"      --{_in_words(edge.partitioning)}--> task {edge.target_task}"
                     + (" (back)" if edge.is_feedback else "")

@@ -270,7 +270,8 @@ class Crossings:
             given = [(each.attribute, rewriting(each.expression)) for each in self._read_by(*made)]
             projection = _Preparation(self._spark).projection(made, given)
             for place, (name, each) in enumerate(chosen.items()):
-                known[name] = SparkResult(projection, place, each.type, each.sql)
+                by_chance = not each.made.deterministic()
+                known[name] = SparkResult(projection, place, each.type, each.sql, by_chance)
         return list(map(rewriting, whole))
 
     def _wanted(self, expressions: list[Expression]) -> dict[str, _Result]:

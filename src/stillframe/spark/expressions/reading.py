@@ -263,7 +263,8 @@ def python_function(translator: Translating, node: JavaObject) -> Expression:
         raise refused(node, "has named arguments, which a stream does not pass on")
     arguments, type_, name = translator.children(node), type_of(node), str(node.name())
     if node.evalType() not in _ROW_FUNCTIONS:
-        return BatchFunction(batch_udf_of(node, function_of(node)), arguments, type_, name)
+        function = batch_udf_of(node, function_of(node))
+        return BatchFunction(function, arguments, type_, name, not node.udfDeterministic())
     given = tuple(argument_of(spark_type_of(child)) for child in children(node))
     by_arrow = node.evalType() == PythonEvalType.SQL_ARROW_BATCHED_UDF
     return RowFunction(
@@ -273,6 +274,7 @@ def python_function(translator: Translating, node: JavaObject) -> Expression:
         name,
         given if any(given) else (),
         partial(results_as, spark_type_of(node)) if by_arrow else None,
+        not node.udfDeterministic(),
     )
 
 
