@@ -387,11 +387,12 @@ def test_a_result_is_sorted_as_a_whole_or_not_at_all(
 
 
 def test_a_source_that_is_not_there_is_refused_with_those_that_are(
-    spark: SparkSession, still: Still
+    spark: SparkSession, still: Still, tmp_path: Path
 ) -> None:
-    batches = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    with pytest.raises(BuildError, match=r"the source rate-micro-batch of this .*parquet, orc"):
-        still.stream(batches)
+    schema = "path string, modificationTime timestamp, length long, content binary"
+    images = spark.readStream.format("binaryFile").schema(schema).load(str(tmp_path))
+    with pytest.raises(BuildError, match=r"the source binaryFile of this .*parquet, orc"):
+        still.stream(images)
 
 
 def test_an_option_that_nobody_honours_is_named(
