@@ -406,7 +406,7 @@ def test_a_pyspark_that_is_too_old_is_refused_before_anything_of_it_is_imported(
     (tmp_path / "pyspark/__init__.py").write_text('__version__ = "3.5.6"')
     done = subprocess.run(
         [sys.executable, "-c", f"import stillframe\nstillframe.{asked}"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
         check=False,
