@@ -43,6 +43,7 @@ def test_every_option_is_parsed_into_its_unit():
             "rocksdbMemory": "1 GiB",
             "evaluatorMemory": "1g",
             "stateDirectory": "/fast",
+            "refreshInterval": "10 min",
         }
     )
 
@@ -70,6 +71,7 @@ def test_every_option_is_parsed_into_its_unit():
         rocksdb_memory_bytes=1024**3,
         evaluator_memory_bytes=1024**3,
         state_directory="/fast",
+        refresh_interval_seconds=600.0,
     )
     assert config.state == StateSettings("rocksdb", 512 * 1024, False, 1024**3, "/fast")
 

@@ -29,6 +29,7 @@ WITHOUT_DEFAULT = {
     "discardPrepared": "none",
     "requireGuarantee": "none",
     "watermarkIdleTimeout": "never",
+    "refreshInterval": "never",
     "stateDirectory": "Spark's own",
 }
 """What the table says where the code has None, or an empty set."""

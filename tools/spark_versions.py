@@ -36,6 +36,7 @@ TESTS = (
     "tests/spark/test_data_sources.py",
     "tests/spark/test_listeners.py",
     "tests/spark/test_snapshots_as_frames.py",
+    "tests/spark/test_refreshing.py",
     "tests/spark/test_program_kills.py",
 )
 

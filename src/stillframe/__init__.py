@@ -168,6 +168,7 @@ _ROOM_OF = {name: room for room, names in _BY_ROOM.items() for name in names}
 
 def on(spark: SparkSession) -> Still:
     """Stillframe on this Spark session: where streams are read and jobs are started."""
+    _refuse_other_pyspark()
     from stillframe.spark.session import Still
 
     return Still(spark)
@@ -175,6 +176,7 @@ def on(spark: SparkSession) -> Still:
 
 def register(spark: SparkSession) -> None:
     """Have a session that runs no jobs read snapshots: `spark.read.format("stillframe")`."""
+    _refuse_other_pyspark()
     from stillframe.spark.frames.snapshot_source import register
 
     register(spark)
@@ -184,4 +186,15 @@ def __getattr__(name: str) -> Any:
     room = _ROOM_OF.get(name)
     if room is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if room.startswith("spark."):
+        _refuse_other_pyspark()
     return getattr(importlib.import_module(f"{__name__}.{room}"), name)
+
+
+def _refuse_other_pyspark() -> None:
+    """First of all: what older versions lack is imported all over the rooms of `spark`."""
+    import pyspark
+
+    from stillframe.spark.internals import refuse_other_versions
+
+    refuse_other_versions(pyspark.__version__)

@@ -324,14 +324,12 @@ class JobConfig:
     """How many restarts because the process of the same slot died without saying why, with no new
     completed checkpoint in between, before the job gives up."""
     restart_same_error_max: float = 10
-    """The same for an error that a function, a source or a sink raises at the same place. With the
-    default delays ten restarts take about two minutes."""
+    """The same for an error raised at the same place: ten restarts take about two minutes."""
     restore_from: int | str | None = None
     """A checkpoint's number, to begin with that one instead of the newest; or the address of a
     savepoint or of another job's checkpoint, to begin with where there is none yet."""
     restore_mode: RestoreMode = "no_claim"
-    """Whether the job owns a snapshot from elsewhere that it begins with, and deletes it when it
-    has a checkpoint of its own."""
+    """Whether a snapshot from elsewhere is deleted when the job has a checkpoint of its own."""
     fresh: bool = False
     """Whether the job starts over, whatever it has: its checkpoints are swept."""
     retain_on_cancel: bool = False
@@ -344,8 +342,7 @@ class JobConfig:
     """What columns of a state begin with that the snapshot does not have, by the name of the column
     or of the aggregate; null: with nothing."""
     discard_prepared: tuple[str, ...] | None = None
-    """Output that sinks have prepared and not committed and that nobody wants, each by sink, epoch
-    and number of rows."""
+    """Prepared output that nobody wants, each by sink, epoch and number of rows."""
     required_guarantee: RequiredGuarantee | None = None
     """The job does not start if it would give less than this."""
     watermark_idle_timeout_seconds: float | None = None
@@ -364,6 +361,8 @@ class JobConfig:
     rest_port: int | Literal["off"] = 0
     """Where the driver serves its HTTP API; 0: on any free port."""
     rest_bind_address: str = LOOPBACK
+    refresh_interval_seconds: float | None = None
+    """How often tables that streams are joined with are read again; None: only at the start."""
     log_format: LogFormat = "text"
     """Of the lines that slots write into the logs of their executors."""
     available_now: bool = False
@@ -453,6 +452,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "evaluatorMemory": ("evaluator_memory_bytes", parse_bytes),
     "restPort": ("rest_port", _parse_port),
     "restBindAddress": ("rest_bind_address", _text),
+    "refreshInterval": ("refresh_interval_seconds", _parse_time_span_seconds),
     "logFormat": ("log_format", _parse_log_format),
 }
 # Which strategies have an option. Where none is named, the first that has all given ones is meant.

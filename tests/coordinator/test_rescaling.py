@@ -8,7 +8,7 @@ from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.generate import ClickSource
 from stillframe.coordinator.attempt import RunningAttempt
 from stillframe.coordinator.control import SlotJoined, SlotReported
-from stillframe.coordinator.history import History, Rescaled
+from stillframe.coordinator.history import History
 from stillframe.coordinator.job_parts import JobParts
 from stillframe.coordinator.ledger import Ledger
 from stillframe.coordinator.mail import (
@@ -18,6 +18,7 @@ from stillframe.coordinator.mail import (
     StopWanted,
 )
 from stillframe.coordinator.ports import CommitsPort, SlotsPort
+from stillframe.coordinator.replanned import Refreshed, Rescaled
 from stillframe.coordinator.rescaling import RescaleFailed, RescaleWanted, Scale
 from stillframe.coordinator.savepoints import SavepointWanted
 from stillframe.coordinator.sinks import DriverSinks
@@ -71,6 +72,23 @@ def test_the_downtime_is_from_the_hold_to_the_moment_all_slots_run():
 
     assert asked.heard == [Rescaled(2, 3, 1.5)] == asked.history.events()
     assert asked.scale.parallelism == 3
+
+
+def test_new_rows_of_tables_leave_the_parallelism_as_it_is():
+    asked = Asked()
+    wanted = asked.scale.refresh(asked.heard.append)
+    assert (wanted.plan.slots, wanted.refreshes) == (2, True)
+    with pytest.raises(StillframeError, match="goes on with new rows of its tables: wait"):
+        asked.ask(3)
+
+    held_at = asked.clock.monotonic_seconds()
+    asked.clock.advance(0.5)
+    asked.scale.change(plan(2), held_at)
+    asked.scale.on_running()
+
+    assert asked.heard == [Refreshed(0.5)] == asked.history.events()
+    assert asked.scale.parallelism == 2
+    assert asked.ask(3) is not None
 
 
 def test_whoever_asked_is_answered_once():

@@ -17,9 +17,9 @@ from stillframe.coordinator.history import (
     AttemptFailed,
     CheckpointCompleted,
     CheckpointFailed,
-    Rescaled,
     SlotsRunning,
 )
+from stillframe.coordinator.replanned import Rescaled
 from stillframe.errors import StartRefused, StillframeError
 from stillframe.graph.launch import RunningSlots
 from stillframe.testing.processes import ProcessDeployment

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 import stillframe
 from stillframe import BuildError, JobFailed, StartRefused
 from stillframe.spark.deployment import checks
-from stillframe.spark.internals import as_known
+from stillframe.spark.internals import as_known, refuse_other_versions
 
 pytestmark = pytest.mark.spark
 
@@ -390,3 +394,42 @@ def test_what_spark_does_not_have_is_one_sentence_with_both_versions(spark: Spar
         assert f"Stillframe {stillframe.__version__} " in str(refused.value)
     with pytest.raises(ParseException), as_known():
         spark.range(1).selectExpr("1 +")
+
+
+@pytest.mark.parametrize(
+    "asked", ["on(None)", "everywhere()", "register(None)", "Savepoint", "from_generator"]
+)
+def test_a_pyspark_that_is_too_old_is_refused_before_anything_of_it_is_imported(
+    tmp_path: Path, asked: str
+) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark/__init__.py").write_text('__version__ = "3.5.6"')
+    done = subprocess.run(
+        [sys.executable, "-c", f"import stillframe\nstillframe.{asked}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "stillframe.errors.StartRefused: PySpark 3.5.6 is too old for Stillframe"
+        f" {stillframe.__version__}: use PySpark 4.0 to 4.3"
+    )
+
+
+def test_a_spark_that_is_newer_than_was_tried_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "stillframe"):
+        for version in ("4.0.0", "4.2.1.dev3", pyspark.__version__, "5.1.0", "5.1.0"):
+            refuse_other_versions(version)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"PySpark 5.1.0 is newer than what Stillframe {stillframe.__version__} was tried with,"
+        " which is PySpark 4.0 to 4.3: if something of it is not as expected, the job is refused"
+        " with a sentence"
+    ]
+
+
+def test_a_spark_that_is_older_than_its_pyspark_is_refused() -> None:
+    with pytest.raises(StartRefused, match=r"^Spark 3\.5\.1 is too old .* PySpark 4\.0 to 4\.3$"):
+        refuse_other_versions("3.5.1", "Spark")

@@ -105,7 +105,7 @@ def test_a_job_for_which_others_leave_no_room_is_refused_with_their_names() -> N
     room = Room(4, [Held("a", 2, True), Held("b", 1, True)])
     with pytest.raises(
         StartRefused,
-        match=r"needs 3 cores \(2 slots and 1 for foreachBatch\) at the same time, but Spark has 4"
+        match=r"needs 3 cores \(2 slots and 1 for Spark jobs\) at the same time, but Spark has 4"
         r" and 'a' holds 2, 'b' holds 1: stop one of these jobs, or give Spark more cores",
     ):
         refuse_too_few_slots(2, False, room)

@@ -386,12 +386,24 @@ def test_a_result_is_sorted_as_a_whole_or_not_at_all(
         writer.option("checkpointLocation", str(tmp_path)).start()
 
 
-def test_a_source_that_is_not_there_is_refused_with_those_that_are(
-    spark: SparkSession, still: Still
+@pytest.mark.slow
+def test_each_batch_of_a_rate_comes_once_and_with_its_time_after_a_kill(
+    spark: SparkSession, still: Still, run_and_kill: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    batches = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    with pytest.raises(BuildError, match=r"the source rate-micro-batch of this .*parquet, orc"):
-        still.stream(batches)
+    reader = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=700, numPartitions=2)
+    rows = reader.options(startTimestamp=5000, batchInterval="100 ms", batches=25).load()
+    found = run_and_kill(still.writeStream(rows).format("parquet"))
+    timed = sorted((row["value"], row["timestamp"].timestamp()) for row in found)
+    assert timed == [(n, 5.0 + n // 700) for n in range(25 * 700)]
+
+
+def test_a_source_that_is_not_there_is_refused_with_those_that_are(
+    spark: SparkSession, still: Still, tmp_path: Path
+) -> None:
+    schema = "path string, modificationTime timestamp, length long, content binary"
+    images = spark.readStream.format("binaryFile").schema(schema).load(str(tmp_path))
+    with pytest.raises(BuildError, match=r"the source binaryFile of this .*parquet, orc"):
+        still.stream(images)
 
 
 def test_an_option_that_nobody_honours_is_named(

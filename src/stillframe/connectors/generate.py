@@ -85,12 +85,12 @@ class ClickSource(Source):
     batch_rows: int = _BATCH_ROWS
 
     def __post_init__(self) -> None:
-        _check_at_least("clicks", "records", self.records, 0)
+        check_at_least("clicks", "records", self.records, 0)
         _check_rate("clicks", "recordsPerSecond", self.records_per_second)
-        _check_at_least("clicks", "partitions", self.partitions, 1)
-        _check_at_least("clicks", "apps", self.apps, 1)
-        _check_at_least("clicks", "skew", self.skew, 1)
-        _check_at_least("clicks", "batchRows", self.batch_rows, 1)
+        check_at_least("clicks", "partitions", self.partitions, 1)
+        check_at_least("clicks", "apps", self.apps, 1)
+        check_at_least("clicks", "skew", self.skew, 1)
+        check_at_least("clicks", "batchRows", self.batch_rows, 1)
 
     @property
     def is_unbounded(self) -> bool:
@@ -101,7 +101,7 @@ class ClickSource(Source):
         return CLICK_SCHEMA
 
     def splits(self, parallelism: int) -> list[Split]:
-        return [Split(_split_id(p), {"next": 0}) for p in range(self.partitions)]
+        return [Split(split_id(p), {"next": 0}) for p in range(self.partitions)]
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
         rate = self.records_per_second
@@ -110,8 +110,8 @@ class ClickSource(Source):
         return _GeneratingReader(cursors, self.batch_rows, pace, context.clock)
 
     def _cursor(self, split: Split, columns: tuple[str, ...] | None) -> _Cursor:
-        partition = _partition_of(split)
-        end = _partition_rows(self.records, self.partitions, partition)
+        partition = partition_of(split)
+        end = partition_rows(self.records, self.partitions, partition)
         return _Cursor(split, end, partial(clicks_table, self, partition, columns=columns))
 
     def describe(self) -> str:
@@ -177,7 +177,7 @@ _MAKERS: dict[str, Callable[[_Clicks], pa.Array]] = {
 
 def clicks_from_options(options: Mapping[str, str]) -> ClickSource:
     """What `readStream.format("clicks").option(…)` asks for."""
-    known: dict[str, _Option] = {
+    known: dict[str, Option] = {
         "records": ("records", parse_count_or_zero),
         "recordsPerSecond": ("records_per_second", _parse_rate),
         "partitions": ("partitions", parse_count),
@@ -186,7 +186,7 @@ def clicks_from_options(options: Mapping[str, str]) -> ClickSource:
         "seed": ("seed", parse_count_or_zero),
         "batchRows": ("batch_rows", parse_count),
     }
-    return ClickSource(**_parsed(options, known, "the source clicks"))
+    return ClickSource(**parsed_options(options, known, "the source clicks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +212,9 @@ class RateSource(Source):
     """How long it takes until so many rows a second come: more with each second, as in Spark."""
 
     def __post_init__(self) -> None:
-        _check_at_least("rate", "rowsPerSecond", self.rows_per_second, 1)
-        _check_at_least("rate", "numPartitions", self.partitions, 1)
-        _check_at_least("rate", "rows", self.rows, 0)
+        check_at_least("rate", "rowsPerSecond", self.rows_per_second, 1)
+        check_at_least("rate", "numPartitions", self.partitions, 1)
+        check_at_least("rate", "rows", self.rows, 0)
 
     @property
     def is_unbounded(self) -> bool:
@@ -226,7 +226,7 @@ class RateSource(Source):
 
     def splits(self, parallelism: int) -> list[Split]:
         position: JsonObject = {"next": 0, "base_ms": self.clock.wall_ms()}
-        return [Split(_split_id(p), position) for p in range(self.partitions)]
+        return [Split(split_id(p), position) for p in range(self.partitions)]
 
     def open(self, splits: Sequence[Split], context: SourceContext) -> SourceReader:
         cursors = [self._cursor(split, context.clock) for split in splits]
@@ -239,9 +239,9 @@ class RateSource(Source):
         return _Ramp(self.rows_per_second, self.ramp_up_seconds)
 
     def _cursor(self, split: Split, clock: Clock) -> _Cursor:
-        partition = _partition_of(split)
-        base_ms = _whole(split, "base_ms")
-        end = _partition_rows(self.rows, self.partitions, partition)
+        partition = partition_of(split)
+        base_ms = whole_of(split, "base_ms")
+        end = partition_rows(self.rows, self.partitions, partition)
         cursor = _Cursor(split, end, partial(self._rows, partition, base_ms * 1000))
         if self.catch_up:
             cursor.paced_from = 0
@@ -266,7 +266,7 @@ class RateSource(Source):
 
 def rate_from_options(options: Mapping[str, str]) -> RateSource:
     """What `readStream.format("rate").option(…)` asks for."""
-    known: dict[str, _Option] = {
+    known: dict[str, Option] = {
         "rowsPerSecond": ("rows_per_second", parse_count),
         "numPartitions": ("partitions", parse_count),
         "rows": ("rows", parse_count_or_zero),
@@ -274,7 +274,7 @@ def rate_from_options(options: Mapping[str, str]) -> RateSource:
         "catchUp": ("catch_up", parse_flag),
         "rampUpTime": ("ramp_up_seconds", _parse_whole_seconds),
     }
-    return RateSource(**_parsed(options, known, "the source rate"))
+    return RateSource(**parsed_options(options, known, "the source rate"))
 
 
 def _parse_whole_seconds(name: str, value: str) -> int:
@@ -338,7 +338,7 @@ class _Cursor:
     def __init__(
         self, split: Split, end: float, make: Callable[[int, int], pa.RecordBatch]
     ) -> None:
-        self.next = self.paced_from = _whole(split, "next")
+        self.next = self.paced_from = whole_of(split, "next")
         self.end = end
         self.make = make
         self.paced_before_seconds = 0.0
@@ -438,10 +438,10 @@ class _GeneratingReader(SourceReader):
         self._cursors = []
 
 
-_Option = tuple[str, Callable[[str, str], Any]]
+Option = tuple[str, Callable[[str, str], Any]]
 
 
-def _parsed(options: Mapping[str, str], known: dict[str, _Option], of: str) -> dict[str, Any]:
+def parsed_options(options: Mapping[str, str], known: dict[str, Option], of: str) -> dict[str, Any]:
     refuse_unknown(options, known, of)
     by_lower = {name.lower(): name for name in known}
     values: dict[str, Any] = {}
@@ -469,25 +469,25 @@ def _check_rate(source: str, option: str, rate: float | None) -> None:
         )
 
 
-def _check_at_least(source: str, option: str, value: int | None, least: int) -> None:
+def check_at_least(source: str, option: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise BuildError(f"option {option} of {source} must be at least {least}, not {value}")
 
 
-def _partition_rows(total: int | None, partitions: int, partition: int) -> float:
+def partition_rows(total: int | None, partitions: int, partition: int) -> float:
     """How many of the dense ids 0 … total-1 belong to this partition."""
     return math.inf if total is None else max(0, -((partition - total) // partitions))
 
 
-def _split_id(partition: int) -> str:
+def split_id(partition: int) -> str:
     return f"partition-{partition:05d}"
 
 
-def _partition_of(split: Split) -> int:
+def partition_of(split: Split) -> int:
     return int(split.id.removeprefix("partition-"))
 
 
-def _whole(split: Split, name: str) -> int:
+def whole_of(split: Split, name: str) -> int:
     value = split.position[name]
     assert isinstance(value, int), f"{name} of split {split.id} is {value!r}"
     return value

@@ -191,7 +191,7 @@ class AttemptCheckpoints:
         if self._rest.is_for(wanted):
             return  # the message came twice
         if not self._protocol.can_rest:
-            wanted.on_outcome(RescaleFailed("the job is not rescaled: it is about to end"))
+            wanted.on_outcome(RescaleFailed(f"{wanted.not_done}: it is about to end"))
             return
         self._rest.begin(wanted)
         self._carry_out(self._protocol.request_rest(self._now()))

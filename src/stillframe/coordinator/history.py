@@ -16,6 +16,7 @@ from functools import partial
 
 from stillframe.clock import Clock, SystemClock
 from stillframe.coordinator.kept_history import HistoryThread, Kept
+from stillframe.coordinator.replanned import Refreshed, Rescaled
 from stillframe.errors import Blame
 from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
@@ -192,24 +193,6 @@ class SavepointCompleted:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescaled:
-    """The job runs on with another parallelism, exactly where it was."""
-
-    before: int
-    after: int
-    downtime_seconds: float
-    """From when its sources were held until all its new slots ran."""
-
-    def __str__(self) -> str:
-        if self.before == self.after:
-            return f"the parallelism is {self.after} already"
-        return (
-            f"rescaled from parallelism {self.before} to {self.after},"
-            f" down for {self.downtime_seconds:.3g} s"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointDamaged:
     checkpoint_id: CheckpointId
     reason: str
@@ -280,6 +263,7 @@ Event = (
     | CheckpointFailed
     | SavepointCompleted
     | Rescaled
+    | Refreshed
     | CheckpointDamaged
     | AttemptFailed
     | Hanging
@@ -669,6 +653,8 @@ class History:
                 self._keep(self._figures.on_aborted(checkpoint_id, reason, self.now()))
             case Rescaled(before, after, downtime_seconds):
                 self._rescales += before != after
+                self._rescaling_seconds += downtime_seconds
+            case Refreshed(downtime_seconds):
                 self._rescaling_seconds += downtime_seconds
             case GuaranteeGiven(word):
                 self._guarantee = word

@@ -197,6 +197,13 @@ class Job(threading.Thread):
         if wanted is not None:
             self._mailbox.put(wanted)
 
+    def request_refresh(self, on_outcome: Callable[[RescaleOutcome], None]) -> None:
+        """Go on with new rows of the tables that it joins with; raises if that cannot be.
+
+        Otherwise tells what became of it, as `request_rescale` does.
+        """
+        self._mailbox.put(self._scale.refresh(on_outcome))
+
     def run(self) -> None:
         outcome: EndOutcome = "failed"
         self.history.start()
@@ -406,9 +413,9 @@ class Job(threading.Thread):
                 self._cancels_between = mail.cancels
                 return False
             if isinstance(mail, RescaleWanted):
-                # At once: perhaps the job was for want of slots, and needs fewer now.
                 self._change_plan(mail, self._clock.monotonic_seconds())
-                break
+                if not mail.refreshes:
+                    break  # at once: perhaps the job was for want of slots, and needs fewer now
             if isinstance(mail, CheckpointWanted | SavepointWanted):
                 postponed.append(mail)
         for mail in postponed:

@@ -19,12 +19,12 @@ from stillframe.coordinator.history import (
     Event,
     JobEnded,
     Listener,
-    Rescaled,
     SlotsRunning,
     Summary,
 )
 from stillframe.coordinator.job import Job
 from stillframe.coordinator.progress import progress_of
+from stillframe.coordinator.replanned import Rescaled
 from stillframe.coordinator.rescaling import RescaleFailed, RescaleOutcome
 from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome, SavepointTaken
 from stillframe.errors import JobFailed, StillframeError

@@ -16,6 +16,9 @@ Until the attempt has come to rest, everything that goes wrong leaves the job as
 asked hears it. Afterwards the job has the other parallelism, also if it takes several attempts to
 get there; only a plan that the checkpoint does not fit is taken back.
 
+Where the tables of its joins have other rows (`refreshInterval`), the job rests in the same way,
+and goes on with the same parallelism and the new rows.
+
 Rules of this file
 ------------------
 1. Whoever asked is answered once: it is done, it is not, or the job has ended.
@@ -32,7 +35,8 @@ from functools import partial
 
 from stillframe.clock import Clock
 from stillframe.config import JobConfig
-from stillframe.coordinator.history import History, Rescaled
+from stillframe.coordinator.history import History
+from stillframe.coordinator.replanned import Refreshed, Rescaled
 from stillframe.errors import StartRefused, StillframeError
 from stillframe.graph.plan import Plan
 
@@ -47,7 +51,7 @@ class RescaleFailed:
     reason: str
 
 
-RescaleOutcome = Rescaled | RescaleFailed
+RescaleOutcome = Rescaled | Refreshed | RescaleFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,15 @@ class RescaleWanted:
     parallelism: int
     plan: Plan
     on_outcome: Callable[[RescaleOutcome], None]
+    refreshes: bool = False
+    """Whether it is the parallelism that the job has, and its tables have other rows."""
+
+    @property
+    def not_done(self) -> str:
+        """What is told if nothing comes of it."""
+        if self.refreshes:
+            return "the tables of the job stay as they were read"
+        return f"the job is not rescaled to parallelism {self.parallelism}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +121,49 @@ class Scale:
         Raises, and nothing has changed, if the job cannot be given this parallelism.
         """
         replan = self._refuse_what_cannot_be(parallelism)
-        if not self._reserve(parallelism, on_outcome):
+        reserved = self._reserve(parallelism, on_outcome)
+        if reserved is None:
             on_outcome(Rescaled(parallelism, parallelism, 0.0))
             return None
+        return self._made(replan, reserved, on_outcome)
+
+    def refresh(self, on_outcome: Callable[[RescaleOutcome], None]) -> RescaleWanted:
+        """What to send to the job's thread, where its tables have other rows. Raises as `ask`."""
+        replan = self._refuse_what_cannot_be(self.parallelism)
+        reserved = self._reserve(None, on_outcome)
+        assert reserved is not None, "there is something to do"
+        return self._made(replan, reserved, on_outcome, refreshes=True)
+
+    def _made(
+        self,
+        replan: Replan,
+        parallelism: int,
+        on_outcome: Callable[[RescaleOutcome], None],
+        *,
+        refreshes: bool = False,
+    ) -> RescaleWanted:
         try:
             answer = partial(self._answer_to, on_outcome)
-            return RescaleWanted(parallelism, replan(parallelism), answer)
+            return RescaleWanted(parallelism, replan(parallelism), answer, refreshes)
         except BaseException:
             self._forget()
             raise
 
-    def _reserve(self, parallelism: int, on_outcome: Callable[[RescaleOutcome], None]) -> bool:
-        """Whether there is something to do; then it is the one that may be under way."""
+    def _reserve(
+        self, parallelism: int | None, on_outcome: Callable[[RescaleOutcome], None]
+    ) -> int | None:
+        """The parallelism of the change that may be under way from now on; None: there is nothing
+        to do. Asked for None: the one that the job has, with another plan."""
         with self._lock:
             if self._wanted is not None:
-                raise StillframeError(
-                    f"the job is being rescaled to parallelism {self._wanted}: wait until it is"
-                    " done"
-                )
+                doing = f"is being rescaled to parallelism {self._wanted}"
+                if self._wanted == self._parallelism:
+                    doing = "goes on with new rows of its tables"
+                raise StillframeError(f"the job {doing}: wait until it is done")
             if parallelism == self._parallelism:
-                return False
-            self._wanted, self._on_outcome = parallelism, on_outcome
-            return True
+                return None
+            self._wanted, self._on_outcome = parallelism or self._parallelism, on_outcome
+            return self._wanted
 
     def _refuse_what_cannot_be(self, parallelism: int) -> Replan:
         config = self._config
@@ -186,9 +220,11 @@ class Scale:
         with self._lock:
             assert self._wanted is not None
             before, self._parallelism = self._parallelism, self._wanted
-        rescaled = Rescaled(before, self._parallelism, downtime)
-        self._history.tell(rescaled)
-        self._answer(rescaled)
+        changed: Rescaled | Refreshed = Rescaled(before, self._parallelism, downtime)
+        if before == self._parallelism:
+            changed = Refreshed(downtime)
+        self._history.tell(changed)
+        self._answer(changed)
 
     def on_ended(self, reason: str) -> None:
         """The job is over."""

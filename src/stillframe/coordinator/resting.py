@@ -47,8 +47,7 @@ class Rest:
         """The job goes on as it was, if it does."""
         wanted, self._wanted, self._with = self._wanted, None, None
         if wanted is not None:
-            what = f"the job is not rescaled to parallelism {wanted.parallelism}"
-            wanted.on_outcome(RescaleFailed(f"{what}: {reason}"))
+            wanted.on_outcome(RescaleFailed(f"{wanted.not_done}: {reason}"))
 
     def rested(self) -> AttemptRested:
         """All is committed."""

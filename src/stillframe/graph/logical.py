@@ -202,7 +202,7 @@ class TableAtStart(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """Pair records with the rows of a table that does not change.
+    """Pair records with the rows of a table that was read before.
 
     Emits the columns of the input, then those of the table; of a semi or anti join the former.
     """
@@ -213,6 +213,8 @@ class Lookup:
     keys: tuple[str, ...]
     table_keys: tuple[str, ...]
     condition: Expression | None = None
+    refresh_seconds: float | None = None
+    """How often the driver reads the table again; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +312,15 @@ def notes_on(operator: Operator) -> list[str]:
     return [
         *(f"in Spark's evaluator: {each.sql}" for each in evaluated_by_spark(operator)),
         *(f"once at the start: {each.sql}" for each in read_at_start(operator)),
-        *(["once at the start: the table"] if isinstance(operator, Lookup) else []),
+        *([f"{_how_often(operator)}: the table"] if isinstance(operator, Lookup) else []),
         *(f"another value after a recovery: {each}" for each in chance),
     ]
+
+
+def _how_often(operator: Lookup) -> str:
+    if operator.refresh_seconds is None:
+        return "once at the start"
+    return f"at the start and every {operator.refresh_seconds:g} s"
 
 
 def keys_of(operator: Operator, place: int = 0) -> tuple[str, ...] | None:

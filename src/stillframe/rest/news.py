@@ -20,10 +20,10 @@ from stillframe.coordinator.history import (
     CheckpointDamaged,
     CheckpointFailed,
     Event,
-    Rescaled,
     SavepointCompleted,
     SlotsRunning,
 )
+from stillframe.coordinator.replanned import Rescaled
 from stillframe.graph.plan import Plan
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject, JsonValue

@@ -22,7 +22,7 @@ from stillframe.coordinator.query import Query
 from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import BuildError, StartRefused
 from stillframe.graph.guarantees import best_guarantee_of, guarantee_of, refuse_weaker
-from stillframe.graph.logical import Node, Write, walk
+from stillframe.graph.logical import Lookup, Node, Operator, Write, walk
 from stillframe.graph.plan import Plan, build_plan
 from stillframe.ids import OperatorUid
 from stillframe.rest.serving import serve
@@ -42,7 +42,7 @@ from stillframe.spark.deployment.memory import too_little_overhead
 from stillframe.spark.deployment.stage import SparkDeployment
 from stillframe.spark.frames.sources import resolve_frames
 from stillframe.spark.listeners import SparkQuery
-from stillframe.spark.plans.lookups import with_tables_read
+from stillframe.spark.refreshing import Refreshing, Tables, refresh_seconds
 from stillframe.storage.paths import job_directory, quoted_name
 from stillframe.storage.places import address_of, place_of
 
@@ -93,7 +93,8 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     checks.warn_of_settings(spark)
     # Before DataFrames are copied into files: of what runs nothing is left behind.
     refuse_weaker(best_guarantee_of((node.operator for node in walk(sinks)), config), config)
-    runs_spark_jobs = _runs_spark_jobs(sinks)
+    refresh = refresh_seconds(sinks, config)
+    runs_spark_jobs = refresh is not None or any(_runs_spark_jobs(n.operator) for n in walk(sinks))
     room = _room(spark, slots_max(spark))
     if not _rehearsals:
         taken = room.total - room.slots_free + room.beside(runs_spark_jobs)
@@ -115,8 +116,8 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     reached = _spool_settings(config)
     resolved = resolve_frames(spark, sinks, config.parallelism, spool, slots_left, reached)
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
-    readable = with_tables_read(resolved.sinks)
-    plan = build_plan(name, readable, slots, config.max_parallelism)
+    tables = Tables(resolved.sinks, refresh)
+    plan = build_plan(name, tables.graph, slots, config.max_parallelism)
     if _rehearsals:
         return _rehearsals[-1].look(plan, config)
     checks.refuse_unsendable(plan)
@@ -133,13 +134,13 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     )
 
     def replan(parallelism: int) -> Plan:
-        if resolved.feed is not None:
+        if resolved.feed is not None and parallelism != slots:
             raise StartRefused(
                 f"a DataFrame feeds job {name!r}, each of its {slots} partitions into one slot, so"
                 " their number cannot change while it runs: write the DataFrame to files and read"
                 " those, then the job can be rescaled"
             )
-        other = build_plan(name, readable, parallelism, config.max_parallelism)
+        other = build_plan(name, tables.graph, parallelism, config.max_parallelism)
         refuse_weaker(guarantee_of(other, config), config)
         here = _room(spark, slots_max(spark), without=job)
         checks.refuse_too_few_slots(other.slots, runs_spark_jobs, here)
@@ -157,7 +158,10 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
     )
     spare_slots(spark)
     _end_stage_bar(spark)
-    return _start_once(job, spark, room)
+    query = _start_once(job, spark, room)
+    if refresh is not None:
+        Refreshing(job, tables, refresh).start()
+    return query
 
 
 def _spool_settings(config: JobConfig) -> Mapping[str, str]:
@@ -267,18 +271,18 @@ def _needed(sinks: Sequence[Node], config: JobConfig, taken: int) -> int | None:
     return max(config.parallelism, *(node.parallelism or 0 for node in walk(sinks))) + taken
 
 
-def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
-    return any(
-        isinstance(node.operator, Write) and node.operator.sink.commits_at_coordinator
-        for node in sinks
-    )
+def _runs_spark_jobs(operator: Operator) -> bool:
+    match operator:
+        case Write(sink=sink):
+            return sink.commits_at_coordinator
+        case Lookup(refresh_seconds=seconds):
+            return seconds is not None
+        case _:
+            return False
 
 
 def _runs_spark_jobs_of(plan: Plan) -> bool:
-    return any(
-        isinstance(each.operator, Write) and each.operator.sink.commits_at_coordinator
-        for _, each in plan.operators()
-    )
+    return any(_runs_spark_jobs(each.operator) for _, each in plan.operators())
 
 
 def _use_this_python(spark: SparkSession) -> None:

@@ -25,6 +25,7 @@ from stillframe.graph.logical import Node, Read
 from stillframe.spark.formats import ours
 from stillframe.spark.frames import snapshot_source
 from stillframe.spark.frames.sources import frame_node
+from stillframe.spark.internals import refuse_other_versions
 from stillframe.spark.plans.output_modes import with_output_modes
 from stillframe.spark.reader import StreamReader
 from stillframe.spark.streams import Streams
@@ -43,6 +44,7 @@ class Still:
 
     def __init__(self, spark: SparkSession) -> None:
         _refuse_connect(spark)
+        refuse_other_versions(spark.version, "Spark")
         self.spark = spark
         snapshot_source.register_when_asked(spark)
 

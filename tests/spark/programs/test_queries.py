@@ -339,6 +339,19 @@ def live(at: Place) -> Facts:
     }
 
 
+def in_batches(at: Place) -> Facts:
+    name = f"{at.tables}batches"
+    asked = {"rowsPerBatch": 10, "numPartitions": 3, "startTimestamp": 5000}
+    reader = at.spark.readStream.format("rate-micro-batch").options(**asked)
+    rows = reader.option("advanceMillisPerBatch", 250).load()
+    query = rows.writeStream.format("memory").queryName(name).start()
+    wait_until(lambda: at.spark.table(name).count() >= 20)
+    query.stop()
+    found = at.spark.table(name)
+    first = found.where("value < 20").orderBy("value").collect()
+    return {"`rate-micro-batch`": (found.dtypes, first)}
+
+
 @dataclass(frozen=True)
 class Run:
     section: str
@@ -410,6 +423,7 @@ RUNS = (
         },
     ),
     Run("Sources that never end", live, {"`rate`": SAME}),
+    Run("Sources that never end", in_batches, {"`rate-micro-batch`": SAME}),
 )
 
 
@@ -454,17 +468,6 @@ REFUSED = (
         "records are processed as they come in any case",
         lambda at: at.devices().writeStream.trigger(realTime="5 minutes"),
         "records are processed as they come",
-    ),
-    (
-        "`rate-micro-batch`",
-        "there are no micro-batches",
-        lambda at: (
-            at.spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", 10)
-            .load()
-            .writeStream
-        ),
-        "the source rate-micro-batch",
     ),
     (
         "asynchronous progress tracking",

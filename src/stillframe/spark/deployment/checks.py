@@ -113,7 +113,7 @@ def refuse_too_few_slots(slots: int, runs_spark_jobs: bool, room: Room) -> None:
         return
     beside = room.beside(runs_spark_jobs)
     wanted = f"{slots + beside} core{'s' if slots + beside > 1 else ''}"
-    parts = f" ({slots} slots and {beside} for foreachBatch)" if beside else ""
+    parts = f" ({slots} slots and {beside} for Spark jobs)" if beside else ""
     held = ", ".join(f"{each.job!r} holds {each.slots}" for each in room.held)
     lower = room.slots_free - beside
     advice = [

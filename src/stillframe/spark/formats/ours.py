@@ -45,6 +45,10 @@ from stillframe.connectors.kafka_sink import SINK_OPTIONS, KafkaSink, sink_from_
 from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.connectors.orc import OrcSource
 from stillframe.connectors.parquet import ParquetSource
+from stillframe.connectors.rate_micro_batch import (
+    RateMicroBatchSource,
+    rate_micro_batch_from_options,
+)
 from stillframe.connectors.socket import SocketSource, socket_from_options
 from stillframe.connectors.staged import StagedSink
 from stillframe.connectors.text_lines import (
@@ -211,6 +215,14 @@ OWN_SOURCES: Mapping[str, OwnFormat] = {
         how="every row follows from its number and the job's first start",
         needs="nothing",
         tested_by=("tests/connectors/test_generate.py",),
+    ),
+    "rate-micro-batch": _Generator(
+        kind=RateMicroBatchSource,
+        name="rate-micro-batch",
+        make=rate_micro_batch_from_options,
+        how="every row follows from its number",
+        needs="nothing",
+        tested_by=("tests/connectors/test_rate_micro_batch.py",),
     ),
     "socket": _Generator(
         kind=SocketSource,

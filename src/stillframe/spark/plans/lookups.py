@@ -1,8 +1,9 @@
 """`join` with something that is looked up: a bounded DataFrame, or the newest rows of a stream.
 
-A bounded DataFrame is read once, when the job starts, and travels with the plan: every slot has it
-whole, and all attempts of a driver have the same one. What it may be joined by, and how, is found
-in Spark's analyzed plan of the same join of two empty frames (`spark/joins`).
+A bounded DataFrame is read when the job starts, and travels with the plan: every slot has it whole,
+and all attempts of a driver have the same one, unless it is read again (`spark/refreshing`). What
+it may be joined by, and how, is found in Spark's analyzed plan of the same join of two empty frames
+(`spark/joins`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from stillframe.spark.expressions.subqueries import with_values_read
 from stillframe.spark.internals import as_known
 from stillframe.spark.plans.duplicates import event_time_of
 from stillframe.spark.plans.joins import FoundJoin, found_join, noted_frame, told_apart
-from stillframe.spark.steps import class_name
+from stillframe.spark.steps import class_name, sequence
 from stillframe.spark.stream import Stream, leaf_of, projection_node, refuse_repeated, schema_of
 from stillframe.spark.types import to_arrow_schema
 
@@ -168,6 +169,16 @@ class TableOfFrame:
             made = project(self._columns, one_batch(rows), schema_of(self._columns), evaluator)
         return pa.Table.from_batches([made])
 
+    @as_known()
+    def read_again(self) -> pa.Table:
+        """The same, of the files that are there now: Spark lists those of a DataFrame once."""
+        for leaf in sequence(self._frame._jdf.queryExecution().analyzed().collectLeaves()):
+            if class_name(leaf) == "LogicalRelation":
+                relation: Any = leaf.relation()
+                if class_name(relation) == "HadoopFsRelation":
+                    relation.location().refresh()
+        return self.read()
+
 
 @contextmanager
 def _evaluator_for(columns: tuple[Named, ...]) -> Iterator[Evaluator | None]:
@@ -191,9 +202,9 @@ def _refuse_too_large(size_bytes: int) -> None:
         )
 
 
-def with_tables_read(sinks: Sequence[Node]) -> list[Node]:
+def with_tables_read(sinks: Sequence[Node], refresh_seconds: float | None = None) -> list[Node]:
     """The graph with the rows of its tables, and what its subqueries give, in it; called once, when
-    the job starts."""
+    the job starts. `refresh_seconds`: how often the tables will be read again."""
     made: dict[int, Node] = {}
     for node in walk(sinks):
         fed = moved(node, made)
@@ -201,13 +212,8 @@ def with_tables_read(sinks: Sequence[Node]) -> list[Node]:
         if operator is not fed.operator:
             fed = Node(operator, fed.schema, fed.inputs, fed.given_uid, fed.parallelism)
         if isinstance(operator, Lookup) and not isinstance(operator.table, pa.Table):
-            read = Lookup(
-                operator.table.read(),
-                operator.how,
-                operator.keys,
-                operator.table_keys,
-                operator.condition,
-            )
+            rows = operator.table.read()
+            read = replace(operator, table=rows, refresh_seconds=refresh_seconds)
             fed = Node(read, fed.schema, fed.inputs, fed.given_uid, fed.parallelism)
         if isinstance(operator, Transform) and operator.initial is not None:
             initial = operator.initial
