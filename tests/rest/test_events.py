@@ -9,7 +9,9 @@ import socket
 import pytest
 from followed_streams import Following
 from served_jobs import TOKEN
+from told_jobs import ToldJob, plan_of
 
+from stillframe.coordinator.replanned import Refreshed
 from stillframe.rest.news import Logged
 from stillframe.rest.streams import BEHIND_BYTES_MAX, STREAMS_MAX
 
@@ -205,6 +207,17 @@ def test_a_failure_is_told_with_what_follows_from_it(driver, follow):
     assert "slot 0" in failure["reason"]
     assert following.next("attempt").data["event"] == "started"
     assert following.next("attempt").data["event"] == "running"
+
+
+def test_tables_that_were_read_again_are_told_with_the_attempt_that_has_them(driver, follow):
+    job = ToldJob.of(driver, plan_of("priced", [(0, 1)], 2, 2))
+    following = follow("/jobs/priced/events")
+    following.next("hello")
+
+    job.history.tell(Refreshed(1.5))
+
+    refreshed = {"event": "refreshed", "attempt": 1, "downtime_seconds": 1.5}
+    assert following.next("attempt").data.items() >= refreshed.items()
 
 
 def test_an_operation_is_told_when_it_begins_and_when_it_is_over(driver, follow):

@@ -23,7 +23,7 @@ from stillframe.coordinator.history import (
     SavepointCompleted,
     SlotsRunning,
 )
-from stillframe.coordinator.replanned import Rescaled
+from stillframe.coordinator.replanned import Refreshed, Rescaled
 from stillframe.graph.plan import Plan
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject, JsonValue
@@ -112,6 +112,12 @@ def _event(job: ServedJob, event: Event) -> tuple[str, JsonObject]:
                 "attempt": job.query.summary.attempts,
                 "before": before,
                 "after": after,
+                "downtime_seconds": seconds,
+            }
+        case Refreshed(seconds):
+            return "attempt", {
+                "event": "refreshed",
+                "attempt": job.query.summary.attempts,
                 "downtime_seconds": seconds,
             }
         case AttemptFailed(attempt, reason, restart_seconds, blame):
