@@ -247,12 +247,9 @@ def test_the_token_goes_with_requests_in_their_header_and_nowhere_else(
     way.hold(look)
     try:
         with eyes(way.url) as tab:
-            tab.open(job_route(JOB, "state"))
-            tab.sees("#lookup select", "count · aggregates (50")
+            tab.open(job_route(JOB, "logs"))
+            tab.sees("form select")  # who has no token is asked for it instead
             tab.page.reload()
-            tab.sees("#lookup select", "count · aggregates (50")
-            tab.page.keyboard.press("g")
-            tab.page.keyboard.press("l")
             tab.sees("form select")
             assert TOKEN not in tab.page.url
             assert TOKEN not in tab.page.content()
@@ -463,6 +460,13 @@ def test_in_chinese_only_names_are_left_in_latin_letters(
                 tab.picture("overview-zh")
             left = tab.latin_words(allowed)
             assert not left, f"{view}: {left}"
+        waits = {"checkpoint": 19, "task": "count", "subtask": 1, "seconds": 5}
+        said = tab.page.evaluate(
+            "async (told) => (await import('/page/sentence.js')).inWords(told)",
+            {"code": "checkpoint-waits", "sentence": "", "args": {**waits, "senders": "clicks 0"}},
+        )
+        found = re.findall(r"\w+", said, re.ASCII)
+        assert found == ["19", "count", "1", "5", "clicks", "0"]
 
 
 def test_axe_finds_nothing_in_either_scheme_at_either_width(
