@@ -1,11 +1,14 @@
 """A job's history on a store: kept in the background, bounded, read back by whoever comes next."""
 
+import gc
 import json
 import logging
+import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 from waiting import wait_until
@@ -211,8 +214,9 @@ def test_a_rolled_up_file_that_is_damaged_or_newer_is_named_and_the_rest_is_show
     assert "newer Stillframe" in kept.unreadable[1]
 
 
-def test_a_thousand_checkpoints_of_64_subtasks_are_answered_at_once():
-    """By processor time, for the machine may be busy; a lookup of one of them included."""
+@pytest.fixture(scope="module")
+def of_a_thousand():
+    """A driver's history of 1,000 checkpoints of 64 subtasks."""
     tasks = (TaskShape("v1", "read", 32), TaskShape("v2", "count", 32))
     history = History(clock=ManualClock())
     for number in range(1, 1_001):
@@ -221,6 +225,28 @@ def test_a_thousand_checkpoints_of_64_subtasks_are_answered_at_once():
             history.note_acknowledged(number, "v1", timings(index))
             history.note_acknowledged(number, "v2", timings(index, [("e", i, 1.0) for i in (0, 1)]))
         history.tell(CheckpointCompleted(number, number, 1, 1_000, 1.0, 10, (), 0, 0))
+    return history
+
+
+def bytes_of(root):
+    """Of an object and all that it holds; classes and functions are there anyway."""
+    seen, waiting, taken = {}, [root], 0
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType):
+            seen[id(each)] = each
+            taken += sys.getsizeof(each)
+            waiting += gc.get_referents(each)
+    return taken
+
+
+def test_a_thousand_checkpoints_of_64_subtasks_take_20_mb_at_most(of_a_thousand):
+    assert 1_000_000 <= bytes_of(of_a_thousand) <= 20_000_000
+
+
+def test_a_thousand_checkpoints_of_64_subtasks_are_answered_at_once(of_a_thousand):
+    """By processor time, for the machine may be busy; a lookup of one of them included."""
+    history = of_a_thousand
 
     def took(ask):
         began = time.process_time()
@@ -237,6 +263,43 @@ def test_a_thousand_checkpoints_of_64_subtasks_are_answered_at_once():
         lambda: history.kept().attempts_json(),
     ):
         assert min(took(ask) for _ in range(3)) <= 0.2
+
+
+class ReadByMany(LocalStore):
+    """Counts its requests; none is answered before the gate is open."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.reads = 0
+
+    def list(self, directory):
+        assert self.gate.wait(30)
+        return super().list(directory)
+
+    def read(self, path):
+        self.reads += 1
+        assert self.gate.wait(30)
+        return super().read(path)
+
+
+def test_a_start_does_not_wait_for_the_history_which_few_requests_read(local, tmp_path):
+    first = driver(local, kept_max=1_000)
+    for number in range(1, 1_100):
+        complete(first, number)
+        if number % 50 == 0:
+            wait_until(lambda: not first._keeping._waiting)
+    first.close("stopped")
+
+    slow = ReadByMany(tmp_path)
+    second = driver(slow, attempt=2, restored=1_099, kept_max=1_000)
+    complete(second, 1_100, attempt=2)
+    assert slow.reads == 0, "the attempt has begun and taken a checkpoint before a file was read"
+    slow.gate.set()
+    assert ids(second.kept()) == list(range(101, 1_101))
+    second.close("stopped")
+
+    assert slow.reads <= 220, "eight at a time: at 30 ms a request all are there within a second"
 
 
 def test_a_torn_an_empty_and_an_alien_file_are_passed_over_with_a_warning(local, tmp_path, caplog):

@@ -216,10 +216,11 @@ def test_a_key_is_looked_up_and_two_checkpoints_compared(
     with eyes(driver.url) as tab:
         tab.open(job_route(JOB, "state"), with_token=False)
         tab.sees(".token")  # state is shown to nobody without the token
-        tab.open(job_route(JOB, "state"))
         number = str(newest(driver)["id"])
-        tab.page.locator("#lookup select").first.select_option(number)
+        tab.open(job_route(JOB, "checkpoints", number))
+        tab.page.locator("[data-states]").click()
         tab.sees("#lookup select", "count · aggregates (50")
+        assert tab.page.locator("#lookup select").first.input_value() == number
         tab.page.locator("#lookup input").fill("app-0001")
         tab.page.locator("#lookup button").click()
         shown = tab.sees("tbody tr", "app-0001")
@@ -230,6 +231,36 @@ def test_a_key_is_looked_up_and_two_checkpoints_compared(
         tab.page.locator("#difference button").click()
         tab.sees("[data-diff=count] [data-change=changed]")
         tab.picture("state")
+
+
+def test_the_token_goes_with_requests_in_their_header_and_nowhere_else(
+    driver: FlowingDriver, query: Query, eyes: OpenEyes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    came: list[bytes] = []
+    way = Gateway(driver.server.port)
+
+    def look(data: bytes) -> bool:
+        came.append(data)
+        return False  # none is held
+
+    way.hold(look)
+    try:
+        with eyes(way.url) as tab:
+            tab.open(job_route(JOB, "logs"))
+            tab.sees("form select")  # who has no token is asked for it instead
+            tab.page.reload()
+            tab.sees("form select")
+            assert TOKEN not in tab.page.url
+            assert TOKEN not in tab.page.content()
+            kept = "document.cookie + JSON.stringify({...localStorage})"
+            assert TOKEN not in tab.page.evaluate(kept)
+    finally:
+        way.end()
+    sent = b"".join(came).lower()
+    assert sent.count(TOKEN.encode()) == sent.count(b"authorization: bearer " + TOKEN.encode()) > 0
+    assert b"\nreferer:" not in sent
+    assert TOKEN not in caplog.text
 
 
 def test_markup_is_text_wherever_it_stands(driver: FlowingDriver, eyes: OpenEyes) -> None:
@@ -429,6 +460,13 @@ def test_in_chinese_only_names_are_left_in_latin_letters(
                 tab.picture("overview-zh")
             left = tab.latin_words(allowed)
             assert not left, f"{view}: {left}"
+        waits = {"checkpoint": 19, "task": "count", "subtask": 1, "seconds": 5}
+        said = tab.page.evaluate(
+            "async (told) => (await import('/page/sentence.js')).inWords(told)",
+            {"code": "checkpoint-waits", "sentence": "", "args": {**waits, "senders": "clicks 0"}},
+        )
+        found = re.findall(r"\w+", said, re.ASCII)
+        assert found == ["19", "count", "1", "5", "clicks", "0"]
 
 
 def test_axe_finds_nothing_in_either_scheme_at_either_width(

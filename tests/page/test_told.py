@@ -10,6 +10,7 @@ from eyes import FlowingDriver, OpenEyes, job_route
 from followed_streams import Following
 from gateway import Gateway
 from told_jobs import ToldJob, plan_of
+from waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -86,6 +87,9 @@ def test_a_task_shows_what_the_api_tells_of_each_subtask(
             tab.open(job_route("told", "tasks", vertex))
             tab.sees(".drawer tbody tr[data-row='1'] td", "vm")
             tab.sees(".drawer tbody tr[data-row='1'] td", "/s")
+            assert tab.page.locator(".operators li").all_inner_texts() == [
+                " ".join(f"{each['uid']} {each['name']}".split()) for each in task["operators"]
+            ]
             heads = tab.page.locator(".drawer thead").first.locator("th").all_inner_texts()
             for row in data["subtasks"]:
                 of = named(columns["subtasks"], row)
@@ -144,29 +148,43 @@ def test_a_task_shows_what_the_api_tells_of_each_subtask(
         tab.page.locator(".node-aligning", has_text="0 waits for 0-1 1 since").wait_for()
 
 
+def log_rows(tab: Any) -> list[list[str]]:
+    """As they are shown, without their time."""
+    script = "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
+    return [row[1:] for row in tab.page.locator("tbody tr").evaluate_all(script)]
+
+
+def told_rows(driver: FlowingDriver, asked: str) -> list[list[str]]:
+    """As they are to be shown."""
+    return [
+        [
+            line["level"],
+            "driver" if line["slot"] is None else f"slot {line['slot']}",
+            *(str(line[name] or "–") for name in ("attempt", "checkpoint")),
+            line["text"],
+        ]
+        for line in driver.get(f"/jobs/told/logs{asked}")["lines"]
+    ]
+
+
 def test_logs_are_those_of_the_api(driver: FlowingDriver, told: ToldJob, eyes: OpenEyes) -> None:
     log = logging.getLogger("stillframe")
     log.warning("a line for these logs")
     with eyes(driver.url) as tab:
         tab.open(job_route("told", "logs"))
         tab.sees(".log-text", "a line for these logs")
-        lines = driver.get("/jobs/told/logs")["lines"]
-        shown = tab.page.locator("tbody tr").evaluate_all(
-            "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
-        )
-        assert [row[1:] for row in shown] == [
-            [
-                line["level"],
-                "driver" if line["slot"] is None else f"slot {line['slot']}",
-                *(str(line[name] or "–") for name in ("attempt", "checkpoint")),
-                line["text"],
-            ]
-            for line in lines
-        ]
+        wait_until(lambda: log_rows(tab) == told_rows(driver, ""))
         log.warning("a line that comes while somebody looks")
         tab.sees(".log-text", "a line that comes while somebody looks")
+        # The lines are those of the process: others may have logged errors before.
+        log.error("a line of another level")
         tab.page.locator("form select").select_option("ERROR")
-        tab.page.locator(".log-text").wait_for(state="detached")
+        wait_until(lambda: log_rows(tab) == told_rows(driver, "?level=ERROR"))
+        assert {row[0] for row in log_rows(tab)} == {"ERROR"}
+        assert log_rows(tab)[-1][-1] == "a line of another level"
+        nothing = {"lines": [], "more": False}
+        tab.page.route("**/logs?level=WARNING", lambda route: route.fulfill(json=nothing))
+        tab.page.locator("form select").select_option("WARNING")
         assert tab.sees(".empty") == "No lines yet."
 
 
@@ -180,12 +198,10 @@ def test_each_view_says_that_there_is_nothing_what_is_wrong_and_since_when_it_is
             for view, text in _NOTHING_YET.items():
                 tab.open(job_route("silent", *filter(None, [view])))
                 tab.sees("main", text)
-                for scheme in ("dark", "light"):
-                    tab.page.emulate_media(color_scheme=scheme)
-                    tab.picture(f"empty-{view or 'overview'}-{scheme}")
+                tab.pictures(f"empty-{view or 'overview'}")
                 tab.open(job_route("nobody", *filter(None, [view])))
                 assert "no job 'nobody'" in tab.sees("main [role=alert]")
-            tab.picture("error")
+                tab.pictures(f"error-{view or 'overview'}")
             tab.open(job_route("silent"))
             tab.page.locator("svg a.node", has_text="working –").first.wait_for()
             way.close()
@@ -195,6 +211,6 @@ def test_each_view_says_that_there_is_nothing_what_is_wrong_and_since_when_it_is
                 tab.page.evaluate(f"location.hash = '#{job_route('silent', view)}'")
                 tab.sees(".banner", "Stale since")
                 tab.sees("main")
-                tab.picture(f"stale-{view or 'overview'}")
+                tab.pictures(f"stale-{view or 'overview'}")
     finally:
         way.end()

@@ -163,6 +163,19 @@ def test_a_person_sees_the_board_and_breaks_the_job_by_keyboard_alone(playing, e
         assert "as predicted" in result
         assert "exact at checkpoint" in result
         tab.picture("playground-step")
+
+        # The whole tour: from button to button, in the order of its steps.
+        steps = playing.ask("/playground")["tour"]["steps"]
+        page.locator("[data-tour=all]:enabled").focus()
+        reached: list[str] = []
+        while len(reached) < 60 and "12" not in reached:
+            page.keyboard.press("Tab")
+            reached += page.evaluate(
+                "[document.activeElement.closest('[data-step] > button')?.parentElement"
+                ".dataset.step ?? '']"
+            )
+        wanted = [str(each["number"]) for each in steps if not each["off"]]
+        assert [each for each in reached if each] == wanted
         for width, scheme in itertools.product((1440, 320), ("light", "dark")):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)

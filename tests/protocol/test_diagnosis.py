@@ -42,7 +42,7 @@ SLOW_SINK = [
     task("count", (0.2, 0.8, 20_000), (0.85, 0.3, 20_000), inputs=(0,)),
     task("write", (0.9, 0.0, 8_000), inputs=(1,)),
 ]
-WAITS = CheckpointWaits(19, 5.2, "count", 1, "it waits for the barrier on its other inputs")
+WAITS = CheckpointWaits(19, 5.2, "count", 1, "its barrier has not come")
 
 SAID = {
     "no-driver": (JobNow("NO DRIVER"), "No driver runs it"),
@@ -64,7 +64,7 @@ SAID = {
     ),
     "checkpoint-waits": (
         replace(RUNNING, checkpoint=WAITS),
-        "Checkpoint 19 waits for count 1 since 5 s: it waits for the barrier on its other inputs.",
+        "Checkpoint 19 waits for count 1 since 5 s: its barrier has not come.",
     ),
     "storage-slow": (
         replace(RUNNING, last=LastCheckpoint(10.0, 9.0)),
@@ -103,6 +103,14 @@ def test_each_has_its_sentence(code):
     assert said.code == code
     assert said.sentence.startswith(sentence)
     assert "\n" not in said.sentence
+
+
+def test_whose_barriers_a_checkpoint_waits_for_is_said_where_it_is_known():
+    said = diagnose(replace(RUNNING, checkpoint=replace(WAITS, senders="clicks 0")))
+
+    sentence = "Checkpoint 19 waits for count 1 since 5 s: it waits for barriers of clicks 0."
+    assert said.sentence == sentence
+    assert said.arguments["senders"] == "clicks 0"
 
 
 def test_who_is_blocked_is_not_the_cause():

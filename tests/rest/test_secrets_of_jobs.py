@@ -36,6 +36,31 @@ def test_without_the_token_nothing_is_told_on_this_machine_either(quiet, method,
     assert driver.client.ask(method, path, {}).status == 401
 
 
+def test_the_token_is_in_no_line_of_the_log_and_in_no_answer(quiet, caplog):
+    driver, _ = quiet
+    for name in (None, "stillframe", "uvicorn", "asyncio"):
+        caplog.set_level(logging.DEBUG, name)
+    logging.getLogger("stillframe.rest").debug("it is heard")
+    asked = [
+        ("GET", "/jobs/counts/logs", None, 200),
+        ("GET", f"/jobs/counts/logs?token={TOKEN}", None, 400),
+        ("GET", "/nothing", None, 404),
+        ("POST", "/jobs/counts/diffs", {"a": "b"}, 400),
+        ("POST", "/jobs/counts/diffs", b"{torn", 400),
+        ("GET", f"/jobs/counts/diffs/{ANY_ID}", None, 404),
+    ]
+
+    said = [driver.client.ask(method, path, body, TOKEN) for method, path, body, _ in asked]
+    wrong = f"{TOKEN}-and-more"
+    refused = [driver.client.ask(method, path, body, wrong) for method, path, body, _ in asked]
+
+    assert [each.status for each in said] == [status for *_, status in asked]
+    assert {each.status for each in refused} <= {400, 401, 404}
+    assert not [each for each in [*said, *refused] if TOKEN in f"{each.headers}{each.text}"]
+    assert "it is heard" in caplog.text
+    assert TOKEN not in caplog.text
+
+
 def test_a_key_is_found_while_the_job_runs(counting):
     driver, _, (_, newest) = counting
 

@@ -85,8 +85,10 @@ def test_an_alignment_that_lasts_says_which_channel_it_waits_for_and_so_does_the
         parts = [each.aligning for told in measured for each in told.subtasks]
         return [each for each in parts if each is not None]
 
-    until(lambda: said().code == "checkpoint-waits")
+    clicks = "read clicks (unbounded, 2 partitions, seed 0)"
+    until(lambda: said().sentence.endswith(f": it waits for barriers of {clicks} 0."))
     waits = said().arguments
+    assert said().code == "checkpoint-waits"
     assert (waits["task"], waits["subtask"]) == ("aggregate count(*) by app_id -> write noop", 1)
     assert waits["seconds"] <= 2, waits
     until(lambda: len(aligning()) == 1)
@@ -100,5 +102,5 @@ def test_an_alignment_that_lasts_says_which_channel_it_waits_for_and_so_does_the
     store = open_store(page_views.location).below(job_directory("slow"))
     for told in (running.query.checkpoint_statistics, read_history(store).statistics()):
         [part] = [each for each in told.checkpoint(1).subtasks if each.index and each.last_from]
-        assert part.last_from == ("read clicks (unbounded, 2 partitions, seed 0)", 0)
+        assert part.last_from == (clicks, 0)
         assert part.alignment_ms > 900

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from stillframe.coordinator.history import (
@@ -18,6 +19,8 @@ from stillframe.coordinator.history import (
 )
 from stillframe.coordinator.kept_history import read_history
 from stillframe.errors import JobFailed, StillframeError
+from stillframe.playground.naive import NaiveSink
+from stillframe.playground.numbers import NumbersSeen
 from stillframe.protocol.checkpointing import Spent
 from stillframe.storage.store import open_store
 from stillframe.testing.functions import DyingOf
@@ -32,6 +35,14 @@ def without_memories(statistics):
     """Without what only the driver knows: single barriers, commits, and what it has summed up."""
     known = (replace(each.with_arrivals(0), commit_ms=None) for each in statistics.history)
     return replace(statistics, history=tuple(known), spent=Spent())
+
+
+def rows_of(directory):
+    """What the playground's naive sink shows, as its board counts it."""
+    seen = NumbersSeen()
+    files = sorted(directory.glob("[!.]*.parquet"))
+    seen.add(pq.read_table(path, columns=["id"]).column(0).to_numpy() for path in files)
+    return seen.against({}, {})
 
 
 def test_every_subtask_tells_what_its_part_of_a_checkpoint_cost(page_views):
@@ -62,12 +73,16 @@ def test_every_subtask_tells_what_its_part_of_a_checkpoint_cost(page_views):
 def test_a_slot_that_is_killed_is_a_failure_with_its_place_and_its_recovery(page_views, until):
     first, second = page_views.gate("first"), page_views.gate("second")
     source = page_views.three_parts(first, second)
-    running = page_views.start(page_views.plan(source), checkpointInterval="1 hour")
+    shown = page_views.home / "clicks"
+    naive = NaiveSink(str(shown), show_seconds=0)  # all that is read is shown
+    plan = page_views.plan(source, around_clicks=lambda sink: naive)
+    running = page_views.start(plan, checkpointInterval="1 hour")
     running.wait_for_records(1_000)
     running.query.checkpoint()
     completed = running.wait(CheckpointCompleted)
     first.open()
     running.wait_for_records(2_000)
+    until(lambda: rows_of(shown).rows == 2_000)
     running.kill(slot=1)
     running.wait(SlotsRunning, attempt=2)
     until(lambda: running.query.attempts[0]["phases"]["caught_up"] is not None)
@@ -80,6 +95,7 @@ def test_a_slot_that_is_killed_is_a_failure_with_its_place_and_its_recovery(page
     assert None not in moments
     assert moments == sorted(moments)
     assert (after["replayed"], before["replayed"]) == (1_000, 0), "half of what had been read"
+    assert rows_of(shown).doubled == after["replayed"], "as the playground's board counts it"
     assert (before["ended"]["kind"], after["ended"]["outcome"]) == ("lost slot", "finished")
 
     [failure] = running.query.failures

@@ -23,7 +23,7 @@ from stillframe.testing.sources import ScriptedSource, Wait
 
 JOB = "page-views"
 MARKUP = '"><img src=x onerror=alert(1)>'
-_WAIT_MS_MAX = 60_000
+_WAIT_MS_MAX = 150_000
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 _TEXTS = """() => {
   const left = [];
@@ -147,6 +147,12 @@ class Eyes:
             *(url for url in self.asked if not url.startswith(self.url)),
         ]
         assert not wrong, wrong
+
+    def pictures(self, name: str) -> None:
+        """In both schemes."""
+        for scheme in ("dark", "light"):
+            self.page.emulate_media(color_scheme=scheme)
+            self.picture(f"{name}-{scheme}")
 
     def picture(self, name: str) -> None:
         if os.environ.get(_PICTURES):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stillframe.coordinator.history import Event, Hanging, History, Waiting
 from stillframe.graph.plan import Plan
-from stillframe.ids import SlotIndex, SubtaskIndex
+from stillframe.ids import CheckpointId, SlotIndex, SubtaskIndex
 from stillframe.protocol.checkpointing import CheckpointingStatistics
 from stillframe.protocol.diagnosis import (
     CheckpointWaits,
@@ -16,12 +16,13 @@ from stillframe.protocol.diagnosis import (
     TaskNow,
     subtask_now,
 )
-from stillframe.protocol.measures import Measured
-from stillframe.protocol.messages import SubtaskDoing, doing_in_words
+from stillframe.protocol.measures import Aligning, Measured
+from stillframe.protocol.messages import doing_in_words
 from stillframe.protocol.statistics import CheckpointStatistics
 
 Spans = Mapping[SlotIndex, tuple[Measured, Measured]]
 """Of each slot two reports, some seconds apart."""
+_SENDERS_SAID_MAX = 3
 
 
 def job_now(
@@ -36,7 +37,7 @@ def job_now(
         waiting=_sentences(present, Waiting),
         failed_in_a_row=len(failed),
         last_failure=failed[0].failure or "" if failed else "",
-        checkpoint=_waits(told.history, history.doing()),
+        checkpoint=_waits(told.history, plan, history),
         last=_last(told.latest_completed),
         tasks=_tasks(plan, history.measured_lately()),
         lags=history.lags_lately(),
@@ -58,26 +59,55 @@ def _failed_in_a_row(newest_first: Sequence[CheckpointStatistics]) -> list[Check
 
 
 def _waits(
-    newest_first: Sequence[CheckpointStatistics], doing: Sequence[SubtaskDoing]
+    newest_first: Sequence[CheckpointStatistics], plan: Plan, history: History
 ) -> CheckpointWaits | None:
-    """Of the oldest that is under way: the last task in which somebody is missing."""
+    """Of the oldest that is under way: the first task in which somebody waits for a barrier, for
+    those behind it wait because of it; otherwise the last in which somebody is missing."""
     under_way = [each for each in newest_first if each.status == "IN_PROGRESS"]
     if not under_way:
         return None
     oldest = under_way[-1]
     answered = {(part.vertex, part.index) for part in oldest.subtasks}
-    for number, task in reversed(list(enumerate(oldest.tasks))):
-        for index in range(task.parallelism):
-            if (task.vertex, index) not in answered:
-                subtask = SubtaskIndex(index)
-                return CheckpointWaits(
-                    oldest.checkpoint_id,
-                    oldest.end_to_end_ms / 1000,
-                    task.name,
-                    subtask,
-                    doing_in_words(doing, number, subtask, oldest.checkpoint_id),
-                )
-    return None
+    missing = [
+        (number, SubtaskIndex(index))
+        for number, task in enumerate(oldest.tasks)
+        for index in range(task.parallelism)
+        if (task.vertex, index) not in answered
+    ]
+    if not missing:
+        return None
+    aligning = _aligning(history, oldest.checkpoint_id)
+    last = next(place for place in missing if place[0] == missing[-1][0])
+    number, subtask = next((place for place in missing if place in aligning), last)
+    waits = aligning.get((number, subtask))
+    return CheckpointWaits(
+        oldest.checkpoint_id,
+        oldest.end_to_end_ms / 1000,
+        oldest.tasks[number].name,
+        subtask,
+        doing_in_words(history.doing(), number, subtask, oldest.checkpoint_id),
+        None if waits is None else _senders(plan, waits),
+    )
+
+
+def _aligning(
+    history: History, checkpoint_id: CheckpointId
+) -> dict[tuple[int, SubtaskIndex], Aligning]:
+    """Who waits for barriers of this checkpoint, as slots have told last."""
+    return {
+        (each.task, each.subtask): each.aligning
+        for told in history.measured().values()
+        for each in told.subtasks
+        if each.aligning is not None and each.aligning.checkpoint == checkpoint_id
+    }
+
+
+def _senders(plan: Plan, waits: Aligning) -> str:
+    """Whose barriers have not come."""
+    tasks = {edge.name: plan.tasks[edge.source_task].name for edge in plan.edges}
+    said = [f"{tasks.get(edge, edge)} {of}" for edge, of in waits.missing[:_SENDERS_SAID_MAX]]
+    more = ["…"] if waits.channels - waits.arrived > len(said) else []
+    return ", ".join(said + more)
 
 
 def _last(last: CheckpointStatistics | None) -> LastCheckpoint | None:

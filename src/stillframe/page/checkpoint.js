@@ -107,7 +107,8 @@ export function Checkpoint({ job, name, id }) {
     ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${model.some((each) => each.arrivals.length > 0)} />`}
     <section class="panel"><h2>${t('subtasks')}</h2>${model.length ? html`<${Gantt} model=${model} />`
       : html`<p class="muted">${data.status === 'IN_PROGRESS' ? t('checkpoint.underway') : t('checkpoint.details.gone')}</p>`}</section>
-    <section class="panel"><h2>${t('tasks')}</h2><${Tasks} of=${data} /></section>
+    <section class="panel"><h2>${t('tasks')}</h2><${Tasks} of=${data} />
+      ${data.status === 'COMPLETED' && !data.discarded && !data.is_savepoint && html`<p><a data-states href=${link(name, 'state', '', { checkpoint: id })}>${t('checkpoint.states')} →</a></p>`}</section>
     ${data.external_path && html`<section class="panel"><h2>${t('restore.command')}</h2><${Copied} label=${t('restore.copy')}
       text=${`stillframe run --restore ${data.external_path} JOB.py`} />
       <p class="muted">${t('verify.command')}</p><${Copied} label=${t('verify.copy')} text=${`stillframe inspect ${data.external_path}`} /></section>`}`;

@@ -12,8 +12,11 @@ const TOLD_BY_HOST = ['reason', 'what'];
 export const signOf = (code) => (FINE.includes(code) ? '✓' : BAD.includes(code) ? '✕' : '▲');
 const toneOf = (code) => (FINE.includes(code) ? 'fine' : BAD.includes(code) ? 'bad' : 'warn');
 
+/** Of a checkpoint that waits it is sometimes known for whose barriers. */
+const keyOf = ({ code, args }) => `diagnosis.${code}${'senders' in args ? '.senders' : ''}`;
+
 export function inWords(diagnosis) {
-  const key = `diagnosis.${diagnosis.code}`;
+  const key = keyOf(diagnosis);
   if (choices.value.language === 'en' || !hasWords(key)) return diagnosis.sentence;
   const given = Object.fromEntries(Object.entries(diagnosis.args).map(([name, value]) => [
     name, name === 'working' ? percent(value) : typeof value === 'number' ? count(value) : value]));
@@ -32,7 +35,7 @@ function where(diagnosis, job, tasks) {
 export function Sentence({ diagnosis, job, tasks }) {
   if (!diagnosis) return html`<p class="sentence tone-none">${t('sentence.none')}</p>`;
   const to = where(diagnosis, job, tasks);
-  const isOwn = choices.value.language !== 'en' && (!hasWords(`diagnosis.${diagnosis.code}`)
+  const isOwn = choices.value.language !== 'en' && (!hasWords(keyOf(diagnosis))
     || TOLD_BY_HOST.some((name) => name in diagnosis.args));
   return html`<p class=${`sentence tone-${toneOf(diagnosis.code)}`} data-code=${diagnosis.code}>
     <span class="sign" aria-hidden="true">${signOf(diagnosis.code)}</span>

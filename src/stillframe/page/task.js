@@ -46,7 +46,8 @@ export function TaskDrawer({ job, name, id }) {
   useEffect(() => { panel.current?.focus(); }, [id]);
   const task = job.vertices.find((each) => each.id === id);
   const close = () => go(link(name));
-  const counted = data?.tasks.find((each) => each.id === id)?.subtasks ?? [];
+  const known = data?.tasks.find((each) => each.id === id);
+  const counted = known?.subtasks ?? [];
   // Those of the task before, until the stream tells of this one, are none of its own.
   const measured = figures?.watched === id ? figures.subtasks : [];
   const rows = (measured.length ? measured : counted.map(({ subtask, slot }) => ({ subtask, slot }))).map((row) => {
@@ -81,6 +82,7 @@ export function TaskDrawer({ job, name, id }) {
   return html`<aside class="drawer" aria-label=${task?.name ?? id} tabindex="-1" ref=${panel}>
     <div class="panel-head"><h2>${task?.name ?? t('task.gone')}</h2><a class="button" href=${link(name)} onClick=${close}>${t('close')} <kbd>Esc</kbd></a></div>
     ${task && html`<p class="muted">${t('task.about', { subtasks: task.parallelism, keyGroups: task.maxParallelism })}</p>`}
+    ${known && html`<ul class="operators" aria-label=${t('operators')}>${known.operators.map((each) => html`<li key=${each.uid}><code>${each.uid}</code> <code class="muted">${each.name}</code></li>`)}</ul>`}
     ${error && html`<${Problem} error=${error} />`}
     ${task && html`<${Table} caption=${t('subtasks')} columns=${columns} rows=${rows} most=${ROWS_MAX} rowKey=${(row) => row.subtask} empty=${t('task.unmeasured')} />`}
     ${figures?.watched === id && figures.channels.length > 0 && html`<${Channels} rows=${figures.channels} />`}

@@ -37,11 +37,13 @@ class NaiveSink(Sink):
     """Parquet files in a directory, each visible as soon as it is written."""
 
     path: str
+    show_seconds: float = _SHOW_SECONDS
     guarantee: SinkGuarantee = "at-least-once"
     weakness: str | None = "shows rows before their checkpoint is complete"
 
     def open_writer(self, context: SinkContext) -> SinkWriter:
-        return _NaiveWriter(Path(self.path), f"{context.attempt}-{context.subtask}")
+        name = f"{context.attempt}-{context.subtask}"
+        return _NaiveWriter(Path(self.path), name, self.show_seconds)
 
     def open_committer(self, context: CommitterContext) -> Committer:
         return NothingToCommit()
@@ -51,9 +53,10 @@ class NaiveSink(Sink):
 
 
 class _NaiveWriter(SinkWriter):
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, show_seconds: float) -> None:
         self._directory = directory
         self._name = name
+        self._show_seconds = show_seconds
         self._sequence = itertools.count()
         self._rows: list[pa.RecordBatch] = []
         self._shown_seconds = time.monotonic()
@@ -61,7 +64,7 @@ class _NaiveWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._rows.append(batch)
-        if time.monotonic() >= self._shown_seconds + _SHOW_SECONDS:
+        if time.monotonic() >= self._shown_seconds + self._show_seconds:
             self._shown_seconds = time.monotonic()
             self._show(self._taken())
 

@@ -77,6 +77,8 @@ class CheckpointWaits:
     task: str
     subtask: SubtaskIndex
     what: str
+    senders: str | None = None
+    """Of the barriers that it waits for, as far as slots have told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +165,17 @@ def _of_checkpoints(job: JobNow) -> Iterator[Diagnosis]:
         )
     waits = job.checkpoint
     if waits is not None and waits.seconds >= _WAITS_SECONDS:
+        what = waits.what if waits.senders is None else f"it waits for barriers of {waits.senders}"
         yield Diagnosis(
             "checkpoint-waits",
             f"Checkpoint {waits.checkpoint_id} waits for {waits.task} {waits.subtask} since"
-            f" {waits.seconds:.0f} s: {waits.what}.",
+            f" {waits.seconds:.0f} s: {what}.",
             {
                 "checkpoint": waits.checkpoint_id,
                 "task": waits.task,
                 "subtask": waits.subtask,
                 "seconds": round(waits.seconds),
-                "what": waits.what,
+                **({"what": what} if waits.senders is None else {"senders": waits.senders}),
             },
         )
     last = job.last

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from stillframe.config import settings_in_force
-from stillframe.graph.plan import Edge, Partitioning, Plan, Task
+from stillframe.graph.plan import Edge, Partitioning, Plan, Task, describe
 from stillframe.ids import CheckpointId
 from stillframe.json_values import JsonObject, JsonValue
 from stillframe.protocol.measures import Latency, SubtaskMeasures
@@ -156,6 +156,9 @@ def _figures_now(job: ServedJob) -> JsonObject:
             {
                 "id": task_vertex(task),
                 "name": task.name,
+                "operators": [
+                    {"uid": each.uid, "name": describe(each.operator)} for each in task.operators
+                ],
                 "subtasks": of_task.get(number, []),
             }
             for number, task in enumerate(plan.tasks)

@@ -294,6 +294,7 @@ FIGURES = record(
                 {
                     "id": ID,
                     "name": TEXT,
+                    "operators": listing(record({"uid": TEXT, "name": TEXT})),
                     "subtasks": listing(_SUBTASK),
                 }
             )
