@@ -340,6 +340,21 @@ def test_an_attempt_tells_how_it_came_up_and_how_much_it_has_read_once_more():
     assert (first["replayed"], first["phases"]["noticed"]) == (0, None)
 
 
+def test_one_that_has_nothing_to_read_again_has_caught_up_as_soon_as_it_runs():
+    figures = Figures()
+    figures.on_begun(begun(1))
+    figures.on_read(100, at(1.0))
+    complete_at(figures, 1, 100, 2.0)
+    figures.on_begun(begun(2, restored=1))
+    assert figures.on_read(0, at(3.0)) is None, "it does not run yet"
+    figures.on_running(at(4.0))
+
+    phases = figures.on_read(0, at(5.0))
+
+    assert (phases.replayed, phases.caught_up, phases.first_record) == (0, 1_005_000, None)
+    assert figures.on_read(0, at(6.0)) is None, "told once"
+
+
 def test_one_that_fails_before_it_has_caught_up_leaves_the_goal_to_the_next():
     figures = Figures()
     figures.on_begun(begun(1))

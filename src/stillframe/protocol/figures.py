@@ -138,9 +138,10 @@ class _Coming:
 
     def on_read(self, records: int, now: Moment) -> bool:
         """Its sources have read so much so far; whether they have just caught up."""
-        if self.phases is None or not records:
+        if self.phases is None or (not records and self.phases.running is None):
             return False
-        self.on_phase("first_record", now)
+        if records:
+            self.on_phase("first_record", now)
         if self._offset is None:
             return False
         self._furthest = max(self._furthest, self._offset + records)
