@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -384,6 +385,23 @@ def test_a_result_is_sorted_as_a_whole_or_not_at_all(
     writer = still.writeStream(counts).format("memory").queryName("sorted").outputMode(mode)
     with pytest.raises(BuildError, match=r"Sorting is not supported .* in Complete output mode"):
         writer.option("checkpointLocation", str(tmp_path)).start()
+
+
+def test_what_cannot_run_is_told_with_its_line(
+    spark: SparkSession, still: Still, rows: str
+) -> None:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    frame = spark.readStream.schema(SCHEMA).json(rows)
+    line = sys._getframe().f_lineno + 1
+    rank = F.row_number().over(Window.partitionBy("app").orderBy("at"))
+    with pytest.raises(BuildError, match=rf"plan: Window .*\(test_whole_plans.py, line {line}\)"):
+        still.writeStream(frame.withColumn("rank", rank).where("rank < 3"))
+
+    asked = sql("SELECT id,\n rank() OVER (PARTITION BY app ORDER BY at) AS r FROM clicks")
+    with pytest.raises(BuildError, match=r"plan: Window .*\(line 2 of the SQL text\)"):
+        still.writeStream(asked(frame))
 
 
 def test_a_source_that_is_not_there_is_refused_with_those_that_are(
