@@ -404,14 +404,6 @@ def test_what_cannot_run_is_told_with_its_line(
         still.writeStream(asked(frame))
 
 
-def test_a_source_that_is_not_there_is_refused_with_those_that_are(
-    spark: SparkSession, still: Still
-) -> None:
-    batches = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    with pytest.raises(BuildError, match=r"the source rate-micro-batch of this .*parquet, orc"):
-        still.stream(batches)
-
-
 def test_an_option_that_nobody_honours_is_named(
     spark: SparkSession, still: Still, rows: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,11 @@ from stillframe.spark.deployment.interrupts import spare_slots
 from stillframe.spark.deployment.memory import too_little_overhead
 from stillframe.spark.deployment.stage import SparkDeployment
 from stillframe.spark.frames.sources import resolve_frames
+from stillframe.spark.frames.spooled_streams import (
+    is_read_by_spark,
+    resolve_leaves,
+    stop_when_ended,
+)
 from stillframe.spark.listeners import SparkQuery
 from stillframe.spark.plans.lookups import with_tables_read
 from stillframe.storage.paths import job_directory, quoted_name
@@ -113,6 +118,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
 
     slots_left = max(1, available - beside)
     reached = _spool_settings(config)
+    sinks = resolve_leaves(sinks, spool, config)
     resolved = resolve_frames(spark, sinks, config.parallelism, spool, slots_left, reached)
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
     readable = with_tables_read(resolved.sinks)
@@ -202,6 +208,7 @@ def _start_once(job: Job, spark: SparkSession, room: Room) -> Query:
         _beginning.add(place)
     # Without the lock: a listener that is told of this query may start another one.
     try:
+        stop_when_ended(query, job.plan)
         temporary.remove_when_ended(query)
         serve(query)
         streams.follow(query)
@@ -268,17 +275,18 @@ def _needed(sinks: Sequence[Node], config: JobConfig, taken: int) -> int | None:
 
 
 def _runs_spark_jobs(sinks: Sequence[Node]) -> bool:
-    return any(
-        isinstance(node.operator, Write) and node.operator.sink.commits_at_coordinator
-        for node in sinks
-    )
+    return any(_runs_jobs_beside(node.operator) for node in walk(sinks))
 
 
 def _runs_spark_jobs_of(plan: Plan) -> bool:
-    return any(
-        isinstance(each.operator, Write) and each.operator.sink.commits_at_coordinator
-        for _, each in plan.operators()
-    )
+    return any(_runs_jobs_beside(each.operator) for _, each in plan.operators())
+
+
+def _runs_jobs_beside(operator: object) -> bool:
+    """Whether Spark has something to run for it that is no slot."""
+    if isinstance(operator, Write):
+        return operator.sink.commits_at_coordinator
+    return is_read_by_spark(operator)
 
 
 def _use_this_python(spark: SparkSession) -> None:

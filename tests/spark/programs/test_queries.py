@@ -339,6 +339,14 @@ def live(at: Place) -> Facts:
     }
 
 
+def batches(at: Place) -> Facts:
+    name = f"{at.tables}batches"
+    rates = at.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
+    writer = rates.writeStream.format("memory").queryName(name).trigger(availableNow=True)
+    at.done(writer)
+    return {"`rate-micro-batch`": sorted(map(tuple, at.spark.table(name).collect()))}
+
+
 @dataclass(frozen=True)
 class Run:
     section: str
@@ -410,6 +418,7 @@ RUNS = (
         },
     ),
     Run("Sources that never end", live, {"`rate`": SAME}),
+    Run("Sources that never end", batches, {"`rate-micro-batch`": SAME}),
 )
 
 
@@ -454,17 +463,6 @@ REFUSED = (
         "records are processed as they come in any case",
         lambda at: at.devices().writeStream.trigger(realTime="5 minutes"),
         "records are processed as they come",
-    ),
-    (
-        "`rate-micro-batch`",
-        "there are no micro-batches",
-        lambda at: (
-            at.spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", 10)
-            .load()
-            .writeStream
-        ),
-        "the source rate-micro-batch",
     ),
     (
         "asynchronous progress tracking",
