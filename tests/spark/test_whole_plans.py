@@ -388,11 +388,14 @@ def test_a_result_is_sorted_as_a_whole_or_not_at_all(
 
 
 def test_what_cannot_run_is_told_with_its_line(
-    spark: SparkSession, still: Still, rows: str
+    spark: SparkSession, still: Still, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
+    # PySpark asks only once in a process whether to note lines, and never again if that was in a
+    # thread that had no session.
+    monkeypatch.setattr("pyspark.errors.utils._enable_debugging_cache", True)
     frame = spark.readStream.schema(SCHEMA).json(rows)
     line = sys._getframe().f_lineno + 1
     rank = F.row_number().over(Window.partitionBy("app").orderBy("at"))
