@@ -31,6 +31,8 @@ TESTS = (
     "tests/spark/test_whole_plans.py",
     "tests/spark/test_evaluator.py",
     "tests/spark/test_evaluator_plans.py",
+    "tests/spark/test_spark_s_examples.py",
+    "tests/spark/test_spooled_streams.py",
     "tests/spark/test_aggregate_functions.py",
     "tests/spark/test_combined.py",
     "tests/spark/test_data_sources.py",

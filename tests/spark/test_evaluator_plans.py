@@ -112,6 +112,13 @@ else:  # PySpark 4.0 has none
     lengths = F.udf(lambda text: None if text is None else len(text), LongType())
 
 
+if hasattr(F, "arrow_udf"):
+
+    @F.arrow_udf(LongType())
+    def hours(times: pa.Array, seen: pa.Array) -> pa.Array:
+        return pc.add(pc.multiply(pc.hour(times), 100), pc.hour(pc.struct_field(seen, "at")))
+
+
 def streams_joined(rows: DataFrame) -> DataFrame:
     first = rows.withWatermark("at", "1 minute")
     other = first.selectExpr("id AS its", "name AS other", "at AS then")
@@ -232,6 +239,19 @@ def _compare(
             found = spark.read.schema(truth.schema).parquet(str(tmp_path / f"out-{number}"))
         assert sorted(map(repr, found.collect())) == sorted(map(repr, truth.collect())), name
         assert truth.count() > 0, name
+
+
+@pytest.mark.skipif(not hasattr(F, "arrow_udf"), reason="PySpark 4.0 has no functions of Arrow's")
+def test_a_function_of_arrow_columns_is_given_instants_in_the_zone_of_the_session(
+    spark: SparkSession, still: Still, rows: str, tmp_path: Path
+) -> None:
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
+    try:
+        hours_of = {"hours": lambda rows: rows.select("id", hours("at", F.struct("at")).alias("h"))}
+        _compare(spark, still, rows, tmp_path, hours_of, {})
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_all_that_is_computed_together_crosses_once(spark: SparkSession) -> None:

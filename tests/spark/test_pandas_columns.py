@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pandas
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql.types import (
     ArrayType,
@@ -20,6 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from stillframe.spark.expressions.batch_udfs import BatchUdf
 from stillframe.spark.expressions.pandas_columns import PandasColumns
 from stillframe.spark.types import to_arrow_type
 
@@ -80,3 +82,9 @@ def test_a_result_is_a_column_of_the_declared_type(
 def test_a_result_that_does_not_fit_is_refused() -> None:
     with pytest.raises((TypeError, ValueError)):
         columns(LongType()).as_column(pandas.Series(["a"]))
+
+
+def test_a_function_of_arrow_columns_is_given_instants_in_the_zone_of_the_session() -> None:
+    hours = BatchUdf(pc.hour, pa.int64(), None, takes_iterator=False, zone="Asia/Tokyo")
+    times = pa.array([AT, None], to_arrow_type(TimestampType()))
+    assert hours([times], 2).to_pylist() == [8, None]

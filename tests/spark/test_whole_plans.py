@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -397,13 +398,24 @@ def test_each_batch_of_a_rate_comes_once_and_with_its_time_after_a_kill(
     assert timed == [(n, 5.0 + n // 700) for n in range(25 * 700)]
 
 
-def test_a_source_that_is_not_there_is_refused_with_those_that_are(
-    spark: SparkSession, still: Still, tmp_path: Path
+def test_what_cannot_run_is_told_with_its_line(
+    spark: SparkSession, still: Still, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schema = "path string, modificationTime timestamp, length long, content binary"
-    images = spark.readStream.format("binaryFile").schema(schema).load(str(tmp_path))
-    with pytest.raises(BuildError, match=r"the source binaryFile of this .*parquet, orc"):
-        still.stream(images)
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    # PySpark asks only once in a process whether to note lines, and never again if that was in a
+    # thread that had no session.
+    monkeypatch.setattr("pyspark.errors.utils._enable_debugging_cache", True)
+    frame = spark.readStream.schema(SCHEMA).json(rows)
+    line = sys._getframe().f_lineno + 1
+    rank = F.row_number().over(Window.partitionBy("app").orderBy("at"))
+    with pytest.raises(BuildError, match=rf"plan: Window .*\(test_whole_plans.py, line {line}\)"):
+        still.writeStream(frame.withColumn("rank", rank).where("rank < 3"))
+
+    asked = sql("SELECT id,\n rank() OVER (PARTITION BY app ORDER BY at) AS r FROM clicks")
+    with pytest.raises(BuildError, match=r"plan: Window .*\(line 2 of the SQL text\)"):
+        still.writeStream(asked(frame))
 
 
 def test_an_option_that_nobody_honours_is_named(

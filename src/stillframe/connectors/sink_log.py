@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
-from urllib.parse import quote
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote, unquote
 
 from stillframe.errors import DataError
 from stillframe.json_values import JsonObject
@@ -37,11 +37,13 @@ class SinkLog:
         self._paths: set[str] = set()
 
     def look(self) -> None:
-        """Read what is there."""
+        """Read what is there, if there is more than before."""
         names = self._names()
-        self._next = max(names, default=-1) + 1
+        following = max(names, default=-1) + 1
+        if following == self._next:
+            return
         begin = max((n for n, name in names.items() if name.endswith(".compact")), default=0)
-        numbers = range(begin, self._next)
+        numbers = range(begin, following)
         if lacking := [number for number in numbers if number not in names]:
             raise DataError(
                 f"{self._root}/{LOG_DIRECTORY} has no entry {lacking[0]}, but later ones: bring it"
@@ -49,6 +51,15 @@ class SinkLog:
             )
         self._entries = [each for number in numbers for each in self._read(names[number])]
         self._paths = {str(each["path"]) for each in self._entries}
+        self._next = following
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        """The names of all files, without their directories, and when each was changed last."""
+        return {
+            unquote(str(each["path"])).rpartition("/")[2]: _changed_at_ms(each)
+            for each in self._entries
+        }
 
     def holds(self, path: str) -> bool:
         return self._url(path) in self._paths

@@ -41,6 +41,11 @@ from stillframe.spark.deployment.interrupts import spare_slots
 from stillframe.spark.deployment.memory import too_little_overhead
 from stillframe.spark.deployment.stage import SparkDeployment
 from stillframe.spark.frames.sources import resolve_frames
+from stillframe.spark.frames.spooled_streams import (
+    is_read_by_spark,
+    resolve_leaves,
+    stop_when_ended,
+)
 from stillframe.spark.listeners import SparkQuery
 from stillframe.spark.refreshing import Refreshing, Tables, refresh_seconds
 from stillframe.storage.paths import job_directory, quoted_name
@@ -114,6 +119,7 @@ def start(spark: SparkSession, name: str, sinks: Sequence[Node], config: JobConf
 
     slots_left = max(1, available - beside)
     reached = _spool_settings(config)
+    sinks = resolve_leaves(sinks, spool, config)
     resolved = resolve_frames(spark, sinks, config.parallelism, spool, slots_left, reached)
     slots = resolved.parallelism or config.parallelism or max(1, available - 2)
     tables = Tables(resolved.sinks, refresh)
@@ -206,6 +212,7 @@ def _start_once(job: Job, spark: SparkSession, room: Room) -> Query:
         _beginning.add(place)
     # Without the lock: a listener that is told of this query may start another one.
     try:
+        stop_when_ended(query, job.plan)
         temporary.remove_when_ended(query)
         serve(query)
         streams.follow(query)
@@ -278,7 +285,7 @@ def _runs_spark_jobs(operator: Operator) -> bool:
         case Lookup(refresh_seconds=seconds):
             return seconds is not None
         case _:
-            return False
+            return is_read_by_spark(operator)
 
 
 def _runs_spark_jobs_of(plan: Plan) -> bool:

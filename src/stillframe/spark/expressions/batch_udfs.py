@@ -18,7 +18,12 @@ from pyspark.sql.types import StructField, StructType
 from pyspark.util import PythonEvalType
 
 from stillframe.spark.expressions.nodes import refused, spark_type_of
-from stillframe.spark.expressions.pandas_columns import PandasColumns, pandas_columns
+from stillframe.spark.expressions.pandas_columns import (
+    PandasColumns,
+    in_zone,
+    pandas_columns,
+    zone_of_session,
+)
 from stillframe.spark.steps import children
 from stillframe.spark.types import to_arrow_type
 
@@ -38,9 +43,11 @@ class BatchUdf:
     pandas: PandasColumns | None
     """None: the function takes Arrow arrays."""
     takes_iterator: bool
+    zone: str
+    """The session's, which all instants are given in."""
 
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
-        arguments = list(columns) if self.pandas is None else self.pandas.as_pandas(columns)
+        arguments = self._arguments(columns)
         if self.takes_iterator:
             given = arguments[0] if len(arguments) == 1 else tuple(arguments)
             results = list(self.function(iter([given])))
@@ -51,6 +58,11 @@ class BatchUdf:
         if found != rows:
             raise ValueError(f"it returned {found} values for {rows} rows")
         return pa.concat_arrays(parts)
+
+    def _arguments(self, columns: Sequence[pa.Array]) -> list[Any]:
+        if self.pandas is None:
+            return in_zone(columns, self.zone)
+        return self.pandas.as_pandas(columns)
 
     def _columns(self, result: Any) -> Iterator[pa.Array]:
         if not hasattr(result, "__len__"):
@@ -76,4 +88,5 @@ def batch_udf_of(node: JavaObject, function: Callable[..., Any]) -> BatchUdf:
         to_arrow_type(made),
         pandas_columns(StructType(fields), made) if kind in _PANDAS else None,
         kind in (_PANDAS[1], _ARROW[1]),
+        zone_of_session(),
     )

@@ -27,6 +27,7 @@ from pyspark.sql.types import DataType, StructType, _parse_datatype_json_value
 
 from stillframe.errors import BuildError
 from stillframe.graph.expressions import Literal
+from stillframe.spark.expressions.places import placed
 from stillframe.spark.steps import children, class_name, sequence
 from stillframe.spark.types import to_arrow_type
 
@@ -70,7 +71,7 @@ def refused(
     what_to_do: str = "compute it before still.stream(...), or in mapInArrow",
 ) -> BuildError:
     """The error for an expression that a stream cannot have."""
-    return BuildError(f"the expression {node.sql()} {why}: {what_to_do}")
+    return placed(f"the expression {node.sql()} {why}: {what_to_do}", [node])
 
 
 def refused_mode(node: JavaObject, mode: str) -> BuildError:

@@ -46,7 +46,7 @@ class PandasColumns:
             serializer = self._serializer()
             return [_each_by(serializer, place, column) for place, column in enumerate(columns)]
         # Which takes the zone of a column, as Spark sends it, and not the one it is told.
-        zoned = [column.cast(_in_zone(column.type, self.zone)) for column in columns]
+        zoned = in_zone(columns, self.zone)
         batch = pa.RecordBatch.from_arrays(zoned, names=self.given.names)
         made: list[Any] = conversion.ArrowBatchTransformer.to_pandas(
             batch, timezone=self.zone, schema=self.given, df_for_struct=True
@@ -87,7 +87,16 @@ def pandas_columns(given: StructType, made: DataType) -> PandasColumns:
     """As the active session has them."""
     conf = SparkSession.active().conf
     settings = ((name, conf.get(*each) == "true") for name, each in _SETTINGS.items())
-    return PandasColumns(given, made, str(conf.get(_ZONE)), tuple(settings))
+    return PandasColumns(given, made, zone_of_session(), tuple(settings))
+
+
+def zone_of_session() -> str:
+    return str(SparkSession.active().conf.get(_ZONE))
+
+
+def in_zone(columns: Sequence[pa.Array], zone: str) -> list[pa.Array]:
+    """The same instants with this zone, as Spark sends them to its Python workers."""
+    return [column.cast(_in_zone(column.type, zone)) for column in columns]
 
 
 def _in_zone(type_: pa.DataType, zone: str) -> pa.DataType:

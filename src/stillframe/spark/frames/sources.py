@@ -153,7 +153,7 @@ def resolve_frames(
         if fed is not None:
             feed, parallelism = _narrowed(frame, columns_read(node, nodes)), fed.partitions
         sources[id(node)] = fed or _spooled(source, spool_directory(node.uid), reached)
-    return Resolved(tuple(_rewritten(nodes, sinks, sources)), feed, parallelism)
+    return Resolved(tuple(rewritten(nodes, sinks, sources)), feed, parallelism)
 
 
 def _has_spool(
@@ -179,7 +179,7 @@ def _resolved(node: Node) -> tuple[UnresolvedFrame, DataFrame]:
     return source, source.frame
 
 
-def _rewritten(
+def rewritten(
     nodes: Sequence[Node], sinks: Sequence[Node], sources: dict[int, Source]
 ) -> Iterator[Node]:
     """The sinks of a graph in which these nodes read from these sources."""
@@ -333,8 +333,7 @@ def _spooled(source: UnresolvedFrame, directory: str, settings: Mapping[str, str
 def _spool(frame: DataFrame, path: str) -> None:
     writer = frame.write.mode("overwrite")  # of what an earlier driver did not finish
     writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "true")
-    # Spark's own choice is INT96, which is read back in nanoseconds and so ends in 2262.
-    with _setting(frame.sparkSession, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+    with micros_in_parquet(frame.sparkSession):
         writer.parquet(f"file://{path}")
     if not is_spooled(path):
         raise StartRefused(
@@ -404,9 +403,14 @@ def _refuse_other_columns(source: UnresolvedFrame, path: str, settings: Mapping[
 
 
 @contextmanager
-def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+def micros_in_parquet(spark: SparkSession) -> Iterator[None]:
+    """What Spark begins to write now has times as we read them.
+
+    Its own choice is INT96, which is read back in nanoseconds and so ends in 2262.
+    """
+    name = "spark.sql.parquet.outputTimestampType"
     before: Any = spark.conf.get(name)
-    spark.conf.set(name, value)
+    spark.conf.set(name, "TIMESTAMP_MICROS")
     try:
         yield
     finally:

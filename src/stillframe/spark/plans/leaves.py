@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from stillframe.connectors.files import FileSource
 from stillframe.errors import BuildError
-from stillframe.spark.formats.data_sources import registered_data_source
+from stillframe.graph.logical import Node, Read
+from stillframe.spark.formats.data_sources import public_options, registered_data_source
 from stillframe.spark.formats.ours import OWN_SOURCES
+from stillframe.spark.frames.spooled_streams import UnresolvedLeaf
 from stillframe.spark.plans.stand_ins import OPTION, stands_for
 from stillframe.spark.steps import class_name, sequence
 from stillframe.spark.stream import Stream, frame_of_columns
+from stillframe.spark.types import to_arrow_schema
 
 if TYPE_CHECKING:
     from stillframe.spark.session import Still
@@ -26,6 +31,8 @@ def stream_of_leaf(still: Still, plan: JavaObject) -> Stream:
     if OPTION in options:
         ours = stands_for(options[OPTION])
         return ours.with_frame(frame_of_columns(still.spark, plan.output()))
+    if name.lower() not in OWN_SOURCES and registered_data_source(still.spark, name) is None:
+        return _read_by_spark(still, plan, name, options)
     reader = still.readStream.format(name).options(**options)
     if schema is not None:
         reader = reader.schema(schema)
@@ -36,6 +43,18 @@ def stream_of_leaf(still: Still, plan: JavaObject) -> Stream:
             f"the source {name} gives the columns {', '.join(node.schema.names)} here and"
             f" {', '.join(columns)} in Spark: give the schema with readStream.schema(...)"
         )
+    return Stream(still, node, frame_of_columns(still.spark, plan.output()))
+
+
+def _read_by_spark(still: Still, plan: JavaObject, name: str, options: dict[str, str]) -> Stream:
+    """Of a source that is not among ours."""
+    jvm: Any = still.spark._jvm
+    of_rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows
+    frame = DataFrame(of_rows(still.spark._jsparkSession, plan), still.spark)
+    schema = to_arrow_schema(frame.schema)
+    words = " ".join(["source", name, *(f"{k}={v}" for k, v in public_options(options))])
+    digest = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()
+    node = Node(Read(UnresolvedLeaf(frame, schema, words, digest)), schema)
     return Stream(still, node, frame_of_columns(still.spark, plan.output()))
 
 
@@ -52,12 +71,6 @@ def _said(still: Still, plan: JavaObject) -> tuple[str, dict[str, str], StructTy
         name, options = str(plan.sourceName()), dict(plan.extraOptions().asCaseSensitiveMap())
         schema = plan.schema()
     own = OWN_SOURCES.get(name.lower())
-    if own is None and registered_data_source(still.spark, name) is None:
-        raise BuildError(
-            f"the source {name} of this streaming DataFrame is not among those that Stillframe"
-            f" reads ({', '.join(OWN_SOURCES)}): write its rows to files of Parquet, or read it in"
-            " a source of your own, still.readStream.format(...)"
-        )
     if own is not None and not issubclass(own.kind, FileSource):
         return name, options, None
     return name, options, StructType.fromJson(json.loads(schema.json()))

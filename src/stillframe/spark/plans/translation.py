@@ -37,6 +37,7 @@ from stillframe.spark.expressions.evaluated import (
     computed_in_front,
 )
 from stillframe.spark.expressions.nodes import constant_of, schema_of_plan
+from stillframe.spark.expressions.places import parts_of, placed
 from stillframe.spark.expressions.reading import Translator, columns_of, function_of
 from stillframe.spark.expressions.windows import window_grouped_by, without_note
 from stillframe.spark.internals import as_known
@@ -139,13 +140,21 @@ class _Translation:
         """What else it defines."""
         self.observers: dict[str, StreamWriter] = {}
         """Of what passes its `observe`s."""
+        self._told: BuildError | None = None
+        """What is wrong, with its place in the program if that is known."""
 
     def of(self, plan: JavaObject) -> Stream:
         """The stream that a subtree with a stream in it gives."""
         rule = _RULES.get(class_name(plan))
-        if rule is None:
-            raise self._refused(plan)
-        return rule(self, plan)
+        try:
+            if rule is None:
+                raise self._refused(plan)
+            return rule(self, plan)
+        except BuildError as error:
+            if error is self._told or type(error) is not BuildError:
+                raise
+            self._told = placed(str(error), parts_of(plan))
+            raise self._told from error
 
     def _refused(self, plan: JavaObject) -> BuildError:
         step = plan.simpleString(200).strip().lstrip("~!")
