@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 INSTANT = pa.timestamp("us", tz="UTC")
 WALL_CLOCK = pa.timestamp("us")
@@ -78,6 +79,23 @@ def from_numpy(
     if type_ == pa.date32():
         return integers.cast(pa.int32()).cast(pa.date32())
     return integers.cast(type_)
+
+
+def type_in_zone(type_: pa.DataType, zone: str) -> pa.DataType:
+    """The type with this zone in all its instants, as Spark gives them to Python's functions."""
+    if pt.is_timestamp(type_) and type_.tz is not None:
+        return pa.timestamp(type_.unit, zone)
+    if pt.is_struct(type_):
+        return pa.struct([_field_in_zone(field, zone) for field in type_])
+    if pt.is_list(type_):
+        return pa.list_(_field_in_zone(type_.value_field, zone))
+    if pt.is_map(type_):
+        return pa.map_(type_in_zone(type_.key_type, zone), _field_in_zone(type_.item_field, zone))
+    return type_
+
+
+def _field_in_zone(field: pa.Field, zone: str) -> pa.Field:
+    return field.with_type(type_in_zone(field.type, zone))
 
 
 def wall_clock(instants: pa.Array, zone: str) -> pa.Array:

@@ -23,6 +23,7 @@ from stillframe.key_groups import fixed_width_values
 from stillframe.runtime.exact_values import exact_array, exact_series
 from stillframe.texts import refuse_bad_text
 from stillframe.user_code import fail, lazily, shown
+from stillframe.zones import type_in_zone
 
 if TYPE_CHECKING:
     import pandas
@@ -48,19 +49,27 @@ def name_of(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArrowFunction:
-    """`mapInArrow`: the function already speaks Arrow; only what it yields is checked."""
+    """`mapInArrow`: the function already speaks Arrow. Instants have the session's time zone, as in
+    PySpark; what it yields is checked."""
 
     function: Callable[[Batches], Iterable[pa.RecordBatch]]
     schema: pa.Schema
+    time_zone: str = "UTC"
 
     def __call__(self, batches: Batches) -> Batches:
-        for made in lazily(self.function(batches)):
+        for made in lazily(self.function(map(self._in_zone, batches))):
             if not isinstance(made, pa.RecordBatch):
                 raise DataError(
                     f"function {name_of(self.function)} yielded a {type(made).__name__}:"
                     " mapInArrow wants pyarrow.RecordBatch objects"
                 )
             yield fitted(made, self.schema, name_of(self.function))
+
+    def _in_zone(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        types = (type_in_zone(field.type, self.time_zone) for field in batch.schema)
+        fields = (field.with_type(type_) for field, type_ in zip(batch.schema, types, strict=True))
+        schema = pa.schema(fields)
+        return batch if schema.equals(batch.schema) else batch.cast(schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,8 @@ class Stream:
         own does not survive, and is in no checkpoint.
         """
         declared = parse_schema(self._still.spark, schema)
-        return self._mapped(func, ArrowFunction(func, to_arrow_schema(declared)), declared)
+        function = ArrowFunction(func, to_arrow_schema(declared), self._time_zone)
+        return self._mapped(func, function, declared)
 
     def mapInPandas(
         self,
@@ -239,8 +240,7 @@ class Stream:
     ) -> Stream:
         """As `mapInArrow`, with pandas DataFrames."""
         declared = parse_schema(self._still.spark, schema)
-        zone = str(self._still.spark.conf.get("spark.sql.session.timeZone"))
-        function = PandasFunction(func, to_arrow_schema(declared), zone)
+        function = PandasFunction(func, to_arrow_schema(declared), self._time_zone)
         return self._mapped(func, function, declared)
 
     def map_rows(self, function: Callable[[Any], Any], schema: str | StructType) -> Stream:
@@ -429,6 +429,10 @@ class Stream:
         return self._with_principal(self._principal.with_parallelism(subtasks))
 
     # --- How it is built ----------------------------------------------------------------------
+
+    @property
+    def _time_zone(self) -> str:
+        return str(self._still.spark.conf.get("spark.sql.session.timeZone"))
 
     def _mapped(
         self,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.types as pt
 from pyspark.sql import SparkSession, conversion
 from pyspark.sql.types import DataType, StructField, StructType
+
+from stillframe.zones import type_in_zone
 
 _SETTINGS = {
     "safecheck": ("spark.sql.execution.pandas.convertToArrowArraySafely", "false"),
@@ -96,20 +97,7 @@ def zone_of_session() -> str:
 
 def in_zone(columns: Sequence[pa.Array], zone: str) -> list[pa.Array]:
     """The same instants with this zone, as Spark sends them to its Python workers."""
-    return [column.cast(_in_zone(column.type, zone)) for column in columns]
-
-
-def _in_zone(type_: pa.DataType, zone: str) -> pa.DataType:
-    """The type with this zone in all its instants."""
-    if pt.is_timestamp(type_) and type_.tz is not None:
-        return pa.timestamp(type_.unit, zone)
-    if pt.is_struct(type_):
-        return pa.struct([each.with_type(_in_zone(each.type, zone)) for each in type_])
-    if pt.is_list(type_):
-        return pa.list_(type_.value_field.with_type(_in_zone(type_.value_type, zone)))
-    if pt.is_map(type_):
-        return pa.map_(_in_zone(type_.key_type, zone), _in_zone(type_.item_type, zone))
-    return type_
+    return [column.cast(type_in_zone(column.type, zone)) for column in columns]
 
 
 def _has_functions() -> bool:

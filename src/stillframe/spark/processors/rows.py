@@ -16,6 +16,7 @@ import pyarrow.types as pt
 from pyspark.sql import Row
 
 from stillframe.runtime import row_functions
+from stillframe.zones import type_in_zone
 
 
 @functools.lru_cache(maxsize=64)
@@ -40,7 +41,7 @@ def python_values(column: pa.Array, time_zone: str) -> Sequence[Any]:
     if pt.is_dictionary(column.type):
         values = python_values(column.dictionary, time_zone)
         return [None if at is None else values[at] for at in column.indices.to_pylist()]
-    wanted = _in_zone(column.type, time_zone)
+    wanted = type_in_zone(column.type, time_zone)
     is_instant = pt.is_timestamp(wanted) and wanted.tz
     if is_instant and wanted != pa.timestamp("us", "UTC") and not column.null_count:
         return _instants(column, time_zone)
@@ -60,17 +61,3 @@ def _instants(column: pa.TimestampArray, time_zone: str) -> list[datetime.dateti
         for again in np.flatnonzero(np.asarray(pc.not_equal(earlier, there))).tolist():
             times[again] = times[again].replace(fold=1)  # in the hour that a clock change repeats
     return times
-
-
-def _in_zone(type_: pa.DataType, time_zone: str) -> pa.DataType:
-    if pt.is_timestamp(type_) and type_.tz:
-        return pa.timestamp(type_.unit, time_zone)
-    if pt.is_list(type_):
-        field = type_.value_field
-        return pa.list_(field.with_type(_in_zone(field.type, time_zone)))
-    if pt.is_map(type_):
-        item = type_.item_field.with_type(_in_zone(type_.item_type, time_zone))
-        return pa.map_(_in_zone(type_.key_type, time_zone), item)
-    if pt.is_struct(type_):
-        return pa.struct([field.with_type(_in_zone(field.type, time_zone)) for field in type_])
-    return type_
