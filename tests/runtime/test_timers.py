@@ -24,6 +24,7 @@ from stillframe.runtime.elements import (
     CancelBarrier,
     EndOfRecords,
     Idle,
+    LatencyMarker,
     Watermark,
 )
 from stillframe.runtime.inputs import ChannelPlace
@@ -337,6 +338,28 @@ def test_a_barrier_behind_another_watermark_is_not_kept_waiting_by_it(stepping):
     assert alarm.snapshot().watermark_us == BURST + 20
     alarm.run()
     assert alarm.sent()[-1] == Watermark(BURST + 20)
+
+
+def test_a_barrier_behind_a_latency_marker_waits_neither_for_a_burst_nor_while_the_job_is_held(
+    stepping,
+):
+    alarm = stepping()
+    alarm.burst()
+    fired_before = len(alarm.fired)
+    for number in (1, 2):
+        for channel in alarm.inputs:
+            channel.send(LatencyMarker(7, 0))
+        if number == 1:
+            hold(alarm)
+        else:
+            alarm.barriers(number)
+        for _ in range(6):
+            alarm.step()
+
+        assert alarm.snapshot(number).keyed[0].rows == BURST - fired_before
+    alarm.inner.subtask.on_abort(1)
+    alarm.run()
+    assert alarm.fired == list(range(BURST))
 
 
 def test_an_idle_channel_is_not_told_of_before_the_watermark_in_front_of_it(stepping):

@@ -67,11 +67,11 @@ from stillframe.runtime.spilling import FeedbackInput
 from stillframe.runtime.task import ChannelLog, ChannelName, OpenSnapshot, Subtask, TaskEvents
 from stillframe.runtime.time_shares import HELD, IDLE
 
-_PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords)
+_PASSING = (Barrier, CancelBarrier, Watermark, EndOfRecords, LatencyMarker)
 """What is taken while timers fire. Records wait, and so does all that keeps a place behind them;
 and a barrier with which the job rests: who reads what is there now, as every night, wants all that
 is due by then."""
-_PASSING_WHEN_HELD = (Barrier, CancelBarrier)
+_PASSING_WHEN_HELD = (Barrier, CancelBarrier, LatencyMarker)
 
 
 def _rests(element: object) -> bool:
