@@ -71,6 +71,7 @@ e6: $(VENV)/project
 # Two files at a time, the long ones first (tests/conftest.py); ARGS="-n 0" for one after the other
 # in this process, as a debugger wants it. A worker that dies ends the run, and is not tried again.
 test: $(VENV)/quick-java/bin/java
+	@$(BIN)/python -m compileall -q src # once, and not in each of the processes that begin together
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 # A Java that starts Spark in half of the processor time: it takes half a minute once.
