@@ -86,6 +86,21 @@ def test_a_reader_that_was_stopped_within_a_batch_goes_on_with_the_rest_of_it():
     assert read.sort_by("value").equals(whole)
 
 
+def test_a_reader_that_goes_on_in_a_later_batch_begins_with_that_one():
+    clock = ManualClock()
+    source = RateMicroBatchSource(4, interval_seconds=2)
+    before = opened(source, source.splits(1), clock)
+    clock.advance(20)
+    due_now(before)
+    clock.advance(3600)
+    reader = opened(source, before.splits(), clock)
+
+    rows, waits = due_now(reader)
+
+    assert values_of(rows) == list(range(44, 48)), "the next one at once, and not an hour of them"
+    assert waits == NothingYet(pytest.approx(2))
+
+
 def test_its_splits_may_be_spread_over_readers():
     source = RateMicroBatchSource(3, 4, interval_seconds=0, batches=5)
     splits = source.splits(2)

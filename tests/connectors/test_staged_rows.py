@@ -14,5 +14,8 @@ def test_a_stream_holds_its_own_rows_whatever_was_in_its_memory_before(is_compre
     few, many = ({"n": pa.array(range(rows))} for rows in (3, 10_000))
 
     for batch in map(pa.record_batch, (few, many, few, many)):
-        with pa.ipc.open_stream(streams.encoded([batch, batch])) as stream:
+        encoded = streams.encoded([batch, batch])
+        alone = RowStreams(is_compressed=is_compressed).encoded([batch, batch])
+        assert encoded.equals(alone), "and nothing behind them"
+        with pa.ipc.open_stream(encoded) as stream:
             assert stream.read_all() == pa.Table.from_batches([batch, batch])
