@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from told_jobs import plan_of
 
 from stillframe.ids import SlotIndex, SubtaskIndex
-from stillframe.protocol.measures import Measured, SubtaskMeasures
-from stillframe.rest.figure_rows import TASK_COLUMNS, rates_of, task_rows
+from stillframe.protocol.measures import (
+    ChannelMeasures,
+    Measured,
+    SubtaskMeasures,
+    TimeShares,
+)
+from stillframe.rest.figure_rows import (
+    CHANNELS_MAX,
+    TASK_COLUMNS,
+    channel_rows,
+    rates_of,
+    task_rows,
+)
 from stillframe.runtime.time_shares import IDLE, ShareClock
 
 RECORDS = 200
@@ -182,3 +195,23 @@ def test_other_methods_than_reading_are_refused(quiet):
     driver, _ = quiet
 
     assert driver.client.change("POST", "/metrics").status == 405
+
+
+def test_of_very_many_channels_those_are_told_where_most_waits():
+    senders = CHANNELS_MAX + 2
+
+    def measured(records):
+        channels = (
+            *(ChannelMeasures("0-1", each, records, 0, each, False) for each in range(senders)),
+            ChannelMeasures("0-1", senders, records, 0, 0, True),
+        )
+        spent = TimeShares(idle=records * 10_000_000)
+        part = SubtaskMeasures(1, SubtaskIndex(0), 0, 0, 0, 0, spent, None, 0, 0)
+        return Measured(records * 10, (replace(part, channels=channels),))
+
+    [subtask] = rates_of({SlotIndex(0): (measured(0), measured(100))})[1]
+    rows = channel_rows(plan_of("wide", [(0, 1)], 2, senders + 1), [subtask])
+
+    assert rows[0] == [0, senders, 0, 100, 0, 1], "one that is held comes first"
+    waiting_most = range(senders - 1, senders - CHANNELS_MAX, -1)
+    assert [row[1] for row in rows[1:]] == list(waiting_most)

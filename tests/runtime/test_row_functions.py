@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from stillframe.errors import DataError, UserCodeError
@@ -209,6 +210,18 @@ def test_an_arrow_function_may_yield_another_type_of_the_same_meaning() -> None:
             yield pa.record_batch({"name": names, "twice": batch["n"].cast(pa.int16())})
 
     assert rows(ArrowFunction(small, NAMED)) == [("chess", 1), ("go", 2), ("chess", 3)]
+
+
+def test_an_arrow_function_is_given_instants_in_the_zone_of_the_session() -> None:
+    moment = pa.array([0], pa.timestamp("us", "UTC"))
+    schema = pa.schema([("at", moment.type), ("hour", pa.int64())])
+
+    def hours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"at": batch["at"], "hour": pc.hour(batch["at"])})
+
+    function = ArrowFunction(hours, schema, "Asia/Kathmandu")
+    assert rows(function, pa.record_batch({"at": moment})) == [(moment[0].as_py(), 5)]
 
 
 def test_an_arrow_function_that_yields_text_for_a_number_is_refused() -> None:
