@@ -77,15 +77,18 @@ class Playing:
 
 
 @pytest.fixture(scope="module")
-def playing() -> Iterator[Playing]:
+def playing(request: pytest.FixtureRequest) -> Iterator[Playing]:
     command = [
         *(sys.executable, "-m", "stillframe", "playground", "--json"),
         *("--master", "local[4]", "--checkpoint-interval", "1"),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    failed_before = request.session.testsfailed
+    told: dict[str, Any] = {}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONFAULTHANDLER": "1"}
+    )
     assert process.stdout is not None
     try:
-        told: dict[str, Any] = {}
         for line in process.stdout:
             said = json.loads(line)
             told[said["kind"]] = said
@@ -96,11 +99,26 @@ def playing() -> Iterator[Playing]:
         yield Playing(process, Path(told["start"]["directory"]), page["url"], page["token"])
     finally:
         below = descendants_of(process.pid)
+        if request.session.testsfailed > failed_before and "start" in told:
+            _show_where_it_is(process.pid, Path(told["start"]["directory"]))
         process.kill()
         process.wait()
         process.stdout.close()
         for pid in await_ended(below, 30.0):
             os.kill(pid, signal.SIGKILL)
+
+
+def _show_where_it_is(supervisor: int, root: Path) -> None:
+    """What every thread of the supervisor and its driver does, and the driver's log."""
+    drivers = [
+        pid
+        for pid in descendants_of(supervisor)
+        if b"stillframe.playground.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    for pid in [*drivers, supervisor]:  # both say it as their last word
+        os.kill(pid, signal.SIGABRT)
+        await_ended([pid], 10.0)
+    print((root / "driver.log").read_text(errors="replace")[-40_000:])
 
 
 def test_the_board_is_exact_and_says_up_to_which_checkpoint(playing):

@@ -7,12 +7,13 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from stillframe.config import JobConfig, job_config
 from stillframe.errors import BuildError, StartRefused
-from stillframe.rest import serving
+from stillframe.rest import connections, serving
 from stillframe.rest.server import RestServer, is_loopback
 
 TOKEN = "a-token-for-these-tests"
@@ -68,6 +69,26 @@ def test_all_jobs_of_a_process_have_one_server(process, driver):
 def test_a_job_that_wants_none_has_none(process, driver):
     assert serving.serve(driver.prepare("first", restPort="off")[0]) is None
     assert serving._server is None
+
+
+def test_a_server_that_ends_by_an_error_says_so_and_keeps_nobody_waiting(
+    process, driver, monkeypatch, caplog
+):
+    broken = threading.Event()
+
+    async def breaks(*given):
+        broken.set()
+        raise RuntimeError("no room for a loop")
+
+    monkeypatch.setattr(connections, "serve", breaks)
+    server = serving.serve(driver.prepare("first")[0])
+
+    assert broken.wait(30)
+    server.close()
+
+    assert "the HTTP API of this driver has ended; its jobs go on" in caplog.text
+    with pytest.raises(ConnectionRefusedError):
+        ask(server.port)
 
 
 def test_a_port_that_is_taken_is_refused_at_the_start(process, driver):

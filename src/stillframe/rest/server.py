@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 import threading
 import time
@@ -34,6 +35,7 @@ follows a stream and takes nothing of it has as long."""
 _CLOSE_SECONDS_MAX = 10.0
 _BACKLOG = 32
 """Who connects before the server's thread is ready waits here."""
+log = logging.getLogger("stillframe.rest")
 
 
 class RestServer:
@@ -74,20 +76,26 @@ class RestServer:
         return Api(self._jobs, operations, token, bind_host, is_loopback(bind_host))
 
     def _serve(self) -> None:
+        with closing(self._loop), closing(self._listening), log_ring().heard_by(self._tell_line):
+            try:
+                self._answer_until_closed()
+            except Exception:  # the jobs go on; who asks is refused and does not wait
+                log.exception("the HTTP API of this driver has ended; its jobs go on")
+
+    def _answer_until_closed(self) -> None:
         from stillframe.rest.connections import serve
 
-        with closing(self._loop), log_ring().heard_by(self._tell_line):
-            self._loop.run_until_complete(
-                serve(
-                    self._listening,
-                    self._api,
-                    self._streams,
-                    self._workers,
-                    self._answering,
-                    self._request_seconds_max,
-                    self._closing,
-                )
+        self._loop.run_until_complete(
+            serve(
+                self._listening,
+                self._api,
+                self._streams,
+                self._workers,
+                self._answering,
+                self._request_seconds_max,
+                self._closing,
             )
+        )
 
     def _tell_event(self, job: ServedJob, event: Event) -> None:
         at_ms = self._jobs.clock.wall_ms()
