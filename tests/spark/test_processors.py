@@ -14,7 +14,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.types import StructType
 
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.logical import TimeMode, Transform
@@ -22,6 +24,7 @@ from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX
+from stillframe.spark.processors.group_states import WithGroupState
 from stillframe.spark.processors.programs import ProcessorProgram
 from stillframe.spark.processors.rows import python_values, row_maker
 from stillframe.testing.clock import ManualClock
@@ -446,3 +449,39 @@ def test_a_frame_with_other_columns_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="Processor declared k string, n int64 but gave back"):
         Subtask(Wrong(), tmp_path, in_pandas=True).process(("a", 1))
+
+
+def test_frames_of_many_keys_are_put_together_and_keep_their_values(tmp_path: Path) -> None:
+    """Together with a missing one, pandas would make floats of whole numbers."""
+    large = 2**60 + 1
+
+    class Ids(Count):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            ids = [large] if key[0] != "b" else [None]
+            yield pd.DataFrame({"k": [key[0]], "n": pd.Series(ids, dtype=KINDS.get(key[0]))})
+
+    said = Subtask(Ids(), tmp_path, in_pandas=True).process(("a", 1), ("b", 2), ("c", 3), ("d", 4))
+    assert said == [("a", large), ("b", None), ("c", large), ("d", large)]
+
+
+KINDS = {"a": "int64", "b": "float64", "c": "object", "d": "Int64"}
+
+
+def test_an_end_of_something_else_loses_no_row_of_a_function_with_a_state(tmp_path: Path) -> None:
+    """`map` takes a StopIteration of the function that it calls for its own end."""
+
+    def one(frame: pd.DataFrame) -> pd.DataFrame:
+        return next(iter(()))
+
+    def lazy(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Any:
+        return map(one, frames)
+
+    function = WithGroupState(
+        lazy,
+        StructType().add("n", "long"),
+        GroupStateTimeout.NoTimeout,
+        INPUT.names,
+        has_watermark=False,
+    )
+    with pytest.raises(UserCodeError, match="Processor raised StopIteration"):
+        Subtask(function, tmp_path, "processingTime", in_pandas=True).process(("a", 1))
