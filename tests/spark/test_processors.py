@@ -410,6 +410,18 @@ def test_rows_are_rows_of_pyspark_whatever_their_fields_are_called() -> None:
         _ = row.nothing
 
 
+@pytest.mark.parametrize(
+    ("zone", "offset"), [("GMT+8", "+08:00"), ("UTC-05:30", "-05:30"), ("+01:00", "+01:00")]
+)
+def test_a_zone_of_the_session_may_be_an_offset_however_it_is_written(
+    zone: str, offset: str
+) -> None:
+    column = pa.array([datetime.datetime(2024, 7, 1, tzinfo=datetime.UTC)])
+
+    [found] = python_values(column, zone)
+    assert found.isoformat() == column.cast(pa.timestamp("us", offset))[0].as_py().isoformat()
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
 def test_instants_come_in_the_zone_of_the_session_also_in_the_hour_that_comes_twice(
     zone: str,
@@ -425,7 +437,10 @@ def test_instants_come_in_the_zone_of_the_session_also_in_the_hour_that_comes_tw
     ]
 
 
-def test_frames_have_times_without_a_zone_and_an_index_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "GMT+9"])
+def test_frames_have_times_without_a_zone_and_an_index_of_their_own(
+    tmp_path: Path, zone: str
+) -> None:
     class Frames(Count):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
             (frame,) = rows
@@ -437,7 +452,7 @@ def test_frames_have_times_without_a_zone_and_an_index_of_their_own(tmp_path: Pa
             yield pd.DataFrame({"n": [], "k": []})
 
     noon = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC)
-    subtask = Subtask(Frames(), tmp_path, in_pandas=True, zone="Asia/Tokyo")
+    subtask = Subtask(Frames(), tmp_path, in_pandas=True, zone=zone)
     said = subtask.process(("b", 1, noon), ("a", 2, noon), ("b", 3, noon))
     assert said == [("b", 31), ("b", 51), ("a", 41)]
 

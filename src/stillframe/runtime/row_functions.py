@@ -23,7 +23,7 @@ from stillframe.key_groups import fixed_width_values
 from stillframe.runtime.exact_values import exact_array, exact_series
 from stillframe.texts import refuse_bad_text
 from stillframe.user_code import fail, lazily, shown
-from stillframe.zones import type_in_zone
+from stillframe.zones import common_name, type_in_zone
 
 if TYPE_CHECKING:
     import pandas
@@ -85,10 +85,10 @@ class PandasFunction:
             yield self.from_pandas(frame)
 
     def to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
-        frame = batch.to_pandas()
+        frame, zone = batch.to_pandas(), common_name(self.time_zone)
         for field in batch.schema:
             if _is_instant(field.type):
-                local = frame[field.name].dt.tz_convert(self.time_zone)
+                local = frame[field.name].dt.tz_convert(zone)
                 frame[field.name] = local.dt.tz_localize(None)
         return frame
 
@@ -109,7 +109,7 @@ class PandasFunction:
         series = frame[field.name]
         if _is_instant(field.type) and series.dtype.kind == "M" and series.dt.tz is None:
             # ambiguous=False is PySpark's choice for the hour that a clock change repeats.
-            return series.dt.tz_localize(self.time_zone, ambiguous=False)
+            return series.dt.tz_localize(common_name(self.time_zone), ambiguous=False)
         return series
 
 
