@@ -21,6 +21,7 @@ import pyarrow.types as pt
 from stillframe.errors import DataError
 from stillframe.key_groups import fixed_width_values
 from stillframe.runtime.exact_values import exact_array, exact_series
+from stillframe.runtime.nested_in_pandas import from_series, is_nested, to_series
 from stillframe.texts import refuse_bad_text
 from stillframe.user_code import fail, lazily, shown
 from stillframe.zones import common_name, type_in_zone
@@ -90,6 +91,8 @@ class PandasFunction:
             if _is_instant(field.type):
                 local = frame[field.name].dt.tz_convert(zone)
                 frame[field.name] = local.dt.tz_localize(None)
+            elif is_nested(field.type):
+                frame[field.name] = to_series(batch.column(field.name), zone)
         return frame
 
     def from_pandas(self, frame: pandas.DataFrame) -> pa.RecordBatch:
@@ -110,6 +113,8 @@ class PandasFunction:
         if _is_instant(field.type) and series.dtype.kind == "M" and series.dt.tz is None:
             # ambiguous=False is PySpark's choice for the hour that a clock change repeats.
             return series.dt.tz_localize(common_name(self.time_zone), ambiguous=False)
+        if is_nested(field.type):
+            return from_series(series, field.type, common_name(self.time_zone))
         return series
 
 
