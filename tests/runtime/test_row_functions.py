@@ -275,6 +275,25 @@ def test_pandas_sees_timestamps_in_the_sessions_time_zone_and_without_one() -> N
     assert seen[0] == pd.Timestamp(2026, 7, 1, 20)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
+@pytest.mark.parametrize(("year", "unit"), [(2024, "ns"), (2500, "us")])
+def test_pandas_sees_nanoseconds_as_in_pyspark_but_in_years_that_have_none(
+    kind: pa.DataType, year: int, unit: str
+) -> None:
+    """A program that divides them as whole numbers by 10**9 must not be off by a thousand."""
+    batch = pa.record_batch({"at": pa.array([datetime.datetime(year, 7, 1), None], kind)})
+    frames: list[pd.DataFrame] = []
+
+    def noted(given: Any) -> Any:
+        for frame in given:
+            frames.append(frame)
+            yield frame
+
+    [made] = PandasFunction(noted, batch.schema, "Asia/Tokyo")(iter((batch,)))
+    assert frames[0]["at"].dtype == f"datetime64[{unit}]"
+    assert made.equals(batch)
+
+
 def test_a_pandas_frame_with_other_columns_is_refused() -> None:
     def other(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         yield from frames

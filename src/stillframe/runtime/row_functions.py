@@ -86,7 +86,7 @@ class PandasFunction:
             yield self.from_pandas(frame)
 
     def to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
-        frame, zone = batch.to_pandas(), common_name(self.time_zone)
+        frame, zone = _in_pandas(batch), common_name(self.time_zone)
         for field in batch.schema:
             if _is_instant(field.type):
                 local = frame[field.name].dt.tz_convert(zone)
@@ -116,6 +116,14 @@ class PandasFunction:
         if is_nested(field.type):
             return from_series(series, field.type, common_name(self.time_zone))
         return series
+
+
+def _in_pandas(batch: pa.RecordBatch) -> pandas.DataFrame:
+    """Times in nanoseconds, as in PySpark, so that they are the same as whole numbers."""
+    try:
+        return batch.to_pandas(coerce_temporal_nanoseconds=True)
+    except pa.ArrowInvalid:  # of a year that nanoseconds do not reach
+        return batch.to_pandas()
 
 
 @dataclass(frozen=True, slots=True)
