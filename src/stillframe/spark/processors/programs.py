@@ -315,14 +315,15 @@ class _PandasOutput(_Output):
         import pandas
 
         names = self._about.schema.names
-        for dtypes, run in groupby(frames, lambda frame: [frame[name].dtype for name in names]):
-            alike = list(run)
+        columns = ([frame[name] for name in names] for frame in frames)
+        for dtypes, run in groupby(columns, lambda each: [column.dtype for column in each]):
+            alike = zip(*run, strict=True)
             yield pandas.DataFrame(
                 {
                     name: pandas.Series(
-                        [value for frame in alike for value in frame[name].tolist()], dtype=dtype
+                        [value for column in parts for value in column.tolist()], dtype=dtype
                     )
-                    for name, dtype in zip(names, dtypes, strict=True)
+                    for name, dtype, parts in zip(names, dtypes, alike, strict=True)
                 }
             )
 
