@@ -91,7 +91,7 @@ def _refuse_uncertain(series: Any) -> None:
     for value in series[series.abs() > most]:
         raise pa.ArrowInvalid(
             f"{value:.1f} is a float beyond 2**{most.bit_length() - 1}, where it may have been"
-            ' another whole number: use the dtype "Int64", which keeps missing ones apart'
+            ' another whole number: keep such numbers in the dtype "Int64", or in Arrow'
         )
 
 
