@@ -4,8 +4,8 @@ Rules of this file
 ------------------
 1. Nothing here runs for each row. Which record an error is about is found out when it is raised.
 2. Where code that is not ours is iterated, its `StopIteration` is an error and not an end. A
-   generator's is one by itself; `map` and `filter` take one out of the function they call for their
-   own end, so they are iterated here in their stead (`lazily`).
+   generator's is one by itself; `map`, `filter`, `chain` and `starmap` take one out of the function
+   they call for their own end, so they are iterated here in their stead (`lazily`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, starmap
 from typing import Any, NoReturn, cast
 
 from stillframe.errors import (
@@ -142,28 +144,60 @@ def _kept(text: str) -> str:
     return masked(text).encode("utf-8", "backslashreplace").decode()
 
 
-LAZY = (map, filter)
+LAZY = (map, filter, chain, starmap)
 """The classes of what `lazily` is for; where it is asked for each key, these are compared first."""
 
 
 def lazily(made: Iterable[Any]) -> Iterable[Any]:
     """The same, in which a `StopIteration` out of the user's function is an error."""
+    if type(made) not in LAZY:
+        return made
+    parts = _parts_of(made)
+    if parts is None:
+        return made
     if type(made) is map:
-        function, *inputs = _parts_of(made)
+        function, *inputs = parts
         return _mapped(function, [lazily(each) for each in inputs])
     if type(made) is filter:
-        function, items = _parts_of(made)
+        function, items = parts
         return _filtered(function, lazily(items))
-    return made
+    if type(made) is starmap:
+        function, items = parts
+        return _star_mapped(function, lazily(items))
+    return _chained([lazily(each) for each in parts])
 
 
-def _parts_of(made: map[Any] | filter[Any]) -> tuple[Any, ...]:
-    return cast(tuple[Any, ...], made.__reduce__()[1])
+def _parts_of(made: Any) -> tuple[Any, ...] | None:
+    """What it was made of; None: Python does not say, as for `itertools` from 3.14 on."""
+    if type(made) in (map, filter):
+        return cast(tuple[Any, ...], made.__reduce__()[1])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            _, arguments, *state = made.__reduce__()
+    except TypeError:
+        return None
+    return cast(tuple[Any, ...], state[0] if state else arguments)
 
 
 def _mapped(function: Callable[..., Any], inputs: list[Iterable[Any]]) -> Iterator[Any]:
     for values in zip(*inputs, strict=False):
         yield function(*values)
+
+
+def _star_mapped(function: Callable[..., Any], inputs: Iterable[Any]) -> Iterator[Any]:
+    for values in inputs:
+        yield function(*values)
+
+
+def _chained(parts: list[Iterable[Any]]) -> Iterator[Any]:
+    """Of what is still to come and, if one of it has been begun, that one."""
+    if not parts:
+        return
+    coming, *begun = parts
+    yield from chain(*begun)
+    for each in coming:
+        yield from lazily(each)
 
 
 def _filtered(function: Callable[[Any], Any] | None, items: Iterable[Any]) -> Iterator[Any]:

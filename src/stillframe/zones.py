@@ -100,6 +100,7 @@ def _field_in_zone(field: pa.Field, zone: str) -> pa.Field:
 
 def wall_clock(instants: pa.Array, zone: str) -> pa.Array:
     """What the clocks of the zone show at these instants."""
+    zone = common_name(zone)
     if zone == "UTC":
         return instants.cast(pa.int64()).cast(WALL_CLOCK)
     shown = pc.local_timestamp(instants.cast(pa.timestamp("us", tz=zone)))
@@ -112,6 +113,7 @@ def instants(clock: pa.Array, zone: str) -> pa.Array:
     As java.time decides it: a time shown twice is the earlier one, a time that was skipped is
     read with the offset from before the change.
     """
+    zone = common_name(zone)
     if zone == "UTC":
         return clock.cast(pa.int64()).cast(INSTANT)
     guessed = pc.assume_timezone(clock, zone, ambiguous="earliest", nonexistent="earliest")
@@ -164,6 +166,22 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(padded)
     except (KeyError, ValueError, OSError):
         raise NoZone(f"{name!r} is no time zone") from None
+
+
+@cache
+def common_name(name: str) -> str:
+    """The same zone by the name that Arrow and pandas know it by; another is left as it is."""
+    try:
+        zone = zone_of(name)
+    except NoZone:
+        return name
+    if isinstance(zone, ZoneInfo):
+        return zone.key
+    minutes, seconds = divmod(int(zone.utcoffset(None).total_seconds()), 60)  # type: ignore[union-attr]
+    if not minutes and not seconds:
+        return "UTC"
+    hours, rest = divmod(abs(minutes), 60)
+    return name if seconds else f"{'-' if minutes < 0 else '+'}{hours:02}:{rest:02}"
 
 
 def _offset_seconds(text: str) -> int:

@@ -351,6 +351,21 @@ def test_files_that_spark_would_not_see_beside_its_own_log_are_refused(tmp_path)
     sink_at(tmp_path).logged(None).check()
 
 
+def test_what_a_driver_killed_while_it_wrote_sparks_log_has_left_is_swept(tmp_path):
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    left, fresh, other = log / f".{'0' * 16}.tmp", log / f".{'1' * 16}.tmp", log / ".0.crc"
+    for file in (left, fresh, other):
+        file.write_text("v1")
+    for file in (left, other):
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+
+    committer = sink_at(tmp_path).logged(None).open_committer(CommitterContext())
+    committer.sweep("job", OperatorUid("sink"), Attempt(2), [])
+
+    assert sorted(log.iterdir()) == [other, fresh], "another job may be writing this moment"
+
+
 def test_what_is_acknowledged_or_committed_is_durable(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 

@@ -275,6 +275,25 @@ def test_pandas_sees_timestamps_in_the_sessions_time_zone_and_without_one() -> N
     assert seen[0] == pd.Timestamp(2026, 7, 1, 20)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
+@pytest.mark.parametrize(("year", "unit"), [(2024, "ns"), (2500, "us")])
+def test_pandas_sees_nanoseconds_as_in_pyspark_but_in_years_that_have_none(
+    kind: pa.DataType, year: int, unit: str
+) -> None:
+    """A program that divides them as whole numbers by 10**9 must not be off by a thousand."""
+    batch = pa.record_batch({"at": pa.array([datetime.datetime(year, 7, 1), None], kind)})
+    frames: list[pd.DataFrame] = []
+
+    def noted(given: Any) -> Any:
+        for frame in given:
+            frames.append(frame)
+            yield frame
+
+    [made] = PandasFunction(noted, batch.schema, "Asia/Tokyo")(iter((batch,)))
+    assert frames[0]["at"].dtype == f"datetime64[{unit}]"
+    assert made.equals(batch)
+
+
 def test_a_pandas_frame_with_other_columns_is_refused() -> None:
     def other(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         yield from frames
@@ -323,6 +342,7 @@ UNFIT: list[tuple[pa.DataType, Any, str]] = [
     (pa.int64(), D("1.5"), r"Decimal\('1.5'\) is a Decimal"),
     (pa.int64(), D("1"), "is a Decimal"),
     (pa.int64(), "1", "'1'"),
+    (pa.int64(), np.timedelta64(1, "ns"), "is a timedelta64"),
     (pa.int64(), 2**70, "too (large|big)"),
     (pa.int32(), 2**40, "too large"),
     (pa.float64(), True, "True is a bool"),
@@ -399,6 +419,45 @@ def test_a_frame_with_values_that_do_not_fit_exactly_is_refused(values: Any) -> 
 
     with pytest.raises(DataError, match="gave back values for column x that are no int64"):
         list(function(iter((CLICKS,))))
+
+
+NOON = pd.Timestamp("2024-02-29 12:00")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        (pa.date32(), [NOON], "2024-02-29 12:00:00 has a time of day"),
+        (pa.timestamp("us"), [2], "2 is a int64"),
+        (pa.timestamp("us", "UTC"), [2], "2 is a int64"),
+        (pa.duration("us"), [2], "2 is a int64"),
+        (pa.int64(), [NOON], r"2024-02-29 12:00:00 is a datetime64\[.s\]"),
+        (pa.int64(), [pd.Timedelta("1s")], r"0 days 00:00:01 is a timedelta64\[.s\]"),
+        (pa.bool_(), [2], "2 is a int64"),
+        (pa.bool_(), [1.5], "1.5 is a float64"),
+        (pa.float32(), [1e300], r"1e\+300 is too large"),
+        (pa.int64(), [2.0**60, None], "1152921504606846976.0 .* beyond 2[*][*]53"),
+        (pa.int64(), [np.timedelta64(1, "ns"), None], "is a timedelta64"),
+    ],
+    ids=str,
+)
+def test_a_frame_with_columns_that_do_not_fit_exactly_is_refused(
+    kind: pa.DataType, values: Any, says: str
+) -> None:
+    is_object = any(isinstance(value, np.timedelta64) for value in values)
+    frame = pd.DataFrame({"x": pd.Series(values, dtype=object if is_object else None)})
+    function = PandasFunction(lambda frames: [frame], pa.schema([("x", kind)]), "UTC")
+
+    with pytest.raises(DataError, match=f"gave back values for column x .*({says})"):
+        list(function(iter((CLICKS,))))
+
+
+def test_days_that_pandas_holds_as_times_fit_a_date() -> None:
+    frame = pd.DataFrame({"x": [NOON.normalize(), None]})
+    function = PandasFunction(lambda frames: [frame], pa.schema([("x", pa.date32())]), "UTC")
+
+    [made] = function(iter((CLICKS,)))
+    assert made.column(0).to_pylist() == [datetime.date(2024, 2, 29), None]
 
 
 def test_whole_numbers_that_pandas_holds_as_floats_because_some_are_missing_fit() -> None:

@@ -14,7 +14,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.types import StructType
 
 from stillframe.errors import DataError, UserCodeError
 from stillframe.graph.logical import TimeMode, Transform
@@ -22,6 +24,7 @@ from stillframe.ids import CheckpointId, SubtaskIndex
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.event_time import END_OF_TIME_US
 from stillframe.runtime.keyed_functions import FIRED_ROWS_MAX
+from stillframe.spark.processors.group_states import WithGroupState
 from stillframe.spark.processors.programs import ProcessorProgram
 from stillframe.spark.processors.rows import python_values, row_maker
 from stillframe.testing.clock import ManualClock
@@ -407,6 +410,18 @@ def test_rows_are_rows_of_pyspark_whatever_their_fields_are_called() -> None:
         _ = row.nothing
 
 
+@pytest.mark.parametrize(
+    ("zone", "offset"), [("GMT+8", "+08:00"), ("UTC-05:30", "-05:30"), ("+01:00", "+01:00")]
+)
+def test_a_zone_of_the_session_may_be_an_offset_however_it_is_written(
+    zone: str, offset: str
+) -> None:
+    column = pa.array([datetime.datetime(2024, 7, 1, tzinfo=datetime.UTC)])
+
+    [found] = python_values(column, zone)
+    assert found.isoformat() == column.cast(pa.timestamp("us", offset))[0].as_py().isoformat()
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
 def test_instants_come_in_the_zone_of_the_session_also_in_the_hour_that_comes_twice(
     zone: str,
@@ -422,7 +437,10 @@ def test_instants_come_in_the_zone_of_the_session_also_in_the_hour_that_comes_tw
     ]
 
 
-def test_frames_have_times_without_a_zone_and_an_index_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "GMT+9"])
+def test_frames_have_times_without_a_zone_and_an_index_of_their_own(
+    tmp_path: Path, zone: str
+) -> None:
     class Frames(Count):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
             (frame,) = rows
@@ -434,7 +452,7 @@ def test_frames_have_times_without_a_zone_and_an_index_of_their_own(tmp_path: Pa
             yield pd.DataFrame({"n": [], "k": []})
 
     noon = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.UTC)
-    subtask = Subtask(Frames(), tmp_path, in_pandas=True, zone="Asia/Tokyo")
+    subtask = Subtask(Frames(), tmp_path, in_pandas=True, zone=zone)
     said = subtask.process(("b", 1, noon), ("a", 2, noon), ("b", 3, noon))
     assert said == [("b", 31), ("b", 51), ("a", 41)]
 
@@ -446,3 +464,39 @@ def test_a_frame_with_other_columns_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="Processor declared k string, n int64 but gave back"):
         Subtask(Wrong(), tmp_path, in_pandas=True).process(("a", 1))
+
+
+def test_frames_of_many_keys_are_put_together_and_keep_their_values(tmp_path: Path) -> None:
+    """Together with a missing one, pandas would make floats of whole numbers."""
+    large = 2**60 + 1
+
+    class Ids(Count):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            ids = [large] if key[0] != "b" else [None]
+            yield pd.DataFrame({"k": [key[0]], "n": pd.Series(ids, dtype=KINDS.get(key[0]))})
+
+    said = Subtask(Ids(), tmp_path, in_pandas=True).process(("a", 1), ("b", 2), ("c", 3), ("d", 4))
+    assert said == [("a", large), ("b", None), ("c", large), ("d", large)]
+
+
+KINDS = {"a": "int64", "b": "float64", "c": "object", "d": "Int64"}
+
+
+def test_an_end_of_something_else_loses_no_row_of_a_function_with_a_state(tmp_path: Path) -> None:
+    """`map` takes a StopIteration of the function that it calls for its own end."""
+
+    def one(frame: pd.DataFrame) -> pd.DataFrame:
+        return next(iter(()))
+
+    def lazy(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Any:
+        return map(one, frames)
+
+    function = WithGroupState(
+        lazy,
+        StructType().add("n", "long"),
+        GroupStateTimeout.NoTimeout,
+        INPUT.names,
+        has_watermark=False,
+    )
+    with pytest.raises(UserCodeError, match="Processor raised StopIteration"):
+        Subtask(function, tmp_path, "processingTime", in_pandas=True).process(("a", 1))

@@ -93,6 +93,8 @@ def test_values_of_all_types_come_back_as_they_were_also_from_a_snapshot(row):
         (pa.field("n", pa.int64()), 1.0, "no whole number"),
         (pa.field("n", pa.int64()), float("nan"), "no whole number"),
         (pa.field("n", pa.int64()), decimal.Decimal("1.5"), "no whole number"),
+        (pa.field("n", pa.int64()), np.timedelta64(1, "ns"), "no whole number"),
+        (pa.field("n", pa.float64()), np.timedelta64(1, "ns"), "no number"),
         (pa.field("n", pa.float64()), True, "no number"),
         (pa.field("n", pa.float64()), 2**60 + 1, "cannot be a double"),
         (pa.field("n", pa.float64()), 2**2000, "cannot be a double"),

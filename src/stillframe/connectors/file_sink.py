@@ -253,6 +253,13 @@ class LoggedFileCommitter(FileCommitter):
             self._has_looked = True
         super().commit(epoch, prepared)
 
+    def sweep(
+        self, job: str, uid: OperatorUid, older_than: Attempt, keep: Sequence[Committable]
+    ) -> None:
+        super().sweep(job, uid, older_than, keep)
+        with saying(self._root):
+            self._log.sweep()
+
     def _is_noted(self, committable: Committable) -> bool:
         return self._log.holds(self._target(committable))
 

@@ -268,7 +268,8 @@ class MysqlSession(Session):
             self._insert(rows, b"")
 
     def _may_load_files(self) -> bool:
-        return dict(self.address.settings).get(_LOADS) != "false" and hasattr(os, "memfd_create")
+        is_off = dict(self.address.settings).get(_LOADS, "").lower() == "false"
+        return not is_off and hasattr(os, "memfd_create")
 
     def _loads_files(self, schema: pa.Schema) -> bool:
         # Bytes are no text of any character set.

@@ -17,12 +17,14 @@ from urllib.parse import quote, unquote
 
 from stillframe.errors import DataError
 from stillframe.json_values import JsonObject
-from stillframe.storage.places import FileFacts, Place
+from stillframe.storage.places import FileFacts, Place, is_unnamed
 
 LOG_DIRECTORY = "_spark_metadata"
 _VERSION = "v1"
 _COMPACT_EVERY = 10
 _BLOCK_BYTES = 32 << 20
+_UNNAMED_SECONDS_MAX = 600.0
+"""How long an entry may take until it has its name: another job may write here too."""
 
 
 class SinkLog:
@@ -80,6 +82,15 @@ class SinkLog:
                     self._delete_before(self._next - 1 - _COMPACT_EVERY)
             else:
                 self.look()  # another driver was quicker
+
+    def sweep(self) -> None:
+        """Remove what drivers that were killed while they wrote an entry have left."""
+        limit_ms = (time.time() - _UNNAMED_SECONDS_MAX) * 1000
+        directory = f"{self._root}/{LOG_DIRECTORY}"
+        for file in list(self._place.walk(directory, lambda name: False)):
+            name = file.path.rpartition("/")[2]
+            if is_unnamed(name) and file.changed_at_ms < limit_ms:
+                self._place.delete(file.path)
 
     def _retained(self) -> list[JsonObject]:
         if self._retention_seconds is None:

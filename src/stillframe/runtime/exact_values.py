@@ -24,6 +24,10 @@ from stillframe.user_code import shown
 _NOTHING = type(None)
 _INT64 = pa.int64()
 _NUMBERS = (int, float, np.integer, np.floating)
+_NO_NUMBERS = (bool, np.timedelta64)
+"""Which are subclasses of numbers all the same."""
+_FLOATS_TELL_APART = {4: 2**24, 8: 2**53}
+"""Up to here floats of so many bytes leave no whole number out."""
 _ONLY_INTEGERS = {int}
 
 
@@ -45,14 +49,50 @@ def exact_array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
 def exact_series(series: Any, type_: pa.DataType) -> pa.Array:
     """The same for a pandas Series, in which a missing whole number makes all of them floats."""
     kind = series.dtype.kind
-    if kind == "b" and not pt.is_boolean(type_):
-        raise pa.ArrowInvalid("True is a bool")
+    if kind not in _fitting_kinds(type_):
+        for value in series[series.notna()]:
+            raise pa.ArrowInvalid(f"{value} is a {series.dtype}")
+    if kind == "M" and pt.is_date32(type_):
+        return _days(series, type_)
     made = pa.array(series, type_)
     check = _check_of(type_)
     if kind == "O" and check is not None:
         values = series[series.notna()].tolist()
         check(values, set(map(type, values)))
+    elif kind == "f" and pt.is_integer(type_):
+        _refuse_uncertain(series)
+    elif pt.is_float32(type_):
+        _refuse_too_large(pa.array(series, pa.float64()))
     return made
+
+
+@lru_cache(maxsize=256)
+def _fitting_kinds(type_: pa.DataType) -> str:
+    """Those of numpy whose values can be of this type, as far as Arrow does not know it."""
+    if pt.is_boolean(type_):
+        return "bO"
+    if pt.is_integer(type_) or pt.is_floating(type_):
+        return "iufcO"
+    if pt.is_date(type_) or pt.is_timestamp(type_):
+        return "MO"
+    return "mO" if pt.is_duration(type_) else "iufcmMOSUV"
+
+
+def _days(series: Any, type_: pa.DataType) -> pa.Array:
+    """pandas has no dates: midnights are days, of the zone they are given in."""
+    times = series.dt.tz_localize(None)
+    for time in times[times.notna() & (times != times.dt.normalize())]:
+        raise pa.ArrowInvalid(f"{time} has a time of day")
+    return pa.array(times, type_)
+
+
+def _refuse_uncertain(series: Any) -> None:
+    most = _FLOATS_TELL_APART.get(series.dtype.itemsize, 2**53)
+    for value in series[series.abs() > most]:
+        raise pa.ArrowInvalid(
+            f"{value:.1f} is a float beyond 2**{most.bit_length() - 1}, where it may have been"
+            ' another whole number: keep such numbers in the dtype "Int64", or in Arrow'
+        )
 
 
 _Check = Callable[[Iterable[Any], set[type]], None]
@@ -65,13 +105,13 @@ def _check_of(type_: pa.DataType) -> _Check | None:
     if pt.is_nested(type_):
         return _nested_check(type_)
     if pt.is_integer(type_):
-        return _only((int, np.integer), but=bool)
+        return _only((int, np.integer), but=_NO_NUMBERS)
     if pt.is_float32(type_):
         return _in_range_of_float32
     if pt.is_floating(type_):
-        return _only(_NUMBERS, but=bool)
+        return _only(_NUMBERS, but=_NO_NUMBERS)
     if pt.is_date32(type_):
-        return _only((datetime.date, np.datetime64), but=datetime.datetime)
+        return _only((datetime.date, np.datetime64), but=(datetime.datetime,))
     if pt.is_timestamp(type_):
         return _without_nanoseconds((datetime.datetime, np.datetime64), type_)
     if pt.is_duration(type_):
@@ -79,10 +119,10 @@ def _check_of(type_: pa.DataType) -> _Check | None:
     return None
 
 
-def _only(fitting: tuple[type, ...], but: type | None = None) -> _Check:
+def _only(fitting: tuple[type, ...], but: tuple[type, ...] = ()) -> _Check:
     def check(values: Iterable[Any], kinds: set[type]) -> None:
         for kind in kinds:
-            if kind is _NOTHING or (issubclass(kind, fitting) and not _is_a(kind, but)):
+            if kind is _NOTHING or (issubclass(kind, fitting) and not issubclass(kind, but)):
                 continue
             value = next(each for each in values if type(each) is kind)
             raise pa.ArrowInvalid(f"{shown(value)} is a {kind.__name__}")
@@ -90,13 +130,12 @@ def _only(fitting: tuple[type, ...], but: type | None = None) -> _Check:
     return check
 
 
-def _is_a(kind: type, other: type | None) -> bool:
-    return other is not None and issubclass(kind, other)
-
-
 def _in_range_of_float32(values: Iterable[Any], kinds: set[type]) -> None:
-    _only(_NUMBERS, but=bool)(values, kinds)
-    wide = pa.array(values, pa.float64())
+    _only(_NUMBERS, but=_NO_NUMBERS)(values, kinds)
+    _refuse_too_large(pa.array(values, pa.float64()))
+
+
+def _refuse_too_large(wide: pa.Array) -> None:
     lost = pc.and_(pc.is_inf(wide.cast(pa.float32())), pc.invert(pc.is_inf(wide)))
     for value in wide.filter(lost):
         raise pa.ArrowInvalid(f"{value.as_py()} is too large")

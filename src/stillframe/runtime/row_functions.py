@@ -21,9 +21,10 @@ import pyarrow.types as pt
 from stillframe.errors import DataError
 from stillframe.key_groups import fixed_width_values
 from stillframe.runtime.exact_values import exact_array, exact_series
+from stillframe.runtime.nested_in_pandas import from_series, is_nested, to_series
 from stillframe.texts import refuse_bad_text
 from stillframe.user_code import fail, lazily, shown
-from stillframe.zones import type_in_zone
+from stillframe.zones import common_name, type_in_zone
 
 if TYPE_CHECKING:
     import pandas
@@ -85,11 +86,13 @@ class PandasFunction:
             yield self.from_pandas(frame)
 
     def to_pandas(self, batch: pa.RecordBatch) -> pandas.DataFrame:
-        frame = batch.to_pandas()
+        frame, zone = _in_pandas(batch), common_name(self.time_zone)
         for field in batch.schema:
             if _is_instant(field.type):
-                local = frame[field.name].dt.tz_convert(self.time_zone)
+                local = frame[field.name].dt.tz_convert(zone)
                 frame[field.name] = local.dt.tz_localize(None)
+            elif is_nested(field.type):
+                frame[field.name] = to_series(batch.column(field.name), zone)
         return frame
 
     def from_pandas(self, frame: pandas.DataFrame) -> pa.RecordBatch:
@@ -109,8 +112,18 @@ class PandasFunction:
         series = frame[field.name]
         if _is_instant(field.type) and series.dtype.kind == "M" and series.dt.tz is None:
             # ambiguous=False is PySpark's choice for the hour that a clock change repeats.
-            return series.dt.tz_localize(self.time_zone, ambiguous=False)
+            return series.dt.tz_localize(common_name(self.time_zone), ambiguous=False)
+        if is_nested(field.type):
+            return from_series(series, field.type, common_name(self.time_zone))
         return series
+
+
+def _in_pandas(batch: pa.RecordBatch) -> pandas.DataFrame:
+    """Times in nanoseconds, as in PySpark, so that they are the same as whole numbers."""
+    try:
+        return batch.to_pandas(coerce_temporal_nanoseconds=True)
+    except pa.ArrowInvalid:  # of a year that nanoseconds do not reach
+        return batch.to_pandas()
 
 
 @dataclass(frozen=True, slots=True)

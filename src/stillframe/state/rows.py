@@ -32,6 +32,9 @@ Row: TypeAlias = tuple[Any, ...]
 RecordMaker: TypeAlias = Callable[[tuple[str, ...]], Callable[[Iterable[Any]], Any]]
 """Makes what makes a record with these fields out of its values."""
 
+_NUMBERS = (int, float, np.integer, np.floating)
+_NO_NUMBERS = (bool, np.timedelta64)
+"""Which are subclasses of numbers all the same."""
 _NAN = math.nan
 """The one that is kept: a NaN equals another only if it is the same object."""
 
@@ -372,7 +375,7 @@ def _boolean(value: Any) -> bool:
 def _integer(least: int, most: int) -> Callable[[Any], int]:
     def integer(value: Any) -> int:
         if type(value) is not int:
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            if isinstance(value, _NO_NUMBERS) or not isinstance(value, int | np.integer):
                 raise Unfit(f"{value!r} is no whole number")
             value = int(value)
         if least <= value <= most:
@@ -384,7 +387,7 @@ def _integer(least: int, most: int) -> Callable[[Any], int]:
 
 def _float(value: Any) -> float:
     if type(value) is not float:
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        if isinstance(value, _NO_NUMBERS) or not isinstance(value, _NUMBERS):
             raise Unfit(f"{value!r} is no number")
         value = _double(value)
     return cast(float, _one_nan(value))

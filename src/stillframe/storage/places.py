@@ -202,6 +202,15 @@ def _opened(root: str, settings: tuple[tuple[str, str], ...], process: int) -> P
 # --- the local file system -------------------------------------------------------------------
 
 
+def is_unnamed(name: str) -> bool:
+    """Whether a file on a disk is called this until it is whole and has its name."""
+    return re.fullmatch(r"\.[0-9a-f]{16}\.tmp", name) is not None
+
+
+def _unnamed() -> str:
+    return f".{secrets.token_hex(8)}.tmp"
+
+
 class LocalPlace(Place):
     """A disk, or a file system that all machines have mounted."""
 
@@ -233,7 +242,7 @@ class LocalPlace(Place):
         return _LocalDraft(path)
 
     def create_if_absent(self, path: str, data: bytes) -> bool:
-        beside = f"{os.path.dirname(path)}/.{secrets.token_hex(8)}.tmp"
+        beside = f"{os.path.dirname(path)}/{_unnamed()}"
         draft = _LocalDraft(beside)
         try:
             draft.file.write(data)

@@ -26,6 +26,7 @@ from stillframe.spark.expressions.pandas_columns import (
 )
 from stillframe.spark.steps import children
 from stillframe.spark.types import to_arrow_type
+from stillframe.user_code import lazily
 
 _PANDAS = (PythonEvalType.SQL_SCALAR_PANDAS_UDF, PythonEvalType.SQL_SCALAR_PANDAS_ITER_UDF)
 _ARROW = tuple(
@@ -50,7 +51,7 @@ class BatchUdf:
         arguments = self._arguments(columns)
         if self.takes_iterator:
             given = arguments[0] if len(arguments) == 1 else tuple(arguments)
-            results = list(self.function(iter([given])))
+            results = list(lazily(self.function(iter([given]))))
         else:
             results = [self.function(*arguments)]
         parts = [part for result in results for part in self._columns(result)]

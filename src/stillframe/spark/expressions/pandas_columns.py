@@ -15,7 +15,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession, conversion
 from pyspark.sql.types import DataType, StructField, StructType
 
-from stillframe.zones import type_in_zone
+from stillframe.config import parse_flag
+from stillframe.zones import common_name, type_in_zone
 
 _SETTINGS = {
     "safecheck": ("spark.sql.execution.pandas.convertToArrowArraySafely", "false"),
@@ -87,12 +88,14 @@ class PandasColumns:
 def pandas_columns(given: StructType, made: DataType) -> PandasColumns:
     """As the active session has them."""
     conf = SparkSession.active().conf
-    settings = ((name, conf.get(*each) == "true") for name, each in _SETTINGS.items())
+    settings = (
+        (name, parse_flag(each[0], str(conf.get(*each)))) for name, each in _SETTINGS.items()
+    )
     return PandasColumns(given, made, zone_of_session(), tuple(settings))
 
 
 def zone_of_session() -> str:
-    return str(SparkSession.active().conf.get(_ZONE))
+    return common_name(str(SparkSession.active().conf.get(_ZONE)))
 
 
 def in_zone(columns: Sequence[pa.Array], zone: str) -> list[pa.Array]:

@@ -55,7 +55,7 @@ from stillframe.json_values import JsonObject
 from stillframe.options import Options
 from stillframe.secrets import is_secret_name
 from stillframe.spark.types import from_arrow_schema, parse_schema, to_arrow_schema
-from stillframe.user_code import shown
+from stillframe.user_code import lazily, shown
 
 log = logging.getLogger("stillframe")
 
@@ -300,7 +300,7 @@ class _SimpleRanges(_Ranges):
 
     def _refuse_rows(self, rows: Iterable[Any], offset: Offset) -> None:
         """Spark's own check: such rows would come again and again."""
-        if next(iter(rows), None) is None:
+        if next(iter(lazily(rows)), None) is None:
             return
         at = json.dumps(offset)
         raise UserCodeError(
@@ -440,7 +440,7 @@ class _RangeReader(BlockingReader):
             )
         gathered: list[Any] = []
         until = time.monotonic() + _TURN_SECONDS
-        for row in rows:
+        for row in lazily(rows):
             gathered.append(row)
             if isinstance(row, pa.RecordBatch) or len(gathered) == _BATCH_ROWS_MAX:
                 yield from self._converted(gathered)

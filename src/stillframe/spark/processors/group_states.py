@@ -25,6 +25,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pyspark.sql.types import StructType
 
 from stillframe.errors import BuildError
+from stillframe.user_code import lazily
 
 if TYPE_CHECKING:
     import pandas
@@ -89,7 +90,7 @@ class WithGroupState(StatefulProcessor):
         return self._called(tuple(key), iter((no_rows,)), state)
 
     def _called(self, key: Any, rows: Frames, state: GroupState) -> Frames:
-        yield from self._function(key, rows, state)
+        yield from lazily(self._function(key, rows, state))
         self._keep(state)
 
     def _state(self, times: TimerValues, *, has_timed_out: bool) -> GroupState:

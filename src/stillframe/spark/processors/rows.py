@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import zoneinfo
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -16,7 +15,7 @@ import pyarrow.types as pt
 from pyspark.sql import Row
 
 from stillframe.runtime import row_functions
-from stillframe.zones import type_in_zone
+from stillframe.zones import common_name, type_in_zone, zone_of
 
 
 @functools.lru_cache(maxsize=64)
@@ -41,6 +40,7 @@ def python_values(column: pa.Array, time_zone: str) -> Sequence[Any]:
     if pt.is_dictionary(column.type):
         values = python_values(column.dictionary, time_zone)
         return [None if at is None else values[at] for at in column.indices.to_pylist()]
+    time_zone = common_name(time_zone)
     wanted = type_in_zone(column.type, time_zone)
     is_instant = pt.is_timestamp(wanted) and wanted.tz
     if is_instant and wanted != pa.timestamp("us", "UTC") and not column.null_count:
@@ -52,7 +52,7 @@ def python_values(column: pa.Array, time_zone: str) -> Sequence[Any]:
 
 def _instants(column: pa.TimestampArray, time_zone: str) -> list[datetime.datetime]:
     """As `to_pylist` of the same in the zone, three times as fast."""
-    zone = zoneinfo.ZoneInfo(time_zone)
+    zone = zone_of(time_zone)
     there = column.cast(pa.timestamp("us", time_zone))
     local = pc.local_timestamp(there)
     times = [time.replace(tzinfo=zone) for time in local.to_numpy().tolist()]
