@@ -496,7 +496,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], of: str) -> None:
             continue
         nearest = nearest_of(name.lower(), spelled)
         hint = ": leave it out" if nearest is None else f"; did you mean {spelled[nearest]!r}?"
-        raise UnknownOption(f"{of} has no option {name!r}{hint}")
+        raise UnknownOption(f"{of} has no option {name!r}{hint}", name)
 
 
 def names_option(given: str, known: Iterable[str]) -> bool:

@@ -2,7 +2,8 @@
 
     StillframeError
     ├── BuildError            a mistake in the job's description, found before anything runs
-    │   └── UnknownOption     an option nobody knows; the message names the nearest one
+    │   ├── UnknownOption     an option nobody knows; the message names the nearest one
+    │   └── NotHonoured       an option of Spark's that is known and cannot be followed here
     ├── StartRefused          the job is fine but cannot run here; the message says what to change
     ├── StorageError          the snapshot store did not do what was asked
     │   ├── SnapshotDamaged   a file of a snapshot is missing, torn or altered
@@ -32,6 +33,15 @@ class BuildError(StillframeError):
 
 class UnknownOption(BuildError):
     """An option that does not exist."""
+
+    def __init__(self, message: str, option: str = "") -> None:
+        super().__init__(message)
+        self.option = option
+        """Its name, as it was given."""
+
+
+class NotHonoured(BuildError):
+    """An option of Spark's that cannot be followed here. Spark itself can."""
 
 
 class StartRefused(StillframeError):

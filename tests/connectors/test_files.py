@@ -1,5 +1,7 @@
 """Parquet and JSON-lines files: listed once, read in pieces, rewound, and honest about misfits."""
 
+import bz2
+import gzip
 import json
 import os
 import pickle
@@ -16,6 +18,8 @@ from stillframe.api.sources import SourceContext, Split
 from stillframe.clock import SystemClock
 from stillframe.connectors import lines, parquet
 from stillframe.connectors.cleaning import Cleaning
+from stillframe.connectors.csv_lines import CsvSource
+from stillframe.connectors.csv_values import CsvRules
 from stillframe.connectors.files import Following, find_files
 from stillframe.connectors.json_lines import JsonLinesSource, json_from_options
 from stillframe.connectors.parquet import ParquetSource
@@ -692,9 +696,62 @@ def test_lines_end_as_they_do_for_spark(tmp_path):
 
 
 def test_a_compressed_file_is_not_taken_for_malformed_records(tmp_path):
-    (tmp_path / "a.json.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(DataError, match=r"a\.json\.gz is compressed, which is not read here"):
+    (tmp_path / "a.json.zst").write_bytes(b"\x28\xb5")
+    with pytest.raises(DataError, match=r"a\.json\.zst is compressed, and only .* are read"):
         read_all(JsonLinesSource(str(tmp_path), SCHEMA))
+
+
+@pytest.mark.parametrize(("end", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+@pytest.mark.parametrize("rows", [1, 300_000])
+def test_a_compressed_file_is_read_from_any_position_to_its_end(tmp_path, end, pack, rows):
+    lines = b"".join(b'{"n": %d, "name": "x"}\n' % n for n in range(rows))
+    (tmp_path / f"a.json{end}").write_bytes(pack(lines))
+    source = JsonLinesSource(str(tmp_path), SCHEMA)
+    [begin] = source.splits(1)
+    read = [(split, batch.num_rows) for split, batch in opened(source, begin).read()]
+
+    assert sum(count for _, count in read) == rows
+    assert (len(read) > 1) == (rows > 1)
+    passed = 0
+    for split, count in read:
+        passed += count
+        rest = [batch for _, batch in opened(source, split).read()]
+        assert sum(batch.num_rows for batch in rest) == rows - passed
+        if rest:
+            assert rest[0].column("n")[0].as_py() == passed
+    assert [opened(source, split).has_ended(split) for split, _ in read] == [
+        *[False] * (len(read) - 1),
+        True,
+    ]
+
+
+def test_a_compressed_file_may_be_one_text_and_begin_with_a_header(tmp_path):
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'[{"n": 1},\n{"n": 2}]'))
+    source = JsonLinesSource(str(tmp_path), SCHEMA, is_multi_line=True)
+    assert [row["n"] for row in read_all(source).to_pylist()] == [1, 2]
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "a.csv.gz").write_bytes(gzip.compress(b"n,name\n1,a\n") * 2)
+    rules = CsvRules(has_header=True)
+    found = read_all(CsvSource(str(tmp_path / "csv"), SCHEMA, rules=rules)).to_pylist()
+    assert [row["n"] for row in found] == [1, None, 1], "a second member is more of the same file"
+
+
+def test_a_compressed_file_that_is_torn_or_another_one_is_refused(tmp_path):
+    path = tmp_path / "a.json.gz"
+    lines = b"".join(b'{"n": %d}\n' % n for n in range(300_000))
+    path.write_bytes(gzip.compress(lines))
+    source = JsonLinesSource(str(tmp_path), SCHEMA)
+    after, _ = next(opened(source, source.splits(1)[0]).read())
+    path.write_bytes(gzip.compress(lines.replace(b"7", b"8")))
+    with pytest.raises(DataError, match="is not the one that the job has begun to read"):
+        list(opened(source, after).read())
+    path.write_bytes(gzip.compress(lines)[:-1000])
+    with pytest.raises(DataError, match=r"a\.json\.gz cannot be read .*end-of-stream"):
+        list(opened(source, after).read())
+
+
+def opened(source, split):
+    return source.open([split], SourceContext(SubtaskIndex(0), 1, SystemClock()))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """What is told of checkpoints: listeners and the kept history hear of the same things, once."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from stillframe.coordinator.completed import completed
@@ -19,12 +22,14 @@ from stillframe.protocol.manifests import (
     SubtaskTimings,
 )
 from stillframe.protocol.messages import Progress
+from stillframe.protocol.snapshots import EventTimes
 from stillframe.protocol.statistics import SlotPlace, TaskShape
 from stillframe.testing.clock import ManualClock
 
 TIMINGS = SubtaskTimings(1.0, 2.0, 3.0, 4.0, 50, 60, 0, task="read", subtask=0)
 COUNTS = KeyedState("counts", FileHandle("shared/1/counts", 60, 7), (0,), 3, "")
 COUNTED = OperatorSnapshot("read", 0, keyed=(COUNTS,))
+TIMES = EventTimes("time", 1, 100, 100, 100.0)
 TASKS = (TaskShape("v1", "read", 1),)
 
 
@@ -47,6 +52,23 @@ def events(history):
 
 def trigger(history, triggered_as="CHECKPOINT"):
     history.note_triggered(Triggered(1, 1, triggered_as, TASKS, history.now()))
+
+
+def test_what_subtasks_have_seen_is_told_by_task_and_by_watermark():
+    parts = [
+        replace(TIMINGS, records_read=4, event_times=(TIMES,)),
+        replace(TIMINGS, subtask=1, records_read=5, event_times=(TIMES, replace_uid("other"))),
+        replace(TIMINGS, task="again", event_times=(EventTimes("time", 2, 10, 400, 250.0),)),
+    ]
+    about = ("views", 1, 1, 1, "checkpoint", 0, 0, 8, (), (COUNTED,), (TIMINGS,))
+    stored = CompletedCheckpoint(1, 1, 1, 7, 100)
+    told = completed(Manifest(*about), stored, 1.0, Progress(10, 7), "/chk", parts)
+    assert dict(told.records_read) == {"read": 9, "again": 0}
+    assert told.event_times == (EventTimes("time", 4, 10, 400, 175.0), replace_uid("other"))
+
+
+def replace_uid(uid):
+    return msgspec.structs.replace(TIMES, uid=uid)
 
 
 def test_a_completed_checkpoint_is_told_with_what_it_cost_and_where_it_is(history, events, clock):

@@ -1,5 +1,7 @@
 """The handle of a job, fed with what the job would tell; nothing is launched."""
 
+from dataclasses import replace
+
 import pytest
 
 from stillframe.config import job_config
@@ -15,13 +17,15 @@ from stillframe.coordinator.history import (
     Waiting,
 )
 from stillframe.coordinator.job import Job
+from stillframe.coordinator.progress import progress_of
 from stillframe.coordinator.query import Query
 from stillframe.coordinator.running import DriverAddress
 from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.launch import Deployment
-from stillframe.graph.logical import Node, Read, Write
+from stillframe.graph.logical import Node, Read, WithWatermark, Write
 from stillframe.graph.plan import build_plan
 from stillframe.protocol.manifests import SubtaskTimings
+from stillframe.protocol.snapshots import EventTimes
 from stillframe.testing.clock import ManualClock
 
 CLICKS = ClickSource(records=10)
@@ -102,6 +106,39 @@ def test_progress_is_told_per_checkpoint_and_restarts_count_anew():
     last = query.lastProgress
     assert (last["batchId"], last["name"], last["checkpoint"]["id"]) == (2, "views", 3)
     assert last["checkpoint"]["subtasks"] == [TIMINGS.to_json()]
+
+
+def test_progress_tells_each_source_and_the_event_times_that_came():
+    other = ClickSource(records=20)
+    read, again = (Node(Read(each), each.schema) for each in (CLICKS, other))
+    timed = Node(WithWatermark("at", 0), CLICKS.schema, (read,))
+    sinks = [Node(Write(DiscardSink()), CLICKS.schema, (each,)) for each in (timed, again)]
+    plan = build_plan("views", sinks, 1)
+    first, second = (task.name for task in plan.tasks)
+    [time] = [each.uid for _, each in plan.operators() if isinstance(each.operator, WithWatermark)]
+    before = replace(completed(1), records_read=((first, 100), (second, 10)))
+    seen = EventTimes(time, 2, 1_000_000, 3_000_000, 2_000_000.0)
+    this = replace(
+        completed(2, at_ms=3_000),
+        records_read=((first, 500), (second, 20)),
+        event_times=(seen,),
+        watermark_us=3_000_000,
+    )
+
+    told = progress_of(plan, before, this)
+    assert told["numInputRows"] == 410
+    assert [each["numInputRows"] for each in told["sources"]] == [400, 10]
+    assert [each["inputRowsPerSecond"] for each in told["sources"]] == [200.0, 5.0]
+    assert told["eventTime"] == {
+        "max": "1970-01-01T00:00:03.000Z",
+        "min": "1970-01-01T00:00:01.000Z",
+        "avg": "1970-01-01T00:00:02.000Z",
+        "watermark": "1970-01-01T00:00:03.000Z",
+    }
+    endless = replace(this, event_times=(EventTimes(time, 1, -(2**62), 2**62, 0.0),))
+    assert progress_of(plan, before, endless)["eventTime"]["max"] == "9999-12-31T23:59:59.999Z"
+    unmoved = replace(this, event_times=())
+    assert list(progress_of(plan, before, unmoved)["eventTime"]) == ["watermark"]
 
 
 def test_the_status_is_the_last_thing_told_and_at_the_end_the_outcome():

@@ -37,6 +37,7 @@ from stillframe.protocol.messages import (
     report_from_json,
 )
 from stillframe.protocol.restore import SubtaskState
+from stillframe.protocol.snapshots import EventTimes
 
 KEYED = KeyedState("aggregates", FileHandle("chk-3/a.arrow", 10, 4_000_000_000), (0, 5), 7, "x")
 COMMIT = PendingCommit(3, {"file": "ä"})
@@ -48,6 +49,7 @@ COPY = SubtaskState(broadcast=(KEYED,), finished=True, ended=True)
 RULES = OperatorSnapshot("rules", 0, broadcast=(KEYED,), finished=True)
 UNDER_WAY = ChannelState("a>b", 0, 1, "output", FileHandle("shared/1/c", 30, 5), 10, 20, 3)
 TIMINGS = SubtaskTimings(1.5, 0.0, 2.0, 30.25, 10, 10, 0, task="read -> count", subtask=1)
+TIMES = EventTimes("time", 3, -5, 1_700_000_000_000_000, 2.5)
 BLAME = Blame(
     "function f", "ValueError", True, "job.py:3 in f", "Traceback …", "map_1", "record 2", row="2"
 )
@@ -72,6 +74,7 @@ REPORTS = [
     Running(),
     Acknowledged(0, 1, 4, (SNAPSHOT,), TIMINGS),
     Acknowledged(0, 1, 4, (SNAPSHOT, RULES), TIMINGS, (UNDER_WAY,)),
+    Acknowledged(0, 1, 4, (SNAPSHOT,), replace(TIMINGS, records_read=9, event_times=(TIMES,))),
     Declined(4, "no space left"),
     Committed(1, 0, 4),
     Drained(1, 0),

@@ -259,6 +259,23 @@ def test_pandas_columns_are_matched_by_name() -> None:
     assert rows(PandasFunction(swap, NAMED, "UTC")) == [("chess", 2), ("go", 4), ("chess", 6)]
 
 
+def test_pandas_columns_without_names_are_matched_by_place_and_a_frame_of_nothing_is_no_rows() -> (
+    None
+):
+    def unnamed(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield pd.DataFrame()
+            yield pd.DataFrame(list(zip(frame.app_id, frame.n * 2, strict=True)))
+
+    assert rows(PandasFunction(unnamed, NAMED, "UTC")) == [("chess", 2), ("go", 4), ("chess", 6)]
+
+    def too_many(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame([(1, 2, 3)])
+
+    with pytest.raises(DataError, match="gave back columns 0, 1, 2"):
+        rows(PandasFunction(too_many, NAMED, "UTC"))
+
+
 def test_pandas_sees_timestamps_in_the_sessions_time_zone_and_without_one() -> None:
     at = pa.field("at", pa.timestamp("us", tz="UTC"))
     noon = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)

@@ -12,6 +12,7 @@ import pytest
 from stillframe.graph.expressions import Call, Column, Literal
 from stillframe.graph.logical import WithWatermark
 from stillframe.protocol.event_time import END_OF_TIME_US
+from stillframe.protocol.snapshots import EventTimes
 from stillframe.runtime.elements import EndOfRecords, Idle, Watermark
 from stillframe.runtime.operators import Filtering
 from stillframe.runtime.reading import splits_of, times_of_splits
@@ -59,6 +60,18 @@ def test_how_far_time_has_come_is_in_the_snapshot():
     write = operator.snapshot(1)
     operator.process(timed(200))
     assert operator.described(1, write()).watermark_us == 100_000_000
+
+
+def test_the_event_times_between_two_barriers_are_told_once():
+    operator = watermarking(delay_seconds=10)
+    operator.process(timed(100, None, 130))
+    operator.process(timed(40))
+    operator.process(timed(None))
+    assert operator.event_times() == EventTimes("time", 3, 40_000_000, 130_000_000, 90_000_000.0)
+    assert operator.event_times() is None
+    much = [1_700_000_000 + second % 2 for second in range(20_000)]
+    operator.process(timed(*much))
+    assert operator.event_times().mean_us == 1_700_000_000_500_000.0
 
 
 def test_a_subtask_that_knows_nothing_of_time_says_so_in_the_snapshot():

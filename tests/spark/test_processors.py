@@ -457,6 +457,19 @@ def test_frames_have_times_without_a_zone_and_an_index_of_their_own(
     assert said == [("b", 31), ("b", 51), ("a", 41)]
 
 
+def test_a_frame_may_have_more_columns_than_were_declared_and_none_of_their_names(
+    tmp_path: Path,
+) -> None:
+    class More(Count):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            yield pd.DataFrame({"more": ["x"], "n": [1], "k": ["named"]})
+            yield pd.DataFrame([("placed", 2, "more")])
+            yield pd.DataFrame()
+
+    said = Subtask(More(), tmp_path, in_pandas=True).process(("a", 1))
+    assert said == [("named", 1), ("placed", 2)]
+
+
 def test_a_frame_with_other_columns_is_refused(tmp_path: Path) -> None:
     class Wrong(Count):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:

@@ -29,7 +29,7 @@ from stillframe.connectors.lines import (
     mode_of,
     utf8_of,
 )
-from stillframe.errors import BuildError
+from stillframe.errors import BuildError, NotHonoured
 from stillframe.json_texts.columns import Texts
 from stillframe.json_texts.records import Malformed, nullable, refuse_without_zone
 
@@ -331,7 +331,7 @@ def csv_from_options(
     given = given_of(options, CSV_OPTIONS)
     for name in given:
         if name in _REFUSED:
-            raise BuildError(f"the source csv does not take the option {name}: {_REFUSED[name]}")
+            raise NotHonoured(f"the source csv does not take the option {name}: {_REFUSED[name]}")
     utf8_of(given)
     usual = CsvRules()
     not_finite = {
@@ -359,7 +359,7 @@ def signs_of(given: Mapping[str, str]) -> Signs:
     separator = given.get("sep", given.get("delimiter", ","))
     separator = {"\\t": "\t"}.get(separator, separator)
     if len(separator.encode()) != 1:
-        raise BuildError(
+        raise NotHonoured(
             f"option sep is {separator!r}, but one ASCII character is known here: choose one"
         )
     return Signs(

@@ -11,7 +11,7 @@ from stillframe.api.sources import BlockingReader, SourceContext, Split
 from stillframe.config import parse_flag
 from stillframe.connectors.files import Following
 from stillframe.connectors.lines import LineFileSource, LineReader, given_of, mode_of, utf8_of
-from stillframe.errors import BuildError
+from stillframe.errors import NotHonoured
 from stillframe.json_texts.columns import Texts
 from stillframe.json_texts.records import Malformed, RecordReader, nullable, refuse_unreadable
 from stillframe.json_texts.rules import JsonRules
@@ -130,7 +130,7 @@ def rules_from_options(options: Mapping[str, str], of: str) -> JsonRules:
     given = given_of(options, JSON_OPTIONS)
     for name in given:
         if name in _REFUSED:
-            raise BuildError(f"{of} does not take the option {name}: {_REFUSED[name]}")
+            raise NotHonoured(f"{of} does not take the option {name}: {_REFUSED[name]}")
     utf8_of(given)
     return JsonRules(
         zone=given.get("timeZone", "UTC"),

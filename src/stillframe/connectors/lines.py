@@ -6,9 +6,14 @@ before, so that a file with another past is refused.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import sys
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -21,7 +26,7 @@ from stillframe.connectors.files import (
     refuse_other_size,
     unreadable,
 )
-from stillframe.errors import BuildError, DataError, StorageError
+from stillframe.errors import BuildError, DataError, NotHonoured, StorageError
 from stillframe.json_texts.columns import Texts, is_utf8
 from stillframe.json_texts.records import Malformed
 from stillframe.json_texts.rules import Mode
@@ -34,8 +39,16 @@ _BLOCK_LINES, _BLOCK_GROWTH = 1 << 16, 8
 whoever takes a batch apart by keys has something to do for each key of each batch."""
 _LINE_BYTES_MAX = 64 << 20
 _FILE_BYTES_MAX = 1 << 30
-_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz")
+_READ_PACKED: Mapping[str, Callable[[Any], gzip.GzipFile | bz2.BZ2File]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": lambda file: bz2.BZ2File(file),
+}
+_COMPRESSED = (*_READ_PACKED, ".zst", ".lz4", ".snappy", ".deflate", ".xz")
 _MODES: tuple[Mode, ...] = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+
+
+class _Bytes(Protocol):
+    def read(self, size: int = -1, /) -> bytes | None: ...
 
 
 class LineFileSource(FileSource):
@@ -61,13 +74,17 @@ class LineReader(FileReader):
         return self._records_malformed
 
     def has_ended(self, split: Split) -> bool:
+        if _is_packed(str(split.position["path"])):
+            return split.position.get("ended") is True
         return position_of(split, "offset") >= position_of(split, "size")
 
     def _read_split(self, split: Split) -> Iterator[tuple[Split, pa.RecordBatch]]:
         if self.has_ended(split):
             return
         path, offset = str(split.position["path"]), position_of(split, "offset")
-        _refuse_compressed(path)
+        if _is_packed(path):
+            yield from self._read_packed(split, path, offset)
+            return
         cut = _whole if self._is_whole else _blocks
         try:
             with self._place(path).open(path) as file:
@@ -87,6 +104,39 @@ class LineReader(FileReader):
                     _refuse_change(file, path, size_bytes)
         except (OSError, StorageError) as error:
             raise unreadable(path, error) from error
+
+    def _read_packed(
+        self, split: Split, path: str, offset: int
+    ) -> Iterator[tuple[Split, pa.RecordBatch]]:
+        """Of a compressed file. Its bytes are counted as they were before; where it ends is known
+        when nothing more has come."""
+        cut = _whole if self._is_whole else _blocks
+        ready: tuple[Split, pa.RecordBatch] | None = None
+        try:
+            with self._place(path).open(path) as packed, _unpacked(packed, path) as file:
+                size_bytes = packed.size_now()
+                checksum = _checksum_of_past(file, split, size_bytes)
+                self._is_beginning = offset == 0
+                for block in cut(file, path, _FILE_BYTES_MAX if self._is_whole else sys.maxsize):
+                    if ready is not None:
+                        yield ready
+                        ready = None
+                    batch = self._parsed(path, offset, block)
+                    offset += len(block)
+                    checksum = zlib.crc32(block, checksum)
+                    if batch is not None:
+                        self._is_beginning = False
+                        ready = _at(split, size_bytes, offset, checksum), batch
+                if file.read(1):
+                    raise _too_long(path, f"more than {_FILE_BYTES_MAX}")
+                _refuse_change(packed, path, size_bytes)
+        except (EOFError, zlib.error) as error:
+            raise unreadable(path, OSError(str(error))) from error
+        except (OSError, StorageError) as error:
+            raise unreadable(path, error) from error
+        if ready is not None:
+            after, batch = ready
+            yield Split(after.id, {**after.position, "ended": True}), batch
 
     @abstractmethod
     def _parsed(self, path: str, offset: int, block: bytes) -> pa.RecordBatch | None:
@@ -109,20 +159,31 @@ class LineReader(FileReader):
 
     def _lines_before(self, path: str, offset: int) -> int:
         count = 0
-        with self._place(path).open(path) as file:
+        with ExitStack() as opened:
+            packed = opened.enter_context(self._place(path).open(path))
+            file: _Bytes = packed
+            if _is_packed(path):
+                file = opened.enter_context(_unpacked(packed, path))
             while offset > 0 and (piece := file.read(min(offset, _BLOCK_BYTES))):
                 count += piece.count(b"\n")
                 offset -= len(piece)
         return count
 
 
-def _refuse_compressed(path: str) -> None:
-    # Read as it is, each of its lines would be a malformed record.
-    if path.lower().endswith(_COMPRESSED):
-        raise DataError(
-            f"{path} is compressed, which is not read here: decompress it, or read it with Spark"
-            " and still.stream"
-        )
+def _is_packed(path: str) -> bool:
+    return path.lower().endswith(_COMPRESSED)
+
+
+def _unpacked(file: OpenFile, path: str) -> gzip.GzipFile | bz2.BZ2File:
+    """What was compressed. Read as it is, each of its lines would be a malformed record."""
+    for end, reading in _READ_PACKED.items():
+        if path.lower().endswith(end):
+            return reading(file)
+    known = " and ".join(f"*{end}" for end in _READ_PACKED)
+    raise DataError(
+        f"{path} is compressed, and only {known} are read here: compress it so, or read it with"
+        " Spark and still.stream"
+    )
 
 
 def _at(split: Split, size_bytes: int, offset: int, checksum: int) -> Split:
@@ -130,7 +191,7 @@ def _at(split: Split, size_bytes: int, offset: int, checksum: int) -> Split:
     return Split(split.id, {**split.position, **kept})
 
 
-def _checksum_of_past(file: OpenFile, split: Split, size_bytes: int) -> int:
+def _checksum_of_past(file: _Bytes, split: Split, size_bytes: int) -> int:
     """Of all before the position, to which this reads; raises if it is not what was read before."""
     left, kept = position_of(split, "offset"), split.position.get("crc32")
     if left and kept is None:
@@ -155,7 +216,7 @@ def _refuse_change(file: OpenFile, path: str, size_bytes: int) -> None:
         )
 
 
-def _blocks(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:
+def _blocks(file: _Bytes, path: str, left_bytes: int) -> Iterator[bytes]:
     """The rest of a file in pieces of whole lines; the last line may lack its newline."""
     rest, block_bytes = b"", 0
     while piece := file.read(min(left_bytes, block_bytes or _BLOCK_BYTES)):
@@ -183,18 +244,22 @@ def _bytes_at_once(lines: bytes) -> int:
     return min(max(wanted, _BLOCK_BYTES), _BLOCK_GROWTH * _BLOCK_BYTES)
 
 
-def _whole(file: OpenFile, path: str, left_bytes: int) -> Iterator[bytes]:
+def _whole(file: _Bytes, path: str, left_bytes: int) -> Iterator[bytes]:
     """The file as one text."""
     if left_bytes > _FILE_BYTES_MAX:
-        raise DataError(
-            f"{path} has {left_bytes} bytes and is to be read as a whole: write one record per"
-            f" line, or files of less than {_FILE_BYTES_MAX} bytes"
-        )
+        raise _too_long(path, str(left_bytes))
     pieces: list[bytes] = []
     while piece := file.read(left_bytes):
         pieces.append(piece)
         left_bytes -= len(piece)
     yield b"".join(pieces)
+
+
+def _too_long(path: str, bytes_in_words: str) -> DataError:
+    return DataError(
+        f"{path} has {bytes_in_words} bytes and is to be read as a whole: write one record per"
+        f" line, or files of less than {_FILE_BYTES_MAX} bytes"
+    )
 
 
 _MARK = b"\xef\xbb\xbf"
@@ -221,9 +286,9 @@ def utf8_of(given: Mapping[str, str]) -> None:
     """Raise BuildError where the options ask for other texts than lines of UTF-8."""
     encoding = given.get("encoding", given.get("charset", "UTF-8"))
     if encoding.upper().replace("_", "-") not in ("UTF-8", "UTF8"):
-        raise BuildError(f"option encoding is {encoding!r}, but only UTF-8 is read: convert it")
+        raise NotHonoured(f"option encoding is {encoding!r}, but only UTF-8 is read: convert it")
     if given.get("lineSep", "\n") != "\n":
-        raise BuildError(
+        raise NotHonoured(
             f"option lineSep is {given['lineSep']!r}, but lines end with a line feed, a carriage"
             " return or both: leave it out"
         )

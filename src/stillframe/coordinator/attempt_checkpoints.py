@@ -84,7 +84,7 @@ from stillframe.protocol.checkpoints import (
 )
 from stillframe.protocol.checkpoints import Acknowledged as Answer
 from stillframe.protocol.figures import Triggered
-from stillframe.protocol.manifests import Manifest, OperatorSnapshot
+from stillframe.protocol.manifests import Manifest, OperatorSnapshot, SubtaskTimings
 from stillframe.protocol.messages import (
     AbortCheckpoint,
     Acknowledged,
@@ -146,7 +146,7 @@ class AttemptCheckpoints:
         """Of those that the sinks here are committing."""
         self._requests: list[tuple[CheckpointId, CheckpointWanted]] = []
         self._next_epoch = parts.ledger.next_epoch
-        self._storing: tuple[Manifest, float] | None = None
+        self._storing: tuple[Manifest, float, tuple[SubtaskTimings, ...]] | None = None
         """What is being stored, or was last, and when it was triggered."""
 
     def wake_at_seconds(self) -> float | None:
@@ -371,12 +371,13 @@ class AttemptCheckpoints:
     ) -> None:
         manifest = self._manifest(checkpoint_id, acknowledged)
         self._deletions.check(manifest)
-        self._storing = manifest, triggered_at_seconds
+        told = tuple(report.timings for report in acknowledged.values())
+        self._storing = manifest, triggered_at_seconds, told
         self._store.write(partial(self._ledger.store, manifest))
 
     def _on_stored(self, stored: Stored) -> None:
         assert self._storing is not None
-        manifest, triggered_at_seconds = self._storing
+        manifest, triggered_at_seconds, told = self._storing
         checkpoint_id = manifest.checkpoint_id
         self._next_epoch = Epoch(manifest.epoch + 1)
         self._history.tell(
@@ -386,6 +387,7 @@ class AttemptCheckpoints:
                 (self._now() - triggered_at_seconds) * 1000,
                 self._history.records_of_attempt(),
                 self._ledger.store_address,
+                told,
             )
         )
         self._forget(checkpoint_id)
@@ -399,7 +401,7 @@ class AttemptCheckpoints:
     def _announce(self) -> None:
         """To sinks and enumerators here, and to the slots: what was stored is complete."""
         assert self._storing is not None
-        manifest, _ = self._storing
+        manifest, *_ = self._storing
         if self._sinks.committing_here:
             self._checkpoint_of_epoch[manifest.epoch] = manifest.checkpoint_id
             self._commits.submit(manifest)
@@ -410,12 +412,12 @@ class AttemptCheckpoints:
         self, checkpoint_id: CheckpointId, acknowledged: Mapping[SubtaskRef, Acknowledged]
     ) -> None:
         manifest = self._manifest(checkpoint_id, acknowledged)
-        self._storing = manifest, 0.0
+        self._storing = manifest, 0.0, ()
         self._savepoints.store(manifest, self._ledger.check_newest)
 
     def _on_savepoint_stored(self, checkpoint_id: CheckpointId) -> None:
         assert self._storing is not None
-        manifest, _ = self._storing
+        manifest, *_ = self._storing
         told = SavepointCompleted(checkpoint_id, self._savepoints.address, manifest.state_bytes())
         self._history.tell(told)
         self._savepoints.on_stored()

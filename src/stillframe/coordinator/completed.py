@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from stillframe.coordinator.history import CheckpointCompleted, OperatorFigures
 from stillframe.ids import OperatorUid
 from stillframe.protocol.joblog import CompletedCheckpoint
 from stillframe.protocol.manifests import Manifest
 from stillframe.protocol.messages import Progress
+from stillframe.protocol.snapshots import EventTimes, SubtaskTimings
 from stillframe.storage.paths import checkpoint_directory
 
 _POSITIONS_MAX = 100
@@ -19,8 +23,16 @@ def completed(
     duration_ms: float,
     records: Progress,
     store_address: str | None,
+    told: Iterable[SubtaskTimings] = (),
 ) -> CheckpointCompleted:
-    """`records`: what slots of the attempt have told last."""
+    """`records`: what slots of the attempt have told last; `told`: what subtasks said with their
+    parts, of which the manifest keeps less."""
+    read: Counter[str] = Counter()
+    times: dict[OperatorUid, EventTimes] = {}
+    for part in told:
+        read[part.task] += part.records_read
+        for each in part.event_times:
+            times[each.uid] = times[each.uid].plus(each) if each.uid in times else each
     directory = checkpoint_directory(stored.checkpoint_id, stored.attempt)
     uids = dict.fromkeys(snapshot.uid for snapshot in manifest.snapshots)
     return CheckpointCompleted(
@@ -38,6 +50,8 @@ def completed(
         operators=tuple(_figures_of(uid, manifest) for uid in uids),
         path=f"{store_address}/{directory}",
         metadata_bytes=stored.manifest_length_bytes,
+        records_read=tuple(read.items()),
+        event_times=tuple(times.values()),
     )
 
 

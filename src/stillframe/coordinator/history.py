@@ -29,6 +29,7 @@ from stillframe.protocol.kept import CHECKPOINTS_MAX, KeptHistory, Record, Total
 from stillframe.protocol.manifests import SubtaskTimings
 from stillframe.protocol.measures import Measured
 from stillframe.protocol.messages import Progress, SourceLag, SubtaskDoing, lag_of_each
+from stillframe.protocol.snapshots import EventTimes
 from stillframe.protocol.statistics import SlotPlace
 
 _KEPT_MAX = 100
@@ -154,6 +155,10 @@ class CheckpointCompleted:
     path: str | None = None
     """Where it is."""
     metadata_bytes: int = 0
+    records_read: tuple[tuple[str, int], ...] = ()
+    """By the task of each source, in this attempt before its barrier."""
+    event_times: tuple[EventTimes, ...] = ()
+    """Of each `withWatermark` that has seen rows since the barrier before."""
 
     def __str__(self) -> str:
         size = format_bytes(self.state_bytes)

@@ -28,6 +28,8 @@ from stillframe.graph.plan import Plan, PlannedOperator, Task
 from stillframe.ids import OperatorUid
 
 _UNKNOWN = -1
+_EARLIEST_MS, _LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The years from 1 to 9999."""
 
 
 def progress_of(
@@ -36,24 +38,23 @@ def progress_of(
     """All but who it is of. `before` is the checkpoint before it in this process."""
     is_same = before is not None and before.attempt == this.attempt
     earlier = before if before is not None and is_same else None
-    rows = this.records_in - (earlier.records_in if earlier else 0)
+    read = _rows_read(earlier, this)
+    rows = sum(read.values()) if read else this.records_in - (earlier.records_in if earlier else 0)
     out = this.records_out - (earlier.records_out if earlier else 0)
     late = this.records_late - (earlier.records_late if earlier else 0)
     elapsed_ms = this.triggered_at_ms - before.triggered_at_ms if before else 0
-    rate = rows / elapsed_ms * 1000 if elapsed_ms > 0 else 0.0
     duration_ms = round(this.duration_ms)
-    counted = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+    counted = _counted(rows, elapsed_ms)
     return {
         "timestamp": iso(this.triggered_at_ms),
         "batchId": this.epoch,
         "batchDuration": duration_ms,
-        "numInputRows": rows,
         **counted,
         "numRowsDroppedByWatermark": late,
         "durationMs": {"triggerExecution": duration_ms, "checkpoint": duration_ms},
         "eventTime": _event_time(plan, this),
         "stateOperators": _state_operators(plan, this, late),
-        "sources": _sources(plan, before, this, {"numInputRows": rows, **counted}),
+        "sources": _sources(plan, before, this, counted, read, elapsed_ms),
         "sink": _sink(plan, out),
         "observedMetrics": {},
         "checkpoint": {
@@ -66,6 +67,17 @@ def progress_of(
     }
 
 
+def _rows_read(earlier: CheckpointCompleted | None, this: CheckpointCompleted) -> dict[str, int]:
+    """By the task of each source, since the checkpoint before; nothing if it was not told."""
+    before = dict(earlier.records_read) if earlier else {}
+    return {task: rows - before.get(task, 0) for task, rows in this.records_read}
+
+
+def _counted(rows: int, elapsed_ms: int) -> dict[str, float]:
+    rate = rows / elapsed_ms * 1000 if elapsed_ms > 0 else 0.0
+    return {"numInputRows": rows, "inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+
+
 def iso(moment_ms: int) -> str:
     """As Spark writes it."""
     at = datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC)
@@ -74,9 +86,26 @@ def iso(moment_ms: int) -> str:
 
 def _event_time(plan: Plan, this: CheckpointCompleted) -> dict[str, str]:
     """Before the first row of a stream with a watermark Spark says the epoch's beginning."""
-    if not any(isinstance(each.operator, WithWatermark) for _, each in plan.operators()):
+    uids = [each.uid for _, each in plan.operators() if isinstance(each.operator, WithWatermark)]
+    if not uids:
         return {}
-    return {"watermark": iso(max(0, this.watermark_us or 0) // 1000)}
+    watermark = {"watermark": iso(max(0, this.watermark_us or 0) // 1000)}
+    # Of several Spark tells of the first that has seen rows, too.
+    seen = {each.uid: each for each in this.event_times}
+    of_first = next((seen[uid] for uid in uids if uid in seen), None)
+    if of_first is None:
+        return watermark
+    return {
+        "max": _iso_of_any(of_first.latest_us),
+        "min": _iso_of_any(of_first.earliest_us),
+        "avg": _iso_of_any(of_first.mean_us),
+        **watermark,
+    }
+
+
+def _iso_of_any(moment_us: float) -> str:
+    """Of an event time, which may be in no year that Python knows."""
+    return iso(min(max(int(moment_us // 1000), _EARLIEST_MS), _LATEST_MS))
 
 
 def _figures(this: CheckpointCompleted, uid: OperatorUid) -> OperatorFigures | None:
@@ -135,24 +164,33 @@ def _sources(
     before: CheckpointCompleted | None,
     this: CheckpointCompleted,
     counted: Mapping[str, float],
+    rows_read: Mapping[str, int],
+    elapsed_ms: int,
 ) -> list[dict[str, Any]]:
-    """Where each begins and ends. What was read is counted for all of them together."""
+    """Where each begins and ends, and what was read of it."""
     read = [
-        (each.uid, each.operator.source)
-        for _, each in plan.operators()
+        (task.name, each.uid, each.operator.source)
+        for task, each in plan.operators()
         if isinstance(each.operator, Read)
     ]
-    told = counted if len(read) == 1 else dict.fromkeys(counted, _UNKNOWN)
+
+    def told(task: str) -> Mapping[str, float]:
+        if len(read) == 1:
+            return counted
+        if [name for name, *_ in read].count(task) > 1 or task not in rows_read:
+            return dict.fromkeys(counted, _UNKNOWN)
+        return _counted(rows_read[task], elapsed_ms)
+
     return [
         {
             "description": source.describe(),
             "startOffset": None if before is None else _offset(_figures(before, uid)),
             "endOffset": (end := _offset(_figures(this, uid))),
             "latestOffset": end,
-            **told,
+            **told(task),
             "metrics": {},
         }
-        for uid, source in read
+        for task, uid, source in read
     ]
 
 

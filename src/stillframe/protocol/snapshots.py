@@ -189,6 +189,30 @@ ARRIVALS_MAX = 4_096
 """Where there are more channels, only the first barrier and the last are told."""
 
 
+class EventTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Of the rows that one `withWatermark` has seen between two barriers; those without a time are
+    not among them."""
+
+    uid: OperatorUid
+    rows: int
+    earliest_us: int
+    latest_us: int
+    mean_us: float
+
+    def plus(self, other: EventTimes) -> EventTimes:
+        rows = self.rows + other.rows
+        return EventTimes(
+            self.uid,
+            rows,
+            min(self.earliest_us, other.earliest_us),
+            max(self.latest_us, other.latest_us),
+            self.mean_us + (other.mean_us - self.mean_us) * other.rows / rows,
+        )
+
+
+built(tuple[EventTimes, ...])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskTimings(SnapshotCost):
     """What it cost, as the subtask itself says."""
@@ -199,10 +223,12 @@ class SubtaskTimings(SnapshotCost):
     """Of its barriers, in the order in which they came; told the driver and not kept."""
     records_read: int = 0
     """Of a source: in this attempt before its barrier; told the driver and not kept."""
+    event_times: tuple[EventTimes, ...] = ()
+    """Since the barrier before; told the driver and not kept."""
 
     def kept(self) -> SubtaskTimings:
         """As the metadata of a checkpoint keeps it."""
-        return replace(self, arrivals=(), records_read=0)
+        return replace(self, arrivals=(), records_read=0, event_times=())
 
     def to_json(self) -> JsonObject:
         return {
@@ -211,6 +237,7 @@ class SubtaskTimings(SnapshotCost):
             **self.figures(),
             **({"arrivals": [list(each) for each in self.arrivals]} if self.arrivals else {}),
             **({"records_read": self.records_read} if self.records_read else {}),
+            **({"event_times": msgspec.to_builtins(self.event_times)} if self.event_times else {}),
         }
 
     @classmethod
@@ -221,5 +248,6 @@ class SubtaskTimings(SnapshotCost):
             subtask=SubtaskIndex(fields.integer("subtask")),
             arrivals=msgspec.convert(value.get("arrivals", ()), tuple[Arrival, ...]),
             records_read=fields.integer_if_any("records_read") or 0,
+            event_times=msgspec.convert(value.get("event_times", ()), tuple[EventTimes, ...]),
             **cls.figures_in(fields),
         )

@@ -18,6 +18,7 @@ from stillframe.protocol.event_time import (
     BecomeIdle,
     TimeInstruction,
 )
+from stillframe.protocol.snapshots import EventTimes
 from stillframe.protocol.split_times import OpenSplits
 from stillframe.runtime.connecting import TwoInputOperator
 from stillframe.runtime.elements import Barrier, Idle, Lap, LatencyMarker, Marker, Watermark
@@ -69,6 +70,11 @@ class Chain:
     @property
     def watermarkings(self) -> list[Watermarking]:
         return [op for op in self._operators if isinstance(op, Watermarking)]
+
+    def event_times(self) -> tuple[EventTimes, ...]:
+        """Of the rows since it was asked last."""
+        told = (operator.event_times() for operator in self.watermarkings)
+        return tuple(each for each in told if each is not None)
 
     @property
     def head_uid(self) -> OperatorUid:

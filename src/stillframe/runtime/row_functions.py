@@ -103,7 +103,12 @@ class PandasFunction:
                 f"function {name} yielded a {type(frame).__name__}: mapInPandas wants"
                 " pandas.DataFrame objects"
             )
-        if sorted(map(str, columns)) != sorted(self.schema.names):
+        labels, names = columns.tolist(), self.schema.names
+        if not labels and not len(frame):
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        if not any(isinstance(label, str) for label in labels) and len(labels) == len(names):
+            frame = frame.set_axis(names, axis="columns")  # by place, as in Spark
+        elif sorted(map(str, labels)) != sorted(names):
             raise _mismatch(name, self.schema, f"columns {', '.join(map(str, columns))}")
         arrays = [column_of(name, field, self._series(frame, field)) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

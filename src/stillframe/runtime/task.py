@@ -54,7 +54,7 @@ from stillframe.protocol.messages import (
     StartSlot,
     TriggerCheckpoint,
 )
-from stillframe.protocol.snapshots import ARRIVALS_MAX, Arrival
+from stillframe.protocol.snapshots import ARRIVALS_MAX, Arrival, EventTimes
 from stillframe.runtime.chain import Chain, OutputLog
 from stillframe.runtime.elements import Barrier
 from stillframe.runtime.operators import Background, files_written
@@ -176,6 +176,8 @@ class OpenSnapshot:
     """When its barriers came, in seconds; more while it is recorded."""
     records_read: int
     """By a source here, before it."""
+    event_times: tuple[EventTimes, ...] = ()
+    """Of the rows since the barrier before."""
     operators: Sequence[OperatorSnapshot] | None = None
     channels: Sequence[ChannelState] | None = None
 
@@ -466,6 +468,7 @@ class Subtask(ABC):
             processed_bytes=snapshot.processed_bytes,
             arrivals=_arrivals(snapshot),
             records_read=snapshot.records_read,
+            event_times=snapshot.event_times,
         )
 
     def on_complete(self, checkpoint_id: CheckpointId, epoch: Epoch) -> None:
@@ -540,6 +543,7 @@ class Subtask(ABC):
             processed_bytes,
             {} if arrived is None else arrived,
             self.counters.records_read,
+            self._chain.event_times(),
         )
         if barrier.holds:
             self._held_by = checkpoint_id

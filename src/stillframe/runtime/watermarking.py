@@ -20,6 +20,7 @@ from stillframe.graph.logical import WithWatermark
 from stillframe.ids import CheckpointId, OperatorUid, SubtaskIndex
 from stillframe.protocol.event_time import END_OF_TIME_US, TimeInstruction
 from stillframe.protocol.manifests import OperatorSnapshot
+from stillframe.protocol.snapshots import EventTimes
 from stillframe.protocol.split_times import OpenSplits, SplitTimes
 from stillframe.runtime.operators import Background, StatefulOperator
 from stillframe.state.reached import BEGINNING_US
@@ -52,6 +53,13 @@ class Watermarking(StatefulOperator):
         known_us = None if restored_us == BEGINNING_US else restored_us
         self._times = SplitTimes(known_us, restored_splits, idle_timeout_seconds)
         self.watermark_us = known_us
+        self._seen: EventTimes | None = None
+        """Since the last barrier."""
+
+    def event_times(self) -> EventTimes | None:
+        """Of the rows since it was asked last."""
+        seen, self._seen = self._seen, None
+        return seen
 
     def on_splits(self, splits: OpenSplits) -> list[TimeInstruction]:
         """What the source reads from now; what follows from that for event time."""
@@ -64,7 +72,9 @@ class Watermarking(StatefulOperator):
         return self._times.time_of(split)
 
     def process(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        newest_us = self._newest_us(batch.column(self._operator.time))
+        column = batch.column(self._operator.time)
+        times = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        newest_us = self._newest_us(times, self._note(times))
         if newest_us is not None:
             reached_us = newest_us - self._operator.delay_us
             # Both ends of what a watermark can say have a meaning of their own.
@@ -80,10 +90,20 @@ class Watermarking(StatefulOperator):
     def described(self, checkpoint_id: CheckpointId, written: Any) -> OperatorSnapshot:
         return OperatorSnapshot(self.uid, self._subtask, watermark_us=written)
 
-    def _newest_us(self, column: pa.Array) -> int | None:
+    def _note(self, times: pa.Array) -> int | None:
+        """The newest of these event times; None if there is none."""
+        rows = len(times) - times.null_count
+        if not rows:
+            return None
+        ends = pc.min_max(times).as_py()
+        # As floats, because the sum of some thousand such whole numbers is none of 64 bits.
+        mean_us = pc.mean(times.cast(pa.float64(), safe=False)).as_py()
+        seen = EventTimes(self.uid, rows, ends["min"], ends["max"], mean_us)
+        self._seen = seen if self._seen is None else self._seen.plus(seen)
+        return seen.latest_us
+
+    def _newest_us(self, times: pa.Array, newest_us: int | None) -> int | None:
         """The newest of these event times that may move time; None if there is none."""
-        times = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        newest_us = _max(times)
         if newest_us is None or self._ahead_seconds_max == math.inf:
             return newest_us
         latest_us = self._clock.wall_ms() * 1000 + round(self._ahead_seconds_max * 1e6)

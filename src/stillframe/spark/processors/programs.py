@@ -288,16 +288,19 @@ class _PandasOutput(_Output):
         yield from map(convert, self._together(small))
 
     def _as_declared(self, frame: Any) -> Any:
-        """As Spark reads a frame: labels that are no texts say nothing. None: there are no rows."""
+        """As Spark reads a frame: labels that are no texts say nothing, and columns that are not
+        declared are passed over. None: there are no rows."""
         columns = getattr(frame, "columns", None)
         if columns is None:
             return frame
         if not len(frame):
             return None
         labels, names = columns.tolist(), self._about.schema.names
-        if not any(isinstance(label, str) for label in labels) and len(labels) == len(names):
-            return frame.set_axis(names, axis="columns")
-        return frame
+        if len(labels) < len(names):
+            return frame
+        if not any(isinstance(label, str) for label in labels):
+            return frame.iloc[:, : len(names)].set_axis(names, axis="columns")
+        return frame[names] if set(names) < set(labels) else frame
 
     def _is_small(self, frame: Any) -> bool:
         """Not one whose columns are wrong: it is converted by itself, to be refused."""
