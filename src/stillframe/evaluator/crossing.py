@@ -205,6 +205,9 @@ class Crossing:
             for schema in (given.input_schema, given.output_schema)
         )
         projections = [_projection(gateway, level) for level in given.levels]
+        generated = None
+        if given.generator is not None:
+            generated = _generating(gateway, given.generator)
         aggregated = None
         if given.aggregation is not None:
             aggregated = _aggregating(gateway, given.aggregation)
@@ -241,6 +244,8 @@ class Crossing:
             made.append(rows_of(root))
             for projection in projections:
                 made.append(made[-1].map(projection))
+            if generated is not None:
+                made.append(made[-1].flatMap(generated))
             if aggregated is not None:
                 made.append(aggregated(made[-1]))
             results = converters.toBatchIterator(
@@ -348,10 +353,29 @@ def _as_function_of_two(gateway: JavaGateway, name: str, method: str) -> JavaObj
     sequences = gateway.new_array(lang.Class, 2)
     sequences[0] = sequences[1] = lang.Class.forName("scala.collection.immutable.Seq")
     found = lang.Class.forName(f"{name}$").getMethod(method, sequences)
-    handle = lang.invoke.MethodHandles.publicLookup().unreflect(found)
-    bound = handle.bindTo(_scala_object(gateway, name))
-    function = lang.Class.forName("scala.Function2")
-    return lang.invoke.MethodHandleProxies.asInterfaceInstance(function, bound)
+    return _as_function(gateway, found, _scala_object(gateway, name), "scala.Function2")
+
+
+def _as_function(
+    gateway: JavaGateway, method: JavaObject, of: JavaObject, function: str
+) -> JavaObject:
+    lang = gateway.jvm.java.lang
+    bound = lang.invoke.MethodHandles.publicLookup().unreflect(method).bindTo(of)
+    kind = lang.Class.forName(function)
+    return lang.invoke.MethodHandleProxies.asInterfaceInstance(kind, bound)
+
+
+def _generating(gateway: JavaGateway, generator: bytes) -> JavaObject:
+    """What makes rows of a row, as a function."""
+    lang = gateway.jvm.java.lang
+    stream = gateway.jvm.java.io.ObjectInputStream(
+        gateway.jvm.java.io.ByteArrayInputStream(generator)
+    )
+    made = stream.readObject().head()
+    rows = gateway.new_array(lang.Class, 1)
+    rows[0] = lang.Class.forName(f"{_SPARK_SQL}.catalyst.InternalRow")
+    of = lang.Class.forName(f"{_SPARK_SQL}.catalyst.expressions.Expression")
+    return _as_function(gateway, of.getMethod("eval", rows), made, "scala.Function1")
 
 
 def _unsafe_projection(gateway: JavaGateway) -> Any:

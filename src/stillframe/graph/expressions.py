@@ -107,6 +107,8 @@ class SparkProjection:
     """The session's settings of Spark's SQL."""
     java_options: tuple[str, ...] = field(repr=False)
     """What Java must be started with for this version of Spark."""
+    generator: bytes | None = field(default=None, repr=False)
+    """What Spark makes one row of each input row by, in the place of levels."""
     aggregation: bytes | None = field(default=None, repr=False)
     """What Spark aggregates the rows of a batch by, in the place of levels; None: each input row is
     one row of the output."""

@@ -33,7 +33,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, StructField, StructType, TimestampType
 
 from stillframe.errors import BuildError, telling_line
 from stillframe.graph.expressions import (
@@ -253,8 +253,7 @@ class Crossings:
                 return known.attribute
         attribute = node
         if class_name(node) != "AttributeReference":
-            schema = StructType([StructField("given", spark_type_of(node))])
-            [attribute] = sequence(analyzed(empty_frame(self._spark, schema)).output())
+            attribute = attribute_of(self._spark, spark_type_of(node))
         self._inputs.append(_Input(node, attribute, id_of(attribute), expression))
         return attribute
 
@@ -381,6 +380,13 @@ class _Preparation:
                 project.projectList(), attributes(as_scala(self._jvm, below))
             )
             yield serialized(self._jvm, bound, project.simpleString(200).strip())
+
+
+def attribute_of(spark: SparkSession, type_: DataType) -> JavaObject:
+    """An attribute of this type that no other is taken for."""
+    schema = StructType([StructField("given", type_)])
+    [attribute] = sequence(analyzed(empty_frame(spark, schema)).output())
+    return attribute
 
 
 def serialized(jvm: Any, made: JavaObject, what: str) -> bytes:

@@ -15,18 +15,18 @@ from typing import Any
 import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
-from pyspark.sql.types import BooleanType, LongType, StructField, StructType
+from pyspark.sql.types import BooleanType, LongType
 
 from stillframe.graph.expressions import Column, SparkAggregate, SparkProjection
 from stillframe.spark.expressions.evaluated import (
+    attribute_of,
     java_options_of,
     schema_of_columns,
     serialized,
     settings_of,
 )
 from stillframe.spark.expressions.nodes import spark_type_of, type_of
-from stillframe.spark.steps import analyzed, as_scala, children, class_name, sequence
-from stillframe.spark.types import empty_frame
+from stillframe.spark.steps import as_scala, children, class_name, sequence
 
 
 def aggregate_by_spark(
@@ -49,7 +49,7 @@ class _Making:
         self, node: JavaObject, function: JavaObject
     ) -> tuple[list[JavaObject], SparkAggregate]:
         over = self._over_columns(function)
-        group, counts = self._attributes(LongType()), self._attributes(BooleanType())
+        group, counts = (attribute_of(self._spark, each()) for each in (LongType, BooleanType))
         whole = over.toAggregateExpression()
         records = [group, *self._inputs, counts]
         # Asked for once: they have other identities in each copy of the function.
@@ -92,15 +92,9 @@ class _Making:
         for argument, known in zip(self._arguments, self._inputs, strict=True):
             if argument.semanticEquals(node):
                 return known
-        attribute = self._attributes(spark_type_of(node))
+        attribute = attribute_of(self._spark, spark_type_of(node))
         self._arguments.append(node)
         self._inputs.append(attribute)
-        return attribute
-
-    def _attributes(self, type_: Any) -> JavaObject:
-        """An attribute of this type that no other is taken for."""
-        schema = StructType([StructField("given", type_)])
-        [attribute] = sequence(analyzed(empty_frame(self._spark, schema)).output())
         return attribute
 
     def _crossing(
