@@ -153,6 +153,9 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "entries of a map": sql(
         "SELECT id, explode_outer(map_filter(map('k', id, 'l', -id), (k, v) -> v > 9)) FROM clicks"
     ),
+    "words beside each row": sql(
+        "SELECT id, w FROM clicks, LATERAL explode(regexp_extract_all(name, '([a-z]+)', 1)) AS t(w)"
+    ),
     "fields of a text": sql(
         "SELECT id, a, n FROM clicks LATERAL VIEW"
         " json_tuple(concat('{\"a\": \"', soundex(name), '\", \"n\": [', id, ', 1.50]}'),"
