@@ -2,52 +2,71 @@
 
     python tests/shared/function_table.py
 
-runs each function of Spark's registry on both sides, ANSI mode on and off, and writes the list;
-with `--build` functions are only built, which says where they run and not what they give.
+runs each scalar function and each aggregate of Spark's registry on both sides, in UTC and New York,
+ANSI mode on and off, and writes the list. It takes most of an hour. What has been found is kept in
+`build/functions`, and a second run goes on from there; delete it to begin from the beginning.
 
 Cases are the examples that Spark's own documentation of the function has. Each is made to read
 columns: an argument becomes a column that holds the argument's value, as many of them as the
-function allows, in one row with the values and one row with nulls. What a function gives that no
-column of a stream can hold, such as a variant, is cast to a string. A case whose result differs
-from Spark's, or that fails where Spark's does not, makes its function one that does not run.
+function allows. The rows are that value, nulls, and in each column what is awkward for its type
+(extremes, NaN, letters outside ASCII, skipped hours, empty and nested ones) and random values. What
+a function gives that no column of a stream can hold, such as a variant, is cast to a string.
+
+A row that Spark refuses must be refused here too. A case that gives another result for any row, or
+that fails where Spark's does not, makes its function one that does not run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from awkward_rows import rows_around
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
 
 from stillframe.errors import BuildError, StillframeError
 from stillframe.evaluator.beside import Evaluator
-from stillframe.graph.expressions import Named, spark_results
+from stillframe.graph.expressions import (
+    Named,
+    SparkAggregate,
+    SparkProjection,
+    spark_results,
+)
+from stillframe.graph.logical import Aggregate
+from stillframe.runtime.aggregating_by_spark import bound
 from stillframe.runtime.expressions import project
 from stillframe.spark.deployment.entry import spark_here
 from stillframe.spark.expressions.evaluated import columns_in_two
 from stillframe.spark.expressions.nodes import without_alias
+from stillframe.spark.plans.aggregations import Aggregation, aggregation_of
 from stillframe.spark.steps import analyzed, children, class_name, sequence
 from stillframe.spark.types import empty_frame, to_arrow_schema
+from stillframe.state.aggregates import AggregateTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "expressions.md"
 BEGIN, END = "<!-- functions: begin -->", "<!-- functions: end -->"
 
 NATIVE, IN_SPARK, REFUSED = "native", "in Spark's evaluator", "refused"
 OFF = "not enabled in Spark"
+AGGREGATES = "agg_funcs"
 _NOT_SCALAR = {
-    "agg_funcs": "[aggregates](#aggregates)",
+    AGGREGATES: "",
+    "grouping_funcs": "functions of ROLLUP, CUBE and GROUPING SETS, which a stream has with these,",
     "window_funcs": "window functions",
     "generator_funcs": "generators",
     "table_funcs": "table functions",
@@ -55,7 +74,8 @@ _NOT_SCALAR = {
 }
 _GROUPS = {
     "json_tuple": "generator_funcs",
-    **dict.fromkeys(("schema_of_variant_agg", "vector_avg", "vector_sum"), "agg_funcs"),
+    **dict.fromkeys(("schema_of_variant_agg", "vector_avg", "vector_sum"), AGGREGATES),
+    **dict.fromkeys(("grouping", "grouping_id"), "grouping_funcs"),
     **dict.fromkeys(("session_window", "window", "window_time"), "time_windows"),
 }
 """Where Spark's documentation has them elsewhere."""
@@ -77,9 +97,25 @@ _EXAMPLES = {
 _NOT_ENABLED = ("FEATURE_NOT_ENABLED", "UNSUPPORTED_TIME_TYPE")
 _WITH_MORE = (
     *("from_avro", "schema_of_avro", "to_avro", "from_protobuf", "to_protobuf"),
-    *("time", "timestamp_nanos", "unix_nanos"),
+    *("time", "timestamp_nanos", "unix_nanos", "measure"),
 )
-"""What needs a package beside Spark, or a type that is not enabled."""
+"""What needs a package beside Spark, a metric view, or a type that is not enabled."""
+_LENGTHS = (
+    *("repeat", "lpad", "rpad", "space", "sequence", "array_repeat", "array_insert", "randstr"),
+    *(
+        "format_number",
+        "format_string",
+        "printf",
+        "elt",
+        "to_char",
+        "to_varchar",
+        "bround",
+        "round",
+    ),
+)
+"""Functions that make something as long as a number says."""
+_REFUSED_ROWS_MAX = 2
+"""Of a case: after each the projection is made again."""
 _MEMORY_BYTES = 512 << 20
 
 
@@ -109,6 +145,8 @@ class Verdict:
     why: str = ""
     is_within: bool = False
     """Whether it runs within an expression only."""
+    rows: int = 0
+    """How many rows were compared."""
 
 
 def functions_of(spark: SparkSession) -> list[Function]:
@@ -146,6 +184,18 @@ class Cases:
         if function.name not in self._made:
             self._made[function.name] = list(islice(self._cases_of(function), _CASES_MAX))
         return self._made[function.name]
+
+    def of_aggregate(self, function: Function) -> Iterator[tuple[str, str]]:
+        """What is aggregated, and the query that it is aggregated of."""
+        for example in function.examples:
+            with contextlib.suppress(*_BY_SPARK):
+                plan = self._parser.parsePlan(example)
+                if class_name(plan) != "Project" or " GROUP BY " in example:
+                    continue
+                for item in sequence(plan.projectList()):
+                    place = _place_of(without_alias(item))
+                    if place is not None and plan.projectList().size() == 1:
+                        yield example[place.start : place.stop], f"SELECT *{example[place.stop :]}"
 
     def _cases_of(self, function: Function) -> Iterator[Case]:
         for example in function.examples:
@@ -243,6 +293,17 @@ def _with_columns(example: str, whole: range, chosen: list[range], table: str) -
 _BY_CHANCE = re.compile(r"current_|now\(|localtimestamp|uuid|rand|shuffle|_seed|aes_encrypt")
 
 
+@dataclass(frozen=True)
+class Built:
+    """A case as both sides run it."""
+
+    case: Case
+    schema: StructType
+    """Of what it reads; whatever is in it may be null."""
+    example: tuple[Any, ...]
+    columns: tuple[Named, ...]
+
+
 class Judge:
     """Runs cases on both sides and says what becomes of them."""
 
@@ -251,28 +312,38 @@ class Judge:
         self._cases = Cases(spark)
 
     def verdicts(self, functions: Sequence[Function]) -> list[Verdict]:
-        made = []
-        scalar = [each for each in functions if each.group not in _NOT_SCALAR]
-        for start in range(0, len(scalar), _FUNCTIONS_AT_ONCE):
-            made += self._scalar(scalar[start : start + _FUNCTIONS_AT_ONCE])
-            print(f"{made[-1].name} ...", file=sys.stderr, flush=True)
-        made += [self.where(each) for each in functions if each.group in _NOT_SCALAR]
-        return sorted(made, key=lambda each: each.name)
+        """Of scalar functions: what comes of running them."""
+        judged = [self._built(each) for each in functions]
+        made = [each.expression for _, cases in judged for built in cases for each in built.columns]
+        with self._evaluator([each.projection for each in spark_results(*made)]) as evaluator:
+            return [self._compared(verdict, cases, evaluator) for verdict, cases in judged]
 
     def where(self, function: Function) -> Verdict:
         """Without running it: where it would run."""
+        if function.group == AGGREGATES:
+            return self._aggregate_built(function)[0]
         if function.group in _NOT_SCALAR:
             return Verdict(function.name, function.group, "")
-        verdict, _ = self._built(function)
-        return verdict
+        return self._built(function)[0]
 
-    def _built(self, function: Function) -> tuple[Verdict, list[tuple[Case, tuple[Named, ...]]]]:
-        built: list[tuple[Case, tuple[Named, ...]]] = []
+    @contextmanager
+    def _evaluator(self, projections: Sequence[SparkProjection]) -> Iterator[Evaluator | None]:
+        if not projections:
+            yield None
+            return
+        with closing(Evaluator(spark_here(), projections, _MEMORY_BYTES)) as evaluator:
+            yield evaluator
+
+    # --- scalar functions
+
+    def _built(self, function: Function) -> tuple[Verdict, list[Built]]:
+        built: list[Built] = []
         refusal = "its documentation has no example that reads no table"
         for case in self._cases.of(function):
-            empty = empty_frame(self._spark, self._spark.sql(case.given).schema)
             try:
-                built.append((case, columns_in_two(empty.selectExpr(case.text))))
+                schema, [example, *_] = self._given(case.given)
+                frame = empty_frame(self._spark, schema).selectExpr(case.text)
+                built.append(Built(case, schema, example, columns_in_two(frame)))
             except BuildError as error:
                 return Verdict(function.name, function.group, REFUSED, _short(str(error))), []
             except _BY_SPARK as error:  # Spark refuses it too
@@ -283,90 +354,237 @@ class Judge:
             return Verdict(function.name, function.group, OFF), []
         if not built:
             return Verdict(function.name, function.group, REFUSED, _short(refusal)), []
-        made = [each.expression for _, columns in built for each in columns]
+        made = [each.expression for case in built for each in case.columns]
         where = IN_SPARK if spark_results(*made) else NATIVE
-        is_within = all(case.is_cast for case, _ in built)
+        is_within = all(each.case.is_cast for each in built)
         return Verdict(function.name, function.group, where, is_within=is_within), built
 
-    def _scalar(self, functions: Sequence[Function]) -> list[Verdict]:
-        built = [self._built(each) for each in functions]
-        made = [each.expression for _, cases in built for _, columns in cases for each in columns]
-        projections = [each.projection for each in spark_results(*made)]
-        with contextlib.ExitStack() as stack:
-            evaluator = None
-            if projections:
-                beside = Evaluator(spark_here(), projections, _MEMORY_BYTES)
-                evaluator = stack.enter_context(closing(beside))
-            return [self._compared(verdict, cases, evaluator) for verdict, cases in built]
+    def _given(self, query: str) -> tuple[StructType, list[tuple[Any, ...]]]:
+        """The columns of a query, all of which may be null, and its rows."""
+        frame = self._spark.sql(query)
+        schema = StructType.fromJson(_loose(json.loads(frame.schema.json())))
+        fields = to_arrow_schema(schema)
+        # Not by a cast: nulls may be where Spark has said that there are none.
+        columns = [
+            pa.array(column.to_pylist(), field.type).to_pylist()
+            for column, field in zip(frame.toArrow().columns, fields, strict=True)
+        ]
+        return schema, list(zip(*columns, strict=True))
 
     def _compared(
-        self,
-        verdict: Verdict,
-        cases: list[tuple[Case, tuple[Named, ...]]],
-        evaluator: Evaluator | None,
+        self, verdict: Verdict, cases: list[Built], evaluator: Evaluator | None
     ) -> Verdict:
-        for case, columns in cases:
+        rows = 0
+        for built in cases:
             try:
-                difference = self._difference(case, columns, evaluator)
+                compared, difference = self._difference(verdict.name, built, evaluator)
             except Exception as error:
-                difference = f"{type(error).__name__}: {error}"
+                compared, difference = 0, f"{type(error).__name__}: {error}"
             if difference:
-                return replace(verdict, where=REFUSED, why=f"{case.text}: {_short(difference)}")
-        return verdict
+                why = f"{built.case.text}: {_short(difference)}"
+                return replace(verdict, where=REFUSED, why=why)
+            rows += compared
+        return replace(verdict, rows=rows)
 
     def _difference(
-        self, case: Case, columns: tuple[Named, ...], evaluator: Evaluator | None
-    ) -> str | None:
-        given = self._spark.sql(case.given)
-        nulls = given.selectExpr(*(f"if(false, {name}, null) AS {name}" for name in given.columns))
-        both = self._difference_on(given.unionAll(nulls), case, columns, evaluator)
-        if both is None:
-            return None
-        # Where one of the rows fails, the other may not.
-        found = (self._difference_on(each, case, columns, evaluator) for each in (given, nulls))
-        return next((each for each in found if each is not None), None)
+        self, name: str, built: Built, evaluator: Evaluator | None
+    ) -> tuple[int, str | None]:
+        """How many rows were compared, and what was found."""
+        types = list(to_arrow_schema(built.schema).types)
+        rows = rows_around(built.example, types, name, only_small=name in _LENGTHS)
+        batch = _batch_of(rows, built.schema)
+        out = pa.schema([(each.name, each.expression.type) for each in built.columns])
+        theirs, good, bad = self._by_spark(batch, built, out)
+        for place in bad[:_REFUSED_ROWS_MAX]:
+            with contextlib.suppress(StillframeError):
+                project(built.columns, batch.slice(place, 1), out, evaluator)
+                return 0, f"Spark fails at {rows[place]}"
+        if not good:
+            return 0, None
+        seen = project(built.columns, batch.take(pa.array(good)), out, evaluator)
+        if not self._is_fixed(built):
+            return 0, None
+        ours = list(zip(*(each.to_pylist() for each in seen.columns), strict=True))
+        for place, here, there in zip(good, ours, theirs, strict=True):
+            if repr(here) != repr(there):
+                return 0, f"{here} and not {there} at {rows[place]}"
+        return len(good), None
 
-    def _difference_on(
+    def _by_spark(
+        self, batch: pa.RecordBatch, built: Built, out: pa.Schema
+    ) -> tuple[list[tuple[Any, ...]], list[int], list[int]]:
+        """Its results, of which rows they are, and which rows it refuses."""
+        theirs: list[tuple[Any, ...]] = []
+        good: list[int] = []
+        bad: list[int] = []
+        waiting = [range(batch.num_rows)]
+        while waiting:
+            part = waiting.pop()
+            rows = pa.Table.from_batches([batch.slice(part.start, len(part))])
+            frame = self._spark.createDataFrame(rows, built.schema)
+            try:
+                made = frame.selectExpr(built.case.text).toArrow()
+            except _BY_SPARK:
+                if len(part) == 1:
+                    bad.append(part.start)
+                else:
+                    middle = part.start + len(part) // 2
+                    waiting += [range(middle, part.stop), range(part.start, middle)]
+                continue
+            columns = [_values(each, field) for each, field in zip(made.columns, out, strict=True)]
+            theirs += zip(*columns, strict=True)
+            good += part
+        return theirs, good, bad
+
+    def _is_fixed(self, built: Built) -> bool:
+        """Whether it gives the same each time."""
+        if _BY_CHANCE.search(built.case.text.lower()):
+            return False
+        made = analyzed(empty_frame(self._spark, built.schema).selectExpr(built.case.text))
+        return all(bool(each.deterministic()) for each in sequence(made.projectList()))
+
+    # --- aggregates
+
+    def aggregates(self, functions: Sequence[Function]) -> list[Verdict]:
+        judged = [self._aggregate_built(each) for each in functions]
+        crossings = []
+        for _, cases in judged:
+            for _, _, _, made in cases:
+                read = [each.expression for each in (*made.before, *made.after)]
+                crossings += [each.projection for each in spark_results(*read)]
+                crossings += [
+                    crossing
+                    for call in made.calls
+                    for given in call.parameters
+                    if isinstance(given, SparkAggregate)
+                    for crossing in given.crossings
+                ]
+        with self._evaluator(crossings) as evaluator:
+            return [self._aggregate_compared(*each, evaluator) for each in judged]
+
+    def _aggregate_built(
+        self, function: Function
+    ) -> tuple[Verdict, list[tuple[str, StructType, list[tuple[Any, ...]], Aggregation]]]:
+        verdict = Verdict(function.name, function.group, NATIVE)
+        built = []
+        refusal = "its documentation has no example that reads a table"
+        if function.name in _WITH_MORE:
+            return replace(verdict, where=OFF), []
+        for text, query in islice(self._cases.of_aggregate(function), _CASES_MAX):
+            try:
+                schema, rows = self._given(query)
+                frame = empty_frame(self._spark, schema).agg(expr(text).alias("made"))
+                made = aggregation_of(frame)
+            except BuildError as error:
+                return replace(verdict, where=REFUSED, why=_short(str(error))), []
+            except _BY_SPARK as error:
+                refusal = str(error)
+                continue
+            built.append((text, schema, rows, made))
+            if any(call.function == "by_spark" for call in made.calls):
+                verdict = replace(verdict, where=IN_SPARK)
+        if not built:
+            return replace(verdict, where=REFUSED, why=_short(refusal)), []
+        return verdict, built
+
+    def _aggregate_compared(
         self,
-        rows: DataFrame,
-        case: Case,
-        columns: tuple[Named, ...],
+        verdict: Verdict,
+        cases: list[tuple[str, StructType, list[tuple[Any, ...]], Aggregation]],
+        evaluator: Evaluator | None,
+    ) -> Verdict:
+        compared = 0
+        for text, schema, rows, made in cases:
+            types = list(to_arrow_schema(schema).types)
+            around = rows_around(rows[0], types, verdict.name, only_small=False)
+            small = rows_around(rows[0], types, verdict.name, only_small=True)
+            nulls = [tuple(None for _ in types)] * 3
+            for group in (rows, nulls, [*rows, *around], [*rows, *small], [*nulls, *small * 9]):
+                try:
+                    difference = self._aggregate_difference(text, schema, group, made, evaluator)
+                except Exception as error:
+                    difference = f"{type(error).__name__}: {error}"
+                if difference:
+                    return replace(verdict, where=REFUSED, why=f"{text}: {_short(difference)}")
+                compared += len(group)
+        return replace(verdict, rows=compared)
+
+    def _aggregate_difference(
+        self,
+        text: str,
+        schema: StructType,
+        rows: list[tuple[Any, ...]],
+        made: Aggregation,
         evaluator: Evaluator | None,
     ) -> str | None:
-        schema = to_arrow_schema(rows.schema)
-        # PySpark fails where a struct is null whose fields cannot be: so without that promise.
-        loose = [each.dataType.simpleString() for each in rows.schema]
-        named = zip(rows.columns, loose, strict=True)
-        read = rows.select(*(col(f"`{name}`").cast(type_) for name, type_ in named)).toArrow()
-        values = zip(read.columns, schema, strict=True)
-        # Not by a cast: nulls may be where Spark has said that there are none.
-        arrays = [pa.array(each.to_pylist(), field.type) for each, field in values]
-        batch = pa.RecordBatch.from_arrays(arrays, names=schema.names)
-        out = pa.schema([(each.name, each.expression.type) for each in columns])
+        """Of all rows as one group; ours come in batches, and are restored in between."""
+        batch = _batch_of(rows, schema)
+        frame = self._spark.createDataFrame(pa.Table.from_batches([batch]), schema).coalesce(1)
         wanted: Any = None
         with contextlib.suppress(*_BY_SPARK):
-            wanted = rows.selectExpr(case.text).toArrow()
+            [row] = frame.agg(expr(text).alias("made")).toArrow().to_pylist()
+            wanted = row["made"]
+            if wanted is None:
+                wanted = _NULL
         try:
-            seen = project(columns, batch, out, evaluator)
-        except Exception as error:
-            return None if wanted is None and isinstance(error, StillframeError) else str(error)
+            seen = self._aggregated(batch, made, evaluator)
+        except StillframeError as error:
+            return None if wanted is None else str(error)
         if wanted is None:
-            return "Spark fails here"
-        if not self._is_fixed(rows, case):
-            return None
-        theirs = [_values(each, field) for each, field in zip(wanted.columns, out, strict=True)]
-        ours = [each.to_pylist() for each in seen.columns]
-        return None if repr(theirs) == repr(ours) else f"{ours} and not {theirs}"
+            return f"Spark fails at {rows}"
+        there = None if wanted is _NULL else wanted
+        same = near(seen) == near(there)
+        return None if same else f"{seen} and not {there}"
 
     @staticmethod
-    def _is_fixed(frame: DataFrame, case: Case) -> bool:
-        """Whether it gives the same each time."""
-        if re.search(
-            r"current_|now\(|localtimestamp|uuid|rand|shuffle|_seed|aes_encrypt", case.text.lower()
-        ):
-            return False
-        made = analyzed(frame.selectExpr(case.text))
-        return all(bool(each.deterministic()) for each in sequence(made.projectList()))
+    def _aggregated(batch: pa.RecordBatch, made: Aggregation, evaluator: Evaluator | None) -> Any:
+        before = pa.schema([(each.name, each.expression.type) for each in made.before])
+        calls = bound(Aggregate(made.keys, made.calls), evaluator).calls
+        what = (before, made.keys, calls, 8)
+        kept = AggregateTable(*what)
+        step = -(-batch.num_rows // 3)
+        for start in range(0, batch.num_rows, step):
+            read = project(made.before, batch.slice(start, step), before, evaluator)
+            if made.before:
+                kept.take_in(read, partial=False)
+            older, kept = kept, AggregateTable(*what)
+            for _, kept_rows in older.freeze().batches_by_key_group():
+                kept.restore(kept_rows)
+        after = pa.schema([(each.name, each.expression.type) for each in made.after])
+        found = project(made.after, kept.results(), after, evaluator)
+        [value] = found.column(0).to_pylist()
+        return value
+
+
+_NULL = object()
+
+
+def near(value: Any) -> Any:
+    """Sums of doubles may differ in their last digits; a zero has no sign."""
+    if isinstance(value, float) and not math.isnan(value):
+        return f"{value + 0.0:.9g}"
+    if isinstance(value, list):
+        return [near(each) for each in value]
+    if isinstance(value, dict):
+        return {name: near(each) for name, each in value.items()}
+    return str(value)
+
+
+def _loose(schema: Any) -> Any:
+    """The same columns in Spark's JSON, where everything may be null."""
+    if isinstance(schema, list):
+        return [_loose(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    may_be_null = ("nullable", "containsNull", "valueContainsNull")
+    return {name: name in may_be_null or _loose(each) for name, each in schema.items()}
+
+
+def _batch_of(rows: list[tuple[Any, ...]], schema: StructType) -> pa.RecordBatch:
+    fields = to_arrow_schema(schema)
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(each, field.type) for each, field in zip(columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
 def _values(column: pa.ChunkedArray, field: pa.Field) -> list[Any]:
@@ -384,24 +602,25 @@ def _short(text: str) -> str:
 # --- The page
 
 
-def agreed(both: Sequence[Sequence[Verdict]]) -> list[Verdict]:
-    """Of ANSI mode on and off: the worse of the two."""
+def agreed(each_time: Sequence[Sequence[Verdict]]) -> list[Verdict]:
+    """Of all settings: the worst, with all rows that were compared."""
     order = [NATIVE, "", IN_SPARK, OFF, REFUSED]
     return [
-        max(each, key=lambda verdict: order.index(verdict.where))
-        for each in zip(*both, strict=True)
+        replace(
+            max(each, key=lambda verdict: order.index(verdict.where)),
+            rows=sum(verdict.rows for verdict in each),
+        )
+        for each in zip(*each_time, strict=True)
     ]
 
 
 def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
     """What stands between the marks of the page."""
     scalar = [v for v in verdicts if v.group not in _NOT_SCALAR and v.where != OFF]
-    counts = Counter(each.where for each in scalar)
-    running = counts[NATIVE] + counts[IN_SPARK]
+    aggregates = [v for v in verdicts if v.group == AGGREGATES and v.where != OFF]
+    off = [each for each in verdicts if each.where == OFF]
     lines = [
-        f"Of Spark's {len(scalar)} scalar functions and operators {running} run"
-        f" ({100 * running / len(scalar):.1f} %): {counts[NATIVE]} natively,"
-        f" {counts[IN_SPARK]} in Spark's evaluator.",
+        _share(scalar, "scalar functions and operators"),
         "",
         f"**Natively**, in the forms that Spark's documentation shows: {_names(scalar, NATIVE)}.",
         "",
@@ -413,27 +632,71 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
         "**Not on a stream**:",
         "",
         *(f"- `{each.name}`: {each.why}" for each in scalar if each.where == REFUSED),
+        "",
+        _share(aggregates, "aggregates"),
+        "",
+        f"**Aggregates, natively**: {_names(aggregates, NATIVE)}.",
+        "",
+        f"**Aggregates, by Spark's own code**: {_names(aggregates, IN_SPARK)}.",
+        "",
+        "**Aggregates, not on a stream**:",
+        "",
+        *(f"- `{each.name}`: {each.why}" for each in aggregates if each.where == REFUSED),
+        "",
+        f"Not counted, as Spark alone does not run them either: {_names(off, OFF)}.",
     ]
-    off = [each for each in verdicts if each.where == OFF]
-    lines += ["", f"Not counted, as Spark alone does not run them either: {_names(off, OFF)}."]
     for group, words in _NOT_SCALAR.items():
         of = [each for each in verdicts if each.group == group]
-        lines += ["", f"Spark's {words} are no part of an expression: {_names(of, '')}."]
+        if words:
+            lines += ["", f"Spark's {words} are no part of an expression: {_names(of, '')}."]
     return lines
+
+
+def _share(verdicts: Sequence[Verdict], what: str) -> str:
+    counts = Counter(each.where for each in verdicts)
+    running = counts[NATIVE] + counts[IN_SPARK]
+    rows = sum(each.rows for each in verdicts)
+    seen = f" {rows:,} rows were compared." if rows else ""
+    return (
+        f"Of Spark's {len(verdicts)} {what} {running} run"
+        f" ({100 * running / len(verdicts):.1f} %): {counts[NATIVE]} natively,"
+        f" {counts[IN_SPARK]} in Spark's evaluator.{seen}"
+    )
 
 
 def _names(verdicts: Sequence[Verdict], where: str) -> str:
     return ", ".join(f"`{each.name}`" for each in verdicts if each.where == where)
 
 
-def write(spark: SparkSession, *, is_built_only: bool) -> None:
-    functions, judge = functions_of(spark), Judge(spark)
-    both = []
-    for mode in ["true"] if is_built_only else ["true", "false"]:
-        spark.conf.set("spark.sql.ansi.enabled", mode)
-        given = map(judge.where, functions) if is_built_only else judge.verdicts(functions)
-        both.append(list(given))
-    write_list(agreed(both))
+CONFIGURATIONS = [
+    (zone, is_ansi) for zone in ("UTC", "America/New_York") for is_ansi in ("true", "false")
+]
+KEPT = Path("build") / "functions"
+
+
+def compared(spark: SparkSession, zone: str, is_ansi: str) -> list[Verdict]:
+    """Of all functions, with these settings; what is known already is not found out again."""
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    spark.conf.set("spark.sql.ansi.enabled", is_ansi)
+    kept = KEPT / f"{zone.replace('/', '-')}-{is_ansi}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Verdict] = {}
+    if kept.exists():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        known = {each["name"]: Verdict(**each) for each in found}
+    judge, functions = Judge(spark), functions_of(spark)
+    waiting = [each for each in functions if each.name not in known]
+    aggregates = [each for each in waiting if each.group == AGGREGATES]
+    scalar = [each for each in waiting if each.group not in _NOT_SCALAR]
+    for judged, given in ((judge.aggregates, aggregates), (judge.verdicts, scalar)):
+        for start in range(0, len(given), _FUNCTIONS_AT_ONCE):
+            for verdict in judged(given[start : start + _FUNCTIONS_AT_ONCE]):
+                known[verdict.name] = verdict
+                if verdict.where == REFUSED:
+                    print(f"{zone} {is_ansi} {verdict.name}: {verdict.why}", flush=True)
+            told = json.dumps([asdict(each) for each in known.values()], indent=1)
+            kept.write_text(told, encoding="utf-8")
+    return [known.get(each.name) or judge.where(each) for each in functions]
 
 
 def write_list(verdicts: Sequence[Verdict]) -> None:
@@ -448,9 +711,12 @@ if __name__ == "__main__":
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.session.timeZone", "America/New_York")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.shuffle.partitions", "1")
         .getOrCreate()
     )
-    write(session, is_built_only="--build" in sys.argv)
+    chosen = [each for each in CONFIGURATIONS if sys.argv[1:] in ([], list(each))]
+    each_time = [compared(session, *each) for each in chosen]
+    if len(each_time) == len(CONFIGURATIONS):
+        write_list(agreed(each_time))
     session.stop()

@@ -8,7 +8,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,13 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
+from stillframe.evaluator.beside import Evaluator
+from stillframe.graph.expressions import spark_results
+from stillframe.graph.logical import Aggregate, evaluated_by_spark
+from stillframe.runtime.aggregating_by_spark import bound
 from stillframe.runtime.expressions import project
-from stillframe.spark.plans.aggregations import aggregation_of
+from stillframe.spark.deployment.entry import spark_here
+from stillframe.spark.plans.aggregations import Aggregation, aggregation_of
 from stillframe.spark.types import empty_frame, to_arrow_schema
 from stillframe.state.aggregates import AggregateTable
 
@@ -128,6 +133,22 @@ def is_part(part: str, text: str) -> bool:
     return part == ("joined" if is_joined else "different" if "DISTINCT" in text else "all")
 
 
+BY_SPARK = [
+    *(f"try_sum({column})" for column in ("n", "w", "i", "iv")),
+    *("try_avg(w)", "try_avg(iv)", "sum(iv)", "avg(iv)"),
+    "histogram_numeric(n, 300)",
+    "count_min_sketch(n, 0.1d, 0.9d, 7)",
+    "count_min_sketch(s, 0.1d, 0.9d, 7) FILTER (WHERE b)",
+    "hll_sketch_estimate(hll_sketch_agg(s, 12))",
+    "hll_sketch_estimate(hll_sketch_agg(n) FILTER (WHERE n > 0))",
+    "bitmap_count(bitmap_construct_agg(bitmap_bit_position(abs(n))))",
+    "percentile(n, 0.4, abs(i))",
+    "listagg(s, ',') WITHIN GROUP (ORDER BY at DESC)",
+    "try_sum(DISTINCT i)",
+]
+SINCE = {"4.1": ["approx_top_k(i, 20)"]}
+
+
 # One DISTINCT only: with two, Spark 4.3 itself counts too many in sessions.
 IN_JOBS = [
     *("count(*)", "sum(m)", "avg(w)", "min(y)", "max(p)", "variance(n)", "skewness(n)"),
@@ -136,6 +157,7 @@ IN_JOBS = [
     *("collect_list(n)", "collect_list(p)", "collect_set(s)", "count(DISTINCT s, b)"),
     *("approx_count_distinct(n)", "median(m)", "mode(s, true)"),
     *("percentile_approx(n, 0.4)", "sum(m) FILTER (WHERE n > 10 OR y IS NULL)", "bool_or(b)"),
+    *("try_sum(w) FILTER (WHERE b)", "hll_sketch_estimate(hll_sketch_agg(s))"),
 ]
 STARTS = {
     "fs": (["sliding", "sessions"], ["true"]),
@@ -191,8 +213,13 @@ def compared(text: str, value: Any) -> Any:
 @contextmanager
 def null_where_it_divides_by_zero(spark: SparkSession) -> Iterator[None]:
     """In ANSI mode Spark's correlations and slopes raise there before 4.3, and are null now."""
-    if spark.version < "4.3":
-        spark.conf.set("spark.sql.ansi.enabled", "false")
+    with without_ansi(spark) if spark.version < "4.3" else nullcontext():
+        yield
+
+
+@contextmanager
+def without_ansi(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set("spark.sql.ansi.enabled", "false")
     try:
         yield
     finally:
@@ -209,26 +236,68 @@ def test_every_aggregate_is_what_it_is_in_spark(
     spark: SparkSession, table: DataFrame, part: str
 ) -> None:
     """Records in batches, and what was kept restored in between."""
-    texts = [text for text in SINGLE if is_part(part, text)]
+    check(spark, table, [text for text in SINGLE if is_part(part, text)])
+
+
+def test_aggregates_that_only_spark_computes_are_what_they_are_in_spark(
+    spark: SparkSession, table: DataFrame
+) -> None:
+    newer = [text for version, texts in SINCE.items() if spark.version >= version for text in texts]
+    check(spark, table, [*BY_SPARK, *newer], native=False)
+
+
+@pytest.mark.parametrize("text", ["sum(n * 9223372036854775)", "avg(n)", "sum(i)", "sum(m)"])
+def test_without_ansi_mode_sums_are_what_they_are_in_spark(
+    spark: SparkSession, table: DataFrame, text: str
+) -> None:
+    """They begin again at the other end of 64 bits; a decimal that does not fit is null."""
+    check(spark, table, [text], native=text != "sum(m)", ansi=False)
+
+
+def check(
+    spark: SparkSession,
+    table: DataFrame,
+    texts: list[str],
+    *,
+    native: bool = True,
+    ansi: bool = True,
+) -> None:
     asked = [F.expr(text).alias(f"c{place}") for place, text in enumerate(texts)]
-    with null_where_it_divides_by_zero(spark):
+    with null_where_it_divides_by_zero(spark) if ansi else without_ansi(spark):
         truth = table.groupBy("k").agg(*asked)
         theirs = {row[0]: row[1:] for row in truth.collect()}
-    made = aggregation_of(empty_frame(spark, table.schema).groupBy("k").agg(*asked))
+    with nullcontext() if ansi else without_ansi(spark):
+        made = aggregation_of(empty_frame(spark, table.schema).groupBy("k").agg(*asked))
+    assert [call.name for call in made.calls if (call.function == "by_spark") is native] == []
     fields = [pa.field(each.name, each.expression.type) for each in made.before]
-    what = (pa.schema(fields), made.keys, made.calls, 8)
-    kept = AggregateTable(*what)
-    for number, batch in enumerate(arrow_rows(table).to_batches(max_chunksize=200)):
-        kept.take_in(project(made.before, batch, what[0]), partial=False)
-        if number % 2:
-            before, kept = kept, AggregateTable(*what)
-            for _, rows_of_group in before.freeze().batches_by_key_group():
-                kept.restore(rows_of_group)
-    found = project(made.after, kept.results(), to_arrow_schema(truth.schema))
+    with evaluator_of(made) as evaluator:
+        calls = bound(Aggregate(made.keys, made.calls), evaluator).calls
+        what = (pa.schema(fields), made.keys, calls, 8)
+        kept = AggregateTable(*what)
+        for number, batch in enumerate(arrow_rows(table).to_batches(max_chunksize=200)):
+            kept.take_in(project(made.before, batch, what[0], evaluator), partial=False)
+            if number % 2:
+                before, kept = kept, AggregateTable(*what)
+                for _, rows_of_group in before.freeze().batches_by_key_group():
+                    kept.restore(rows_of_group)
+        found = project(made.after, kept.results(), to_arrow_schema(truth.schema), evaluator)
     assert found.num_rows == len(theirs) == 4
     for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
         for text, here, there in zip(texts, row[1:], theirs[row[0]], strict=True):
             assert compared(text, plain(here)) == compared(text, plain(there)), text
+
+
+@contextmanager
+def evaluator_of(made: Aggregation) -> Iterator[Evaluator | None]:
+    """Spark's, if anything of the aggregation needs it."""
+    read = [each.expression for each in (*made.before, *made.after)]
+    needed = [*spark_results(*read), *evaluated_by_spark(Aggregate(made.keys, made.calls))]
+    if not needed:
+        yield None
+        return
+    projections = [each.projection for each in needed]
+    with closing(Evaluator(spark_here(), projections, 256 << 20)) as evaluator:
+        yield evaluator
 
 
 def arrow_rows(frame: DataFrame) -> pa.Table:

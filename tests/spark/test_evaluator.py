@@ -45,6 +45,8 @@ from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 pytestmark = pytest.mark.spark
 
 MEMORY = 256 << 20
+BEGIN_OF_JAVAS = bytes.fromhex("aced0005")
+"""How everything begins that Java has serialized."""
 
 DDL = """
     i int, l bigint, d double, f float, dec decimal(20,4), st string, js string, url string,
@@ -429,7 +431,7 @@ def _jvm_of(slot: int) -> int:
 def test_a_job_is_exact_when_its_evaluator_is_killed_and_when_its_slot_is(
     clicks: Any, job_options: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the slot that was killed no JVM is left."""
+    """Of the slot that was killed no JVM is left, and of Java nothing is in the checkpoints."""
     expressions = ["id", "soundex(app_id) AS a", "regexp_extract(app_id, '(\\\\d+)$', 1) AS b"]
     stream = clicks.stream().selectExpr(*expressions).filter("levenshtein(b, '0001') > 0")
     stream.explain()
@@ -455,6 +457,9 @@ def test_a_job_is_exact_when_its_evaluator_is_killed_and_when_its_slot_is(
     assert len(killed) == 2
     assert not await_ended(killed, 10)
     assert any("Spark's evaluator has died (killed by signal 9):" in str(each) for each in events)
+    kept = [each for each in Path(job_options["checkpointLocation"]).rglob("*") if each.is_file()]
+    assert kept
+    assert not [each for each in kept if BEGIN_OF_JAVAS in each.read_bytes()]
     made = pq.read_table(tmp_path / "out").sort_by("id").to_pylist()
     expected = clicks.frame().selectExpr(*expressions).filter("levenshtein(b, '0001') > 0")
     assert made == [row.asDict() for row in expected.orderBy("id").collect()]

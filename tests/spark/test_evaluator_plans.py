@@ -153,6 +153,14 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
     "entries of a map": sql(
         "SELECT id, explode_outer(map_filter(map('k', id, 'l', -id), (k, v) -> v > 9)) FROM clicks"
     ),
+    "words beside each row": sql(
+        "SELECT id, w FROM clicks, LATERAL explode(regexp_extract_all(name, '([a-z]+)', 1)) AS t(w)"
+    ),
+    "fields of a text": sql(
+        "SELECT id, a, n FROM clicks LATERAL VIEW"
+        " json_tuple(concat('{\"a\": \"', soundex(name), '\", \"n\": [', id, ', 1.50]}'),"
+        " 'a', 'n') AS a, n"
+    ),
     "a stack": sql("SELECT id, stack(2, soundex(name), id, name) AS (t, n) FROM clicks"),
     "a function within and without": lambda rows: rows.select(
         "id", F.initcap(upside_down(F.soundex(upside_down("name")))).alias("made")
@@ -182,6 +190,11 @@ WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
         " r, count(*) FILTER (WHERE levenshtein(name, 'abc') > 3) AS far,"
         " count(soundex(name), id) AS c FROM clicks GROUP BY soundex(name)"
     ),
+    "aggregates that only Spark computes": sql(
+        "SELECT id % 3 AS k, try_sum(id) AS s, histogram_numeric(id, 999) AS h,"
+        " hll_sketch_estimate(hll_sketch_agg(name)) AS n,"
+        " listagg(name, '') WITHIN GROUP (ORDER BY id DESC) AS l FROM clicks GROUP BY id % 3"
+    ),
     "a cube": lambda rows: rows.cube(F.soundex("name").alias("k"), F.col("id") % 2).count(),
     "windows of computed times": lambda rows: rows.groupBy(
         F.window(F.from_utc_timestamp("at", "Asia/Kathmandu"), "7 seconds")
@@ -192,6 +205,11 @@ WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 LEGACY: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "sums that begin again": sql(
+        "SELECT id % 3 AS k, sum(9223372036854775807 - id) AS s, avg(cast(id AS decimal(38, 0)))"
+        " AS a, sum(cast(repeat('9', 37) AS decimal(38, 0)) * (id + 1)) AS d FROM clicks"
+        " GROUP BY id % 3"
+    ),
     "casts that give null": sql(
         "SELECT cast(name AS int) AS k, count(cast(substring(name, 2) AS date)) AS n,"
         " max(id / (id % 3)) AS m FROM clicks GROUP BY cast(name AS int)"

@@ -42,7 +42,11 @@ AggregateFunction = Literal[
     "percentile_disc",
     "percentile_approx",
     "mode",
+    "by_spark",
 ]
+
+WRAPS = "wraps"
+"""The parameter of a sum of integers that begins again at the other end of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,8 +205,15 @@ class Crossing:
             for schema in (given.input_schema, given.output_schema)
         )
         projections = [_projection(gateway, level) for level in given.levels]
-        if any(pa.types.is_nested(each.type) for each in given.inputs):
-            # Arrow's rows do not look whether an element of an array is null, Spark's do.
+        generated = None
+        if given.generator is not None:
+            generated = _generating(gateway, given.generator)
+        aggregated = None
+        if given.aggregation is not None:
+            aggregated = _aggregating(gateway, given.aggregation)
+        if aggregated is not None or any(pa.types.is_nested(each.type) for each in given.inputs):
+            # Arrow's rows do not look whether an element of an array is null, Spark's do; and
+            # aggregates are given such rows by Spark too.
             projections.insert(0, _unsafe_projection(gateway).create(input_type))
 
         converters = _scala_object(gateway, f"{_SPARK_SQL}.execution.arrow.ArrowConverters")
@@ -237,6 +244,10 @@ class Crossing:
             made.append(rows_of(root))
             for projection in projections:
                 made.append(made[-1].map(projection))
+            if generated is not None:
+                made.append(made[-1].flatMap(generated))
+            if aggregated is not None:
+                made.append(aggregated(made[-1]))
             results = converters.toBatchIterator(
                 made[-1], output_type, _WITHOUT_LIMIT, "UTC", True, False, None
             )
@@ -308,6 +319,63 @@ def _projection(gateway: JavaGateway, level: bytes) -> JavaObject:
     number[0] = random.getrandbits(30)
     kind.getMethod("initialize", classes).invoke(made, number)
     return made
+
+
+_GROUPS_MAX = 2**31 - 1
+"""With more groups in a batch Spark would sort them on disk, for which it needs a session."""
+
+
+def _aggregating(gateway: JavaGateway, aggregation: bytes) -> Callable[[JavaObject], JavaObject]:
+    """What makes rows of groups of the rows of a batch, which it reads at once."""
+    jvm = gateway.jvm
+    stream = jvm.java.io.ObjectInputStream(jvm.java.io.ByteArrayInputStream(aggregation))
+    given = stream.readObject()
+    outputs, keys, aggregates, attributes, results, inputs, offset = (given[at] for at in range(7))
+    name = f"{_SPARK_SQL}.execution.aggregate.ObjectAggregationIterator"
+    [constructor] = jvm.java.lang.Class.forName(name).getConstructors()
+    metrics = constructor.getParameterCount() - 11  # other versions count other things
+    metric = jvm.org.apache.spark.sql.execution.metric.SQLMetric("sum", 0)
+    new_projection = _as_function_of_two(
+        gateway, f"{_SPARK_SQL}.catalyst.expressions.MutableProjection", "create"
+    )
+    what = (outputs, keys, aggregates, attributes, offset, results, new_projection, inputs)
+
+    def aggregated(rows: JavaObject) -> JavaObject:
+        iterator = jvm.org.apache.spark.sql.execution.aggregate.ObjectAggregationIterator
+        return iterator(0, *what, rows, _GROUPS_MAX, *[metric] * metrics)
+
+    return aggregated
+
+
+def _as_function_of_two(gateway: JavaGateway, name: str, method: str) -> JavaObject:
+    """Of a Scala object a method of two sequences, as Scala hands functions on."""
+    lang = gateway.jvm.java.lang
+    sequences = gateway.new_array(lang.Class, 2)
+    sequences[0] = sequences[1] = lang.Class.forName("scala.collection.immutable.Seq")
+    found = lang.Class.forName(f"{name}$").getMethod(method, sequences)
+    return _as_function(gateway, found, _scala_object(gateway, name), "scala.Function2")
+
+
+def _as_function(
+    gateway: JavaGateway, method: JavaObject, of: JavaObject, function: str
+) -> JavaObject:
+    lang = gateway.jvm.java.lang
+    bound = lang.invoke.MethodHandles.publicLookup().unreflect(method).bindTo(of)
+    kind = lang.Class.forName(function)
+    return lang.invoke.MethodHandleProxies.asInterfaceInstance(kind, bound)
+
+
+def _generating(gateway: JavaGateway, generator: bytes) -> JavaObject:
+    """What makes rows of a row, as a function."""
+    lang = gateway.jvm.java.lang
+    stream = gateway.jvm.java.io.ObjectInputStream(
+        gateway.jvm.java.io.ByteArrayInputStream(generator)
+    )
+    made = stream.readObject().head()
+    rows = gateway.new_array(lang.Class, 1)
+    rows[0] = lang.Class.forName(f"{_SPARK_SQL}.catalyst.InternalRow")
+    of = lang.Class.forName(f"{_SPARK_SQL}.catalyst.expressions.Expression")
+    return _as_function(gateway, of.getMethod("eval", rows), made, "scala.Function1")
 
 
 def _unsafe_projection(gateway: JavaGateway) -> Any:

@@ -107,6 +107,11 @@ class SparkProjection:
     """The session's settings of Spark's SQL."""
     java_options: tuple[str, ...] = field(repr=False)
     """What Java must be started with for this version of Spark."""
+    generator: bytes | None = field(default=None, repr=False)
+    """What Spark makes one row of each input row by, in the place of levels."""
+    aggregation: bytes | None = field(default=None, repr=False)
+    """What Spark aggregates the rows of a batch by, in the place of levels; None: each input row is
+    one row of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,29 @@ class SparkResult:
     sql: str
     """In Spark's words, for people."""
     by_chance: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SparkAggregate:
+    """An aggregate that Spark's own code computes: crossings of rows that begin with the number of
+    a group. It is the one parameter of a call of `by_spark`."""
+
+    partial: SparkProjection
+    """Of records: what each group has accumulated, in columns of `buffers`. The last column of a
+    record says whether it counts."""
+    merge: SparkProjection
+    """The same of rows that have accumulated before."""
+    final: SparkProjection
+    """The aggregate of such rows."""
+    buffers: pa.DataType
+    """A struct with what is accumulated, in the form in which Spark keeps it."""
+    version: str
+    """Of Spark, without which nobody reads what is in them."""
+    sql: str
+
+    @property
+    def crossings(self) -> tuple[SparkProjection, ...]:
+        return self.partial, self.merge, self.final
 
 
 Expression = Column | Literal | Call | RowFunction | BatchFunction | StartValue | SparkResult

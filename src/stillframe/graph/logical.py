@@ -26,6 +26,7 @@ from stillframe.errors import BuildError
 from stillframe.graph.expressions import (
     Expression,
     Named,
+    SparkAggregate,
     SparkResult,
     StartValue,
     all_parts,
@@ -297,7 +298,15 @@ def expressions_in(operator: Operator) -> list[Expression]:
 
 
 def evaluated_by_spark(operator: Operator) -> list[SparkResult]:
-    """What of the operator's expressions Spark's own evaluator computes."""
+    """What of the operator's expressions and aggregates Spark's own evaluator computes."""
+    if isinstance(operator, Aggregate):
+        return [
+            SparkResult(crossing, 0, call.type, given.sql)
+            for call in operator.calls
+            for given in call.parameters
+            if isinstance(given, SparkAggregate)
+            for crossing in given.crossings
+        ]
     return spark_results(*expressions_in(operator))
 
 
@@ -309,8 +318,9 @@ def read_at_start(operator: Operator) -> list[StartValue]:
 def notes_on(operator: Operator) -> list[str]:
     """What `explain` says below an operator, beside where its records go."""
     chance = by_chance(*expressions_in(operator))
+    by_spark = dict.fromkeys(each.sql for each in evaluated_by_spark(operator))
     return [
-        *(f"in Spark's evaluator: {each.sql}" for each in evaluated_by_spark(operator)),
+        *(f"in Spark's evaluator: {each}" for each in by_spark),
         *(f"once at the start: {each.sql}" for each in read_at_start(operator)),
         *([f"{_how_often(operator)}: the table"] if isinstance(operator, Lookup) else []),
         *(f"another value after a recovery: {each}" for each in chance),

@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from stillframe.errors import UserCodeError
+from stillframe.evaluator.beside import Evaluator
 from stillframe.graph.logical import (
     WithWatermark,
 )
 from stillframe.graph.plan import Edge, Plan, SubtaskRef, Task
 from stillframe.ids import CheckpointId, OperatorUid, SlotIndex, SubtaskIndex
 from stillframe.protocol.restore import SubtaskState
+from stillframe.runtime.aggregating_by_spark import bound
 from stillframe.runtime.building import Site, Surroundings, build_operator
 from stillframe.runtime.chain import Chain
 from stillframe.runtime.channels import (
@@ -103,7 +105,7 @@ def _subtask(
             index,
             [channels.output(edge, index, target) for target in edge.targets_of(index)],
             plan.max_parallelism,
-            _combiner(edge),
+            _combiner(edge, around.evaluator),
         )
         for edge in plan.edges
         if edge.source_task == task.index
@@ -186,9 +188,10 @@ def _channel_log(around: Surroundings, uid: OperatorUid, index: SubtaskIndex) ->
     return write
 
 
-def _combiner(edge: Edge) -> Combiner | None:
+def _combiner(edge: Edge, evaluator: Evaluator | None) -> Combiner | None:
     if edge.combines is None:
         return None
-    if edge.combines.window is not None:
-        return windowed_partials(edge.schema, edge.combines)
-    return PartialAggregates(edge.schema, edge.combines.keys, edge.combines.calls)
+    aggregate = bound(edge.combines, evaluator)
+    if aggregate.window is not None:
+        return windowed_partials(edge.schema, aggregate)
+    return PartialAggregates(edge.schema, aggregate.keys, aggregate.calls)

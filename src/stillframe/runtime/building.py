@@ -45,6 +45,7 @@ from stillframe.json_values import JsonObject
 from stillframe.key_groups import key_group_range
 from stillframe.protocol.manifests import KeyedState
 from stillframe.protocol.restore import StartingChannels, StartingState, SubtaskState
+from stillframe.runtime.aggregating_by_spark import bound
 from stillframe.runtime.channels import Exchange
 from stillframe.runtime.connecting import Connecting
 from stillframe.runtime.deduplicating import Deduplicating, seen_keys
@@ -328,7 +329,7 @@ def _split_times(site: Site) -> dict[str, int]:
 def _windowing(site: Site, operator: Aggregate) -> Windowing:
     tables = window_tables(
         site.planned.input_schema,
-        operator,
+        bound(operator, site.around.evaluator),
         site.max_parallelism,
         site.state,
         site.restored_rows(),
@@ -341,7 +342,8 @@ def _windowing(site: Site, operator: Aggregate) -> Windowing:
 
 def _aggregating(site: Site, operator: Aggregate) -> RunningOperator:
     emits_all, store = operator.emits_all, site.around.store
-    what = (site.planned.input_schema, operator.keys, operator.calls, site.max_parallelism)
+    calls = bound(operator, site.around.evaluator).calls
+    what = (site.planned.input_schema, operator.keys, calls, site.max_parallelism)
     if site.around.room is not None:
         return _aggregating_on_disk(site, site.around.room, what, emits_all=emits_all)
     table = AggregateTable(*what)

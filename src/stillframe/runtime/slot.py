@@ -31,7 +31,7 @@ from stillframe.errors import StillframeError, UserCodeError
 from stillframe.evaluator.beside import Evaluator
 from stillframe.evaluator.process import SparkHere, no_spark_here
 from stillframe.graph.launch import SlotLaunch
-from stillframe.graph.logical import evaluated_by_spark
+from stillframe.graph.logical import Aggregate, evaluated_by_spark
 from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
@@ -300,7 +300,8 @@ class _Slot(TaskEvents):
         projections = [
             result.projection
             for task, planned in self._launch.plan.operators()
-            if self._slot < task.parallelism
+            # Batches are combined for an aggregate where they come from.
+            if self._slot < task.parallelism or isinstance(planned.operator, Aggregate)
             for result in evaluated_by_spark(planned.operator)
         ]
         if not projections:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from stillframe.api.aggregates import AggregateCall
+from stillframe.api.aggregates import WRAPS, AggregateCall
 from stillframe.errors import BuildError, DataError
 from stillframe.key_groups import (
     Positions,
@@ -24,6 +24,7 @@ from stillframe.key_groups import (
     unsupported_key_type,
     validity,
 )
+from stillframe.state.by_spark import BySpark
 from stillframe.state.columns import Array, ColumnSpec
 from stillframe.state.decimal_aggregates import AverageOfDecimals, SumOfDecimals
 from stillframe.state.folding import Accumulator, Touched, ValueOrNull, non_null
@@ -135,13 +136,14 @@ class _SumOfIntegers(ValueOrNull):
 
     def __init__(self, call: AggregateCall) -> None:
         super().__init__(call)
+        self._wraps = call.parameters == (WRAPS,)
         self._bound = 0
         """No sum can be further from 0; while it fits 64 bits, nothing needs to be checked."""
 
     def fold(self, arrays: Sequence[Array], touched: Touched, column: pa.Array | None) -> None:
         rows, values = non_null(touched.rows, column)
         self._bound += _furthest_from_zero(values) * len(values)
-        if self._bound <= _INT64_MAX:
+        if self._wraps or self._bound <= _INT64_MAX:
             np.add.at(arrays[0], rows, values.astype(np.int64, copy=False))
         else:
             self._fold_checked(arrays[0], touched, column)
@@ -160,7 +162,7 @@ class _SumOfIntegers(ValueOrNull):
     def both(self, values: Array, others: Array) -> Array:
         after = values + others
         # Overflow: both summands have the sign that the result has not.
-        if bool((((values ^ after) & (others ^ after)) < 0).any()):
+        if not self._wraps and bool((((values ^ after) & (others ^ after)) < 0).any()):
             raise self._overflow()
         return after
 
@@ -353,6 +355,7 @@ _KINDS: dict[str, _Kind] = {
     "percentile_disc": _Kind(_is_number, Percentile),
     "percentile_approx": _Kind(is_ordered, ApproximatePercentile),
     "mode": _Kind(is_ordered, Mode),
+    "by_spark": _Kind(pt.is_struct, BySpark),
 }
 """A new aggregate is a class, and a line here."""
 

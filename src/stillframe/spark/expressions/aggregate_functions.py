@@ -1,7 +1,7 @@
 """What an aggregate function of Spark's is among ours: which one, what it reads and is given.
 
 A new one is a line of `_FUNCTIONS`, beside its class in `state/accumulators.py`. What is not there
-is refused by name.
+is left to Spark's own code, in an evaluator beside the slot.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyarrow import types
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
-from stillframe.api.aggregates import AggregateFunction
+from stillframe.api.aggregates import WRAPS, AggregateFunction
 from stillframe.errors import BuildError
 from stillframe.spark.expressions.nodes import (
     constant_of,
@@ -27,22 +28,11 @@ from stillframe.spark.expressions.nodes import (
     refused_mode,
     type_of,
 )
+from stillframe.spark.expressions.spark_aggregates import aggregate_by_spark
 from stillframe.spark.steps import children, class_name, sequence
 
-_NAMES_FOR_OTHERS = (
-    "AnyValue",
-    "BoolAnd",
-    "BoolOr",
-    "CountIf",
-    "Median",
-    "PercentileCont",
-    "RegrAvgX",
-    "RegrAvgY",
-    "RegrCount",
-    "RegrSXX",
-    "RegrSYY",
-)
-"""Of which Spark says what they stand for."""
+_OF_PYTHON = ("PythonUDAF", "PythonUDF")
+"""Which no JVM computes."""
 _NO_MATTER_HOW_OFTEN = ("min", "max", "bit_and", "bit_or", "collect_set", "approx_count_distinct")
 """For which DISTINCT changes nothing."""
 _WITHOUT_DISTINCT = ("first", "last", "min_by", "max_by", "mode")
@@ -68,20 +58,45 @@ class FunctionRead:
         return self.function in ("first", "last") and bool(self.parameters[1])
 
 
-def read_function(node: JavaObject) -> FunctionRead:
-    """What an `AggregateExpression` computes; raises if no stream keeps that."""
-    function = node.aggregateFunction()
-    while class_name(function) in _NAMES_FOR_OTHERS:
-        function = function.replacement()
+def read_function(spark: SparkSession, node: JavaObject) -> FunctionRead:
+    """What an `AggregateExpression` computes: as we do it, else as Spark does."""
+    function = _meant(node.aggregateFunction())
+    try:
+        return _native(node, function)
+    except BuildError:
+        if class_name(function) in _OF_PYTHON:
+            raise
+    return read_for_spark(spark, node)
+
+
+def read_for_spark(spark: SparkSession, node: JavaObject) -> FunctionRead:
+    """The same, computed by Spark's own code whether or not we have a form for it."""
+    arguments, by_spark = aggregate_by_spark(spark, node, _meant(node.aggregateFunction()))
+    return FunctionRead("by_spark", arguments, (by_spark,), bool(node.isDistinct()))
+
+
+def _meant(function: JavaObject) -> JavaObject:
+    """What it is a name for, if it is one."""
+    while True:
+        try:
+            function = function.replacement()
+        except Py4JError:
+            return function
+
+
+def _native(node: JavaObject, function: JavaObject) -> FunctionRead:
+    """Raises if we have no form for it."""
     found = _FUNCTIONS.get(class_name(function))
     if found is None:
         raise refused_aggregate(node, "is not among those a stream keeps")
     kind, given = found
-    if kind in ("sum", "avg"):
-        mode = mode_of(function)
-        if mode == "TRY" or (mode != "ANSI" and not types.is_floating(type_of(function))):
-            raise refused_mode(node, mode)
     arguments, parameters = given(node, function)
+    if kind in ("sum", "avg"):
+        mode, type_ = mode_of(function), type_of(function)
+        if mode == "LEGACY" and types.is_integer(type_):
+            parameters = (WRAPS,)
+        elif mode != "ANSI" and not types.is_floating(type_):
+            raise refused_mode(node, mode)
     is_distinct = bool(node.isDistinct()) and kind not in _NO_MATTER_HOW_OFTEN
     if is_distinct and kind in _WITHOUT_DISTINCT:
         raise refused_aggregate(node, "has DISTINCT, which a stream does not keep for it")

@@ -33,7 +33,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
-from pyspark.sql.types import StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, StructField, StructType, TimestampType
 
 from stillframe.errors import BuildError, telling_line
 from stillframe.graph.expressions import (
@@ -253,8 +253,7 @@ class Crossings:
                 return known.attribute
         attribute = node
         if class_name(node) != "AttributeReference":
-            schema = StructType([StructField("given", spark_type_of(node))])
-            [attribute] = sequence(analyzed(empty_frame(self._spark, schema)).output())
+            attribute = attribute_of(self._spark, spark_type_of(node))
         self._inputs.append(_Input(node, attribute, id_of(attribute), expression))
         return attribute
 
@@ -337,13 +336,11 @@ class _Preparation:
         return SparkProjection(
             inputs=tuple(expression for _, expression in given),
             takes_time=self._takes_time,
-            input_schema=_schema(attributes),
-            output_schema=_schema(made),
+            input_schema=schema_of_columns(attributes),
+            output_schema=schema_of_columns(made),
             levels=tuple(self._levels(plan)),
-            conf=tuple(self._conf()),
-            java_options=tuple(
-                self._jvm.org.apache.spark.launcher.JavaModuleOptions.defaultModuleOptionArray()
-            ),
+            conf=tuple(settings_of(self._spark)),
+            java_options=java_options_of(self._jvm),
         )
 
     def _named(self, made: list[JavaObject]) -> list[JavaObject]:
@@ -382,28 +379,41 @@ class _Preparation:
             bound = expressions.BindReferences.bindReferences(
                 project.projectList(), attributes(as_scala(self._jvm, below))
             )
-            yield self._serialized(bound, project)
+            yield serialized(self._jvm, bound, project.simpleString(200).strip())
 
-    def _serialized(self, bound: JavaObject, project: JavaObject) -> bytes:
-        into = self._jvm.java.io.ByteArrayOutputStream()
-        try:
-            self._jvm.java.io.ObjectOutputStream(into).writeObject(bound)
-        except Py4JJavaError as error:
-            raise BuildError(
-                f"a stream cannot send {project.simpleString(200).strip()} to its slots"
-                f" ({telling_line(str(error))}): compute it before still.stream(...), or in"
-                " mapInArrow"
-            ) from error
-        return bytes(into.toByteArray())
 
-    def _conf(self) -> Iterator[tuple[str, str]]:
-        """What of the session's settings an expression may look at."""
-        found = self._spark._jsparkSession.sessionState().conf().getAllConfs()
-        settings = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found)
-        for name, value in sorted(dict(settings).items()):
-            is_of_catalogs = name.startswith("spark.sql.catalog.")
-            if name.startswith("spark.sql.") and not is_of_catalogs and not is_secret_name(name):
-                yield name, value
+def attribute_of(spark: SparkSession, type_: DataType) -> JavaObject:
+    """An attribute of this type that no other is taken for."""
+    schema = StructType([StructField("given", type_)])
+    [attribute] = sequence(analyzed(empty_frame(spark, schema)).output())
+    return attribute
+
+
+def serialized(jvm: Any, made: JavaObject, what: str) -> bytes:
+    into = jvm.java.io.ByteArrayOutputStream()
+    try:
+        jvm.java.io.ObjectOutputStream(into).writeObject(made)
+    except Py4JJavaError as error:
+        raise BuildError(
+            f"a stream cannot send {what} to its slots ({telling_line(str(error))}): compute it"
+            " before still.stream(...), or in mapInArrow"
+        ) from error
+    return bytes(into.toByteArray())
+
+
+def settings_of(spark: SparkSession) -> Iterator[tuple[str, str]]:
+    """What of the session's settings an expression may look at."""
+    jvm: Any = spark._jvm
+    found = spark._jsparkSession.sessionState().conf().getAllConfs()
+    settings = jvm.scala.jdk.javaapi.CollectionConverters.asJava(found)
+    for name, value in sorted(dict(settings).items()):
+        is_of_catalogs = name.startswith("spark.sql.catalog.")
+        if name.startswith("spark.sql.") and not is_of_catalogs and not is_secret_name(name):
+            yield name, value
+
+
+def java_options_of(jvm: Any) -> tuple[str, ...]:
+    return tuple(jvm.org.apache.spark.launcher.JavaModuleOptions.defaultModuleOptionArray())
 
 
 def _chain(plan: JavaObject) -> Iterator[JavaObject]:
@@ -421,7 +431,8 @@ def _only(frame: DataFrame) -> JavaObject:
     return made
 
 
-def _schema(columns: list[JavaObject]) -> str:
+def schema_of_columns(columns: list[JavaObject]) -> str:
+    """In Spark's JSON; names are places."""
     fields = [
         {
             "name": str(place),

@@ -21,12 +21,17 @@ from dataclasses import dataclass
 import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyarrow import types
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from stillframe.api.aggregates import AggregateCall
 from stillframe.graph.expressions import Call, Column, Expression, Literal, Named
 from stillframe.graph.logical import WINDOW, SessionWindow, Window
-from stillframe.spark.expressions.aggregate_functions import FunctionRead, pair_type, read_function
+from stillframe.spark.expressions.aggregate_functions import (
+    FunctionRead,
+    pair_type,
+    read_for_spark,
+    read_function,
+)
 from stillframe.spark.expressions.evaluated import Crossings, InTwo, columns_below
 from stillframe.spark.expressions.nodes import (
     name_or_sql,
@@ -66,6 +71,7 @@ from stillframe.spark.steps import (
     sequence,
 )
 from stillframe.spark.types import TIMESTAMP
+from stillframe.state.accumulators import unsupported
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,7 @@ def aggregation_of(frame: DataFrame, *, by_event_time: bool = True) -> Aggregati
     below = plan.child() if found is None else found.below
     read, shown = Crossings(frame.sparkSession), Crossings(frame.sparkSession)
     grouping = _Grouping(
+        frame.sparkSession,
         InTwo(read, Translator(columns_below(read, below))),
         event_times_of(below) if by_event_time else (),
     )
@@ -130,9 +137,12 @@ def _is_made_window(key: JavaObject) -> bool:
 class _Grouping(Translator):
     """Translates Spark's result columns over the keys and the aggregates, and collects both."""
 
-    def __init__(self, source: Translating, event_times: Collection[ExprId]) -> None:
+    def __init__(
+        self, spark: SparkSession, source: Translating, event_times: Collection[ExprId]
+    ) -> None:
         """`source` translates what is computed for each record."""
         super().__init__({})
+        self._spark = spark
         self._event_times = event_times
         self._source = source
         self._key_nodes: list[tuple[JavaObject, Expression]] = []
@@ -268,15 +278,27 @@ class _Grouping(Translator):
         for known, column in self._call_nodes:
             if known.semanticEquals(node):
                 return column
-        read = read_function(node)
         taken = [*self._taken, *self.keys, *(call.name for call in self.calls)]
         name = self._new_name(name_or_sql(node), taken)
-        given = (read.parameters, read.is_distinct)
-        call = AggregateCall(read.function, self._input(node, read), name, type_of(node), *given)
+        before, inputs = dict(self.before), list(self._input_nodes)
+        call = self._call(node, name, read_function(self._spark, node))
+        if self._is_unsupported(call):
+            self.before, self._input_nodes = before, inputs
+            call = self._call(node, name, read_for_spark(self._spark, node))
         self.calls.append(call)
         column = Column(name, call.type)
         self._call_nodes.append((node, column))
         return column
+
+    def _call(self, node: JavaObject, name: str, read: FunctionRead) -> AggregateCall:
+        given = (read.parameters, read.is_distinct)
+        return AggregateCall(read.function, self._input(node, read), name, type_of(node), *given)
+
+    def _is_unsupported(self, call: AggregateCall) -> bool:
+        """Whether we have no form for it because of the type that it reads."""
+        if call.function == "by_spark" or call.input is None:
+            return False
+        return unsupported(call, self.before[call.input].type) is not None
 
     def _input(self, node: JavaObject, read: FunctionRead) -> str | None:
         """The column it reads, of those before; None: it counts records."""
@@ -284,6 +306,8 @@ class _Grouping(Translator):
         if read.function == "count" and not read.is_distinct:
             arguments = [each for each in arguments if each.nullable()]
         condition = node.filter().get() if node.filter().isDefined() else None
+        if read.function == "by_spark":
+            return self._input_by_spark(node, arguments, condition)
         if not arguments and condition is None:
             return None
         if condition is None and len(arguments) == 1:
@@ -304,6 +328,16 @@ class _Grouping(Translator):
         self.before[name] = value
         return name
 
+    def _input_by_spark(
+        self, node: JavaObject, arguments: list[JavaObject], condition: JavaObject | None
+    ) -> str:
+        """All that it reads, and whether the record counts."""
+        counts = _TRUE if condition is None else self._source.translate(condition)
+        values = [*(self._source.translate(each) for each in arguments), counts]
+        name = self._new_name(f"what {name_or_sql(node)} reads", self.before)
+        self.before[name] = _struct(values)
+        return name
+
     def _read(self, argument: JavaObject) -> str:
         keys = ((node, key.name) for node, key in self._key_nodes if isinstance(key, Column))
         for known, name in (*self._input_nodes, *keys):
@@ -317,6 +351,7 @@ class _Grouping(Translator):
 
 _BOOL = pa.bool_()
 _ONE = Literal(pa.scalar(1, pa.int32()))
+_TRUE = Literal(pa.scalar(True))
 
 
 def _where(wanted: list[Expression], value: Expression) -> Expression:

@@ -9,11 +9,12 @@ import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
-from stillframe.graph.expressions import Column, Literal, Named
-from stillframe.graph.logical import MapInArrow, Node
+from stillframe.graph.expressions import Column, Literal, Named, SparkResult
+from stillframe.graph.logical import MapInArrow, Node, Project
 from stillframe.runtime.exploding import Expanding, Exploding
 from stillframe.spark.expressions.evaluated import Columns, Crossings, InTwo, computed_in_front
 from stillframe.spark.expressions.reading import Translator, columns_of
+from stillframe.spark.expressions.spark_generators import generator_by_spark
 from stillframe.spark.expressions.windows import is_event_time
 from stillframe.spark.plans.joins import noted_frame, told_apart
 from stillframe.spark.steps import analyzed, children, class_name, sequence
@@ -33,7 +34,7 @@ def generated(child: Stream, plan: JavaObject, frame: DataFrame) -> Stream | Non
     None: a stream has no such generator.
     """
     generator = plan.generator()
-    make = _stacked if class_name(generator) == "Stack" else _exploded
+    make = {"Stack": _stacked, "JsonTuple": _tupled}.get(class_name(generator), _exploded)
     leaf = analyzed(child.frame)
     fields = to_arrow_schema(frame.schema)
     # A column may be exploded into one of its own name.
@@ -61,6 +62,25 @@ def _exploded(
     with_position, is_outer = kind == "PosExplode", bool(plan.outer())
     function = Exploding(expression, own, with_position, is_outer, schema, is_inline)
     return Node(MapInArrow(function, "inline" if is_inline else "explode"), schema, (front,))
+
+
+def _tupled(
+    child: Stream, plan: JavaObject, schema: pa.Schema, crossings: Crossings, columns: Columns
+) -> Node:
+    """`json_tuple`: one row of each, with the fields of a text as columns of Spark's."""
+    generator, spark = plan.generator(), child.frame.sparkSession
+    in_two = InTwo(crossings, Translator(columns))
+    outputs = sequence(plan.generatorOutput())
+    projection = generator_by_spark(spark, generator, outputs, crossings, in_two)
+    own = list(schema)[: len(child.node.schema)]
+    made = list(schema)[len(child.node.schema) :]
+    results = [
+        SparkResult(projection, place, field.type, str(generator.sql()))
+        for place, field in enumerate(made)
+    ]
+    unchanged = [Named(each.name, Column(each.name, each.type)) for each in own]
+    named = [Named(f.name, each) for f, each in zip(made, results, strict=True)]
+    return Node(Project((*unchanged, *named)), schema, (child.node,))
 
 
 def _stacked(

@@ -388,6 +388,47 @@ class _Translation:
         in_order = plans.logical.Project(plan.output(), other)
         return joined_with_table(stream, table, self._frame(in_order))
 
+    def lateral(self, plan: JavaObject) -> Stream:
+        """`LATERAL explode(...)` and the like: several rows of each, as with LATERAL VIEW."""
+        logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
+        kind, right = str(plan.joinType().sql()), plan.right().plan()
+        named: list[JavaObject] | None = None
+        while class_name(right) in ("SubqueryAlias", "Project"):
+            if class_name(right) == "Project":
+                if named is not None:
+                    raise self._refused(plan)
+                named = [self._without_outer(each) for each in sequence(right.projectList())]
+            right = right.child()
+        is_generator = class_name(right) == "Generate"
+        if (
+            not is_generator
+            or class_name(right.child()) != "OneRowRelation"
+            or plan.condition().isDefined()
+            or kind not in ("INNER", "CROSS", "LEFT OUTER")
+        ):
+            raise self._refused(plan)
+        made = logical.Generate(
+            self._without_outer(right.generator()),
+            self._sequence([]),
+            bool(right.outer()) or kind == "LEFT OUTER",
+            right.qualifier(),
+            right.generatorOutput(),
+            plan.left(),
+        )
+        shown = sequence(right.generatorOutput()) if named is None else named
+        return self.of(
+            logical.Project(self._sequence([*sequence(plan.left().output()), *shown]), made)
+        )
+
+    def _without_outer(self, node: JavaObject) -> JavaObject:
+        """The expression over the columns that it calls those of an outer query."""
+        if class_name(node) == "OuterReference":
+            return node.e()
+        below = children(node)
+        if not below:
+            return node
+        return node.withNewChildren(self._sequence(map(self._without_outer, below)))
+
     def _streaming(self, child: JavaObject, plan: JavaObject) -> JavaObject:
         if not child.isStreaming():
             raise BuildError(
@@ -468,5 +509,6 @@ _RULES: Mapping[str, Callable[[_Translation, JavaObject], Stream]] = {
     "FlatMapGroupsInPandasWithState": _Translation.with_group_state,
     "Union": _Translation.union,
     "Join": _Translation.join,
+    "LateralJoin": _Translation.lateral,
 }
 """From a node of Spark's plan to the stream it gives."""
