@@ -57,7 +57,7 @@ from stillframe.graph.guarantees import Guarantee, guarantee_of, refuse_weaker
 from stillframe.graph.launch import Deployment
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId
-from stillframe.processes import oom_kills
+from stillframe.memory import oom_kills
 from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.failures import EndOutcome, Failure, in_words
 from stillframe.protocol.joblog import CompletedCheckpoint

@@ -148,4 +148,7 @@ class Measured(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     cpu_seconds: float = 0.0
     longest_step_seconds: float = 0.0
+    memory: tuple[int, int] | None = None
+    """How much is left on its machine, or of what its container may have, and of how much; None:
+    the system does not tell."""
     """Of the steps since the report before."""
