@@ -5,6 +5,7 @@ The tour from its first to its last step is in `make soak`; here are three steps
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ import pytest
 from waiting import wait_until
 
 from stillframe.cli.last_steps import descendants_of
+from stillframe.errors import StorageError
 from stillframe.playground.checkpoints import Checkpoints
 from stillframe.playground.scoreboard import Scoreboard
 from stillframe.playground.tour import Result
@@ -99,7 +101,8 @@ def playing(request: pytest.FixtureRequest) -> Iterator[Playing]:
         yield Playing(process, Path(told["start"]["directory"]), page["url"], page["token"])
     finally:
         below = descendants_of(process.pid)
-        if request.session.testsfailed > failed_before and "start" in told:
+        has_failed = "page" not in told or request.session.testsfailed > failed_before
+        if has_failed and "start" in told:
             _show_where_it_is(process.pid, Path(told["start"]["directory"]))
         process.kill()
         process.wait()
@@ -131,8 +134,13 @@ def test_the_board_is_exact_and_says_up_to_which_checkpoint(playing):
 
 
 def test_the_page_shows_the_job_of_its_driver(playing):
-    (job,) = playing.ask("/jobs/overview")["jobs"]
-    assert (job["name"], job["state"]) == ("page-views", "RUNNING")
+    def state() -> str:
+        (job,) = playing.ask("/jobs/overview")["jobs"]
+        assert job["name"] == "page-views"
+        return str(job["state"])
+
+    # A driver that is busy is asked for some seconds, and its files are shown instead.
+    wait_until(lambda: state() == "RUNNING")
     for path in ("/", "/page/playground.js"):
         with urllib.request.urlopen(f"{playing.url}{path}", timeout=30) as answer:
             assert answer.status == 200
@@ -231,7 +239,8 @@ def test_a_board_that_is_told_a_wrong_truth_is_red(playing, eyes):
 
     def score() -> Any:
         retained = checkpoints.retained()
-        return wrong.look(retained[0]) if retained[0] >= newest else None
+        with contextlib.suppress(StorageError):  # there are newer ones: it has just been deleted
+            return wrong.look(retained[0]) if retained[0] >= newest else None
 
     found = playing.await_answer(score)
     assert not found.is_exact
@@ -261,3 +270,17 @@ def test_ctrl_c_leaves_no_process_port_or_directory_behind(playing):
     host, port = playing.url.removeprefix("http://").split(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_a_driver_that_cannot_start_is_told_of_at_once_and_leaves_nothing(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "stillframe", "playground", "--json", "--master", "nowhere"],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert ended.returncode == 1
+    assert "the driver has ended with code 1: " in ended.stderr
+    assert "nowhere" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
