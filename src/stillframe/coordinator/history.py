@@ -463,8 +463,15 @@ class History:
         with self._lock:
             return self._places
 
+    def tell_failure(self, failure: Failure) -> None:
+        """An attempt has failed: a record of what is kept, and an event."""
+        self.note_failure(failure)
+        delay_seconds = failure.restart_delay_seconds
+        self.tell(AttemptFailed(failure.attempt, failure.reason, delay_seconds, failure.blame))
+
     def note_failure(self, failure: Failure) -> None:
         """An attempt did not go on; before the first of this driver there is nothing to keep."""
+        self.note_attempt_over(f"the attempt failed: {failure.reason}")
         with self._lock:
             self._figures.on_noticed(None, self.now())
             if self._figures.has_begun:
