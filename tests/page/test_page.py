@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -423,8 +424,14 @@ def test_after_a_cut_the_page_goes_on_exactly_and_meanwhile_no_clock_ticks(
             tab.is_live()
             tab.sees(".happened [data-event]")
             way.close()
-            tab.sees(".banner", "Stale since")
+            closed_at = time.time()
+            banner = tab.sees(".banner", "Stale since")
             tab.picture("stale")
+            # Since the last that it heard, whenever it noticed that no more comes.
+            since = tab.page.evaluate(f"async () => {_LIVE}.since") / 1000
+            assert way.answered_at - 1 <= since <= closed_at + 1
+            shown = datetime.fromtimestamp(since, ZoneInfo("Europe/Berlin"))
+            assert shown.strftime("%H:%M:%S") in banner
             clock = "async () => (await import('/page/live.js')).clock.value.ms"
             stood = tab.page.evaluate(clock)
             number = query.summary.last_checkpoint or 0
