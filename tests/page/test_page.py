@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import re
@@ -135,6 +136,15 @@ def test_figures_on_every_view_are_those_of_the_api(
         for name, value in details["stillframe"]["phases"].items():
             assert tab.sees(f"[data-phase={name}]") == written("span", value)
 
+        held = driver.get(f"/jobs/{JOB}/checkpoints/details/{checkpoint['id']}/operators")
+        for of in held["operators"]:
+            cells = page.locator(f"[data-part=held] tr[data-row='{of['uid']}'] > *")
+            shown = cells.all_inner_texts()
+            assert shown[2:4] == [written("count", of["rows"]), written("bytes", of["bytes"])]
+            for each in of["positions"]:
+                place = f"{each['id']} {json.dumps(each['position'], separators=(',', ':'))}"
+                assert place in (cells.nth(4).text_content() or "")
+
         # Its barriers: as many arrivals, in the order in which they came.
         tab.sees(".replay-controls output", "t +")
         path = f"/jobs/{JOB}/checkpoints/details/{checkpoint['id']}/barriers"
@@ -153,8 +163,11 @@ def test_figures_on_every_view_are_those_of_the_api(
         # Settings.
         page.keyboard.press("g")
         page.keyboard.press("t")
-        options = driver.get(f"/jobs/{JOB}/config")["execution-config"]["user-config"]
+        config = driver.get(f"/jobs/{JOB}/config")
+        options = config["execution-config"]["user-config"]
         tab.sees("tr[data-row=checkpointInterval]")
+        facts = page.locator(".facts.wide").inner_text()
+        assert all(version in facts for version in config["versions"].values())
         shown = page.locator("tbody tr").evaluate_all(
             "rows => rows.map((row) => [...row.children].map((cell) => cell.innerText))"
         )
@@ -456,7 +469,7 @@ def test_in_chinese_only_names_are_left_in_latin_letters(
     tasks = " ".join(each["name"] for each in driver.get(f"/jobs/{JOB}")["vertices"])
     allowed = {*re.findall(r"[A-Za-z]+", f"{JOB} {tasks} {os.uname().nodename}"), "Stillframe"}
     allowed |= {"UTC", "PID", "Prometheus", "Spark", "min", "checkpointInterval", "metrics"}
-    allowed |= {"openapi", "json"}
+    allowed |= {"openapi", "json", "Python", "PySpark", "PyArrow"}
     with eyes(driver.url, language="zh") as tab:
         number = newest(driver)["id"]
         for view in ("", *VIEWS[1:], f"checkpoints/{number}"):

@@ -132,6 +132,20 @@ class OperatorFigures:
     state_bytes: int
     positions: tuple[JsonObject, ...] | None
     """Of a source: its splits, each with `id` and `position`; None: there are too many to keep."""
+    states: tuple[str, ...] = ()
+    """By name; those in a database are not among them."""
+    commits: int = 0
+    """Of a sink: how many files or transactions it has ready for its commit."""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "uid": self.uid,
+            "states": list(self.states),
+            "rows": self.rows,
+            "bytes": self.state_bytes,
+            "positions": None if self.positions is None else list(self.positions),
+            "commits": self.commits,
+        }
 
 
 @dataclass(frozen=True, slots=True)
