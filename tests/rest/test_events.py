@@ -12,6 +12,7 @@ from served_jobs import TOKEN
 from told_jobs import ToldJob, plan_of
 
 from stillframe.coordinator.replanned import Refreshed
+from stillframe.rest import streams
 from stillframe.rest.news import Logged
 from stillframe.rest.streams import BEHIND_BYTES_MAX, STREAMS_MAX
 
@@ -151,6 +152,27 @@ def test_figures_are_those_that_the_api_tells(driver, follow, until):
     ((number, *_),) = figures.data["edges"]
     assert number == 0
     assert "subtasks" not in figures.data
+
+
+def test_what_cannot_be_told_is_logged_and_does_not_end_what_follows(
+    driver, follow, monkeypatch, caplog
+):
+    in_words, tries = streams._in_words, iter([True])
+
+    def breaks_once(mail):
+        if next(tries, False):
+            raise RuntimeError("no words for it")
+        return in_words(mail)
+
+    monkeypatch.setattr(streams, "_in_words", breaks_once)
+    query = driver.start()
+    following = follow()
+    following.next("hello")
+    number = query.checkpoint()
+
+    following.until(is_checkpoint("completed", number))
+    following.next("figures")
+    assert "something that happened to a job is not told" in caplog.text
 
 
 def test_subtasks_are_told_only_of_the_task_that_is_watched(driver, follow):
