@@ -27,26 +27,26 @@ def test_what_is_left_is_that_of_the_machine_where_nothing_bounds_the_process(tm
 @pytest.mark.parametrize(
     ("told", "where", "names"),
     [
-        ("0::/job\n", "job", ("memory.max", "memory.current", "inactive_file")),
+        ("0::/job\n", "job", ("memory.max", "memory.current", "")),
         # In a container the process's own group may be what is mounted.
-        ("0::/../elsewhere\n", "", ("memory.max", "memory.current", "inactive_file")),
+        ("0::/../elsewhere\n", "", ("memory.max", "memory.current", "")),
         (
             "3:cpu:/x\n4:memory:/job\n",
             "memory/job",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ),
     ],
 )
 def test_of_a_container_it_is_what_its_bound_leaves_besides_what_files_are_cached_in(
     tmp_path, told, where, names
 ):
-    limit, used, cached = names
+    limit, used, prefix = names
     group = f"sys/fs/cgroup/{where}"
     files = {
         "proc/self/cgroup": told,
         f"{group}/{limit}": f"{2 * GIB}\n",
         f"{group}/{used}": f"{2 * GIB - 50_000}\n",
-        f"{group}/memory.stat": f"anon 7\n{cached} 40000\n",
+        f"{group}/memory.stat": f"anon 7\n{prefix}inactive_file 30000\n{prefix}active_file 10000\n",
     }
     assert memory_left(system(tmp_path, MACHINE | files)) == (90_000, 2 * GIB)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from functools import cache
 from pathlib import Path
 
 
@@ -35,13 +36,15 @@ def _of_machine(root: Path) -> tuple[int, int] | None:
 
 def _of_group(group: Path) -> tuple[int, int] | None:
     """As the second version of control groups tells it, or as the first does."""
-    for limit, used, inactive in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit, used, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         with contextlib.suppress(OSError, ValueError):  # no such file, or `max`: there is no limit
             limit_bytes = int((group / limit).read_text())
-            cached_bytes = _counts_in(group / "memory.stat").get(inactive, 0)
+            counts = _counts_in(group / "memory.stat")
+            names = f"{prefix}inactive_file", f"{prefix}active_file"
+            cached_bytes = sum(counts.get(name, 0) for name in names)
             used_bytes = int((group / used).read_text()) - cached_bytes
             return max(0, limit_bytes - used_bytes), limit_bytes
     return None
@@ -68,6 +71,7 @@ def _count_in(file: Path) -> int | None:
     return _counts_in(file).get("oom_kill")
 
 
+@cache
 def _groups(root: Path) -> list[str]:
     """The directories of the control groups that bound this process's memory, below the root."""
     groups: set[str] = set()
