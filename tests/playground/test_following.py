@@ -10,6 +10,7 @@ import pytest
 from eyes import FlowingDriver
 from waiting import wait_until
 
+from stillframe.playground import following as following_module
 from stillframe.playground.checkpoints import Checkpoints
 from stillframe.playground.following import Following, Left
 from stillframe.playground.serving import Buttons
@@ -43,6 +44,16 @@ def test_a_board_that_cannot_be_compared_does_not_end_the_listening(caplog):
 
     assert following.now.refused == "no room"
     assert "checkpoint 7 cannot be followed" in caplog.text
+
+
+def test_a_wait_that_takes_long_is_told_once_with_what_it_is_for(monkeypatch):
+    monkeypatch.setattr(following_module, "_PATIENCE_SECONDS", 0.0)
+    following, told = Following(lambda checkpoint_id: None), []
+    following.on_long = told.append
+    answers = iter([None, None, "there"])
+
+    assert following.wait("the record comes", lambda: next(answers)) == "there"
+    assert told == ["has waited for 0 s: the record comes"]
 
 
 @pytest.fixture

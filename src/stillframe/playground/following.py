@@ -75,6 +75,8 @@ class Following:
         self.lines: deque[dict[str, Any]] = deque(maxlen=_KEPT_MAX)
         self.waiting: Waiting | None = None
         self.is_leaving = False
+        self.on_long: Callable[[str], object] = lambda sentence: None
+        """Called once for each wait that takes long, with what it is for."""
         self._changed = threading.Condition()
         self._on_committed = on_committed
 
@@ -116,11 +118,15 @@ class Following:
     def wait(self, what: str, ask: Callable[[], T | None], seconds_max: float = 300.0) -> T:
         """The first answer that is not None; `what` is said if it does not come."""
         deadline = time.monotonic() + seconds_max
-        self.waiting = Waiting(what)
+        self.waiting = waiting = Waiting(what)
+        is_told = False
         try:
             while True:
                 if self.is_leaving:
                     raise Left(f"left while it waited: {what}")
+                if not is_told and waiting.sentence is not None:
+                    is_told = True
+                    self.on_long(waiting.sentence)
                 answer = ask()
                 if answer is not None:
                     return answer
