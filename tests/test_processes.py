@@ -8,12 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from stillframe import processes
-from stillframe.processes import await_ended, kill, oom_kills
+from stillframe.processes import await_ended, kill
 
 WAIT_SECONDS_MAX = 60.0
 STARTS_ANOTHER = """\
@@ -125,10 +124,3 @@ def test_as_a_script_it_kills_those_that_stay_and_ends_with_the_code(start):
     assert ended.returncode == 7
     assert stubborn.process.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
     assert polite.process.wait(WAIT_SECONDS_MAX) == -signal.SIGTERM
-
-
-def test_what_the_system_has_killed_for_want_of_memory_is_counted_where_it_counts() -> None:
-    if "oom_kill" not in Path("/proc/vmstat").read_text():
-        pytest.skip("this system does not count them")
-    assert (oom_kills() or 0) >= 0
-    assert oom_kills() is not None

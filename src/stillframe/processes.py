@@ -1,5 +1,4 @@
-"""Waits for processes to end, and knows whether the system has ended some for want of memory; run
-as a script, ends those that do not end by force.
+"""Waits for processes to end; run as a script, ends those that do not end by force.
 
 Theory of operation
 -------------------
@@ -87,45 +86,6 @@ def kill(pid: int) -> None:
     """At once and without a chance; that it has ended already is fine."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def resident_bytes() -> int:
-    """How much memory this process has; 0: this system does not tell."""
-    with contextlib.suppress(OSError), open("/proc/self/statm") as pages:
-        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def oom_kills() -> int | None:
-    """How many processes the system has killed here for want of memory, as far as it tells.
-
-    It counts in this process's cgroup and on the whole machine; more than before means that one
-    was. None: this system does not count.
-    """
-    counts = [count for file in _oom_counters() if (count := _count_in(file)) is not None]
-    return sum(counts) if counts else None
-
-
-def _oom_counters() -> list[str]:
-    files = ["/proc/vmstat"]
-    with contextlib.suppress(OSError), open("/proc/self/cgroup") as cgroups:
-        for line in cgroups:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            if controllers == "":
-                # In a container its own directory may be the root of what is mounted.
-                files += {f"/sys/fs/cgroup{path}/memory.events", "/sys/fs/cgroup/memory.events"}
-            elif "memory" in controllers.split(","):
-                files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-    return files
-
-
-def _count_in(file: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError), open(file) as lines:
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    return None
 
 
 def _main(arguments: list[str]) -> NoReturn:

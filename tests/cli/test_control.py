@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 import uuid
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,8 @@ import pytest
 from followed_streams import Following
 from served_jobs import TOKEN, WAIT_SECONDS_MAX, ServingDriver
 
+from stillframe.cli import demo
+from stillframe.cli.lines import Lines
 from stillframe.cli.main import main
 from stillframe.coordinator.history import Waiting
 from stillframe.coordinator.located import locate
@@ -153,6 +156,27 @@ def test_a_job_is_shown_by_name_by_id_by_its_checkpoints_and_by_its_address(driv
     assert fields["Last Checkpoint"].startswith("1, 20")
     assert fields["Checkpoint Location"] == driver.location
     assert fields["Driver"].startswith(f"{driver.url}, process {os.getpid()} of ")
+
+
+def test_the_page_is_opened_with_the_token_behind_the_number_sign(driver, ask, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    driver.start(demo.JOB)
+    announced(ask)
+    address = f"{driver.url}/#token={TOKEN}"
+
+    assert told(ask("open", demo.JOB)).out == f"{address}\n"
+    assert told(ask("open", demo.JOB, "--json")).json == {"url": address}
+    assert opened == [], "nobody sits at this terminal"
+    with monkeypatch.context() as at_a_terminal:
+        at_a_terminal.setattr(sys.stdout, "isatty", lambda: True)
+        told(ask("open", demo.JOB))
+    assert opened == [address]
+
+    # make demo ARGS=--open shows the same.
+    demo._open_when_announced(Lines(as_json=False))
+    assert opened == [address, address]
 
 
 def test_status_shows_what_is_in_the_way_of_a_job_and_nothing_when_it_is_over(driver, ask):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import re
 import signal
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,15 @@ def test_figures_on_every_view_are_those_of_the_api(
         for name, value in details["stillframe"]["phases"].items():
             assert tab.sees(f"[data-phase={name}]") == written("span", value)
 
+        held = driver.get(f"/jobs/{JOB}/checkpoints/details/{checkpoint['id']}/operators")
+        for of in held["operators"]:
+            cells = page.locator(f"[data-part=held] tr[data-row='{of['uid']}'] > *")
+            shown = cells.all_inner_texts()
+            assert shown[2:4] == [written("count", of["rows"]), written("bytes", of["bytes"])]
+            for each in of["positions"]:
+                place = f"{each['id']} {json.dumps(each['position'], separators=(',', ':'))}"
+                assert place in (cells.nth(4).text_content() or "")
+
         # Its barriers: as many arrivals, in the order in which they came.
         tab.sees(".replay-controls output", "t +")
         path = f"/jobs/{JOB}/checkpoints/details/{checkpoint['id']}/barriers"
@@ -152,8 +163,11 @@ def test_figures_on_every_view_are_those_of_the_api(
         # Settings.
         page.keyboard.press("g")
         page.keyboard.press("t")
-        options = driver.get(f"/jobs/{JOB}/config")["execution-config"]["user-config"]
+        config = driver.get(f"/jobs/{JOB}/config")
+        options = config["execution-config"]["user-config"]
         tab.sees("tr[data-row=checkpointInterval]")
+        facts = page.locator(".facts.wide").inner_text()
+        assert all(version in facts for version in config["versions"].values())
         shown = page.locator("tbody tr").evaluate_all(
             "rows => rows.map((row) => [...row.children].map((cell) => cell.innerText))"
         )
@@ -247,7 +261,9 @@ def test_the_token_goes_with_requests_in_their_header_and_nowhere_else(
     way.hold(look)
     try:
         with eyes(way.url) as tab:
-            tab.open(job_route(JOB, "logs"))
+            tab.page.goto(f"{way.url}/#token={TOKEN}")  # as `stillframe open` tells it
+            tab.sees("tbody tr", JOB)
+            tab.open(job_route(JOB, "logs"), with_token=False)
             tab.sees("form select")  # who has no token is asked for it instead
             tab.page.reload()
             tab.sees("form select")
@@ -423,8 +439,14 @@ def test_after_a_cut_the_page_goes_on_exactly_and_meanwhile_no_clock_ticks(
             tab.is_live()
             tab.sees(".happened [data-event]")
             way.close()
-            tab.sees(".banner", "Stale since")
+            closed_at = time.time()
+            banner = tab.sees(".banner", "Stale since")
             tab.picture("stale")
+            # Since the last that it heard, whenever it noticed that no more comes.
+            since = tab.page.evaluate(f"async () => {_LIVE}.since") / 1000
+            assert way.answered_at - 1 <= since <= closed_at + 1
+            shown = datetime.fromtimestamp(since, ZoneInfo("Europe/Berlin"))
+            assert shown.strftime("%H:%M:%S") in banner
             clock = "async () => (await import('/page/live.js')).clock.value.ms"
             stood = tab.page.evaluate(clock)
             number = query.summary.last_checkpoint or 0
@@ -449,7 +471,7 @@ def test_in_chinese_only_names_are_left_in_latin_letters(
     tasks = " ".join(each["name"] for each in driver.get(f"/jobs/{JOB}")["vertices"])
     allowed = {*re.findall(r"[A-Za-z]+", f"{JOB} {tasks} {os.uname().nodename}"), "Stillframe"}
     allowed |= {"UTC", "PID", "Prometheus", "Spark", "min", "checkpointInterval", "metrics"}
-    allowed |= {"openapi", "json"}
+    allowed |= {"openapi", "json", "Python", "PySpark", "PyArrow"}
     with eyes(driver.url, language="zh") as tab:
         number = newest(driver)["id"]
         for view in ("", *VIEWS[1:], f"checkpoints/{number}"):

@@ -10,8 +10,10 @@ import pytest
 from stillframe.protocol.diagnosis import (
     CheckpointWaits,
     Code,
+    EventTimeSeen,
     JobNow,
     LastCheckpoint,
+    SlotMemory,
     SubtaskNow,
     TaskNow,
     diagnose,
@@ -80,11 +82,25 @@ SAID = {
     ),
     "time-stands-still": (
         replace(RUNNING, still_seconds=90.0),
-        "Event time has not moved for 90 s although records come",
+        "Event time has not moved for 90 s although records come: a source, or one",
     ),
     "skew": (
         replace(RUNNING, tasks=[task("count", (0.5, 0, 9_000), (0.1, 0, 1_000), (0.1, 0, 1_100))]),
-        "count 0 gets 9,000 records a second, the others about 1,100",
+        "count 0 gets 9,000 records a second, the others about 1,050",
+    ),
+    "memory": (
+        replace(
+            RUNNING,
+            memory=[
+                SlotMemory(0, "a", 2_000_000_000, 4_000_000_000, 8_000_000_000),
+                SlotMemory(1, "b", 7_400_000_000, 300_000_000, 8_000_000_000),
+            ],
+        ),
+        "Memory is short on b: slot 1 takes 7,400 MB there, and 300 MB are left.",
+    ),
+    "clocks-differ": (
+        replace(RUNNING, clocks={0: 0.002, 1: -2.04, 2: 0.3}),
+        "The clocks of slot 1 and of the driver differ by 2.0 s",
     ),
     "keeps-up": (RUNNING, "It keeps up with its sources."),
 }
@@ -139,11 +155,48 @@ def test_what_stops_a_job_is_said_before_what_slows_it():
         {"last": LastCheckpoint(0.5, 0.45)},
         {"lags": [5, 9, 7]},
         {"still_seconds": 3.0},
+        {"memory": [SlotMemory(0, "a", 7_000, 600, 8_000)]},
+        {"clocks": {0: 0.09, 1: -0.09}},
         {"tasks": [task("count", (0.5, 0, 90), (0.1, 0, 10))]},
     ],
 )
 def test_what_is_too_small_to_matter_is_not_said(nothing):
     assert diagnose(replace(RUNNING, **nothing)).code == "keeps-up"
+
+
+def test_of_two_subtasks_one_may_get_more_than_its_share():
+    uneven = task("count", (0.5, 0, 1_900), (0.5, 0, 4_000))
+
+    assert diagnose(replace(RUNNING, tasks=[uneven])).arguments["usual"] == 1_900
+
+
+def test_whose_records_are_oldest_is_said_where_it_is_known():
+    job = replace(RUNNING, still_seconds=90.0, furthest_behind=("clicks", 1))
+
+    assert "come: clicks 1, or one of its splits, gives nothing newer." in diagnose(job).sentence
+    assert diagnose(job).arguments == {"seconds": 90, "task": "clicks", "subtask": 1}
+
+
+def seen(*reports):
+    """Each: event time, records so far, when."""
+    event_time = EventTimeSeen()
+    for watermark_us, records, seconds in reports:
+        event_time.on_report(watermark_us, records, seconds)
+    return event_time.still_seconds
+
+
+def test_event_time_stands_still_from_its_last_step_to_the_newest_record():
+    steps = [(7, 10 * second, 100.0 + second) for second in range(1, 91)]
+
+    assert seen((5, 0, 100.0), *steps) == 89.0
+    assert seen((5, 0, 100.0), *steps, (8, 901, 191.0)) is None
+    assert seen((5, 0, 100.0), *steps, (8, 901, 191.0), (8, 902, 192.0)) == 1.0
+
+
+def test_where_no_records_come_or_nobody_tells_event_time_it_may_stand():
+    assert seen((7, 10, 0.0), *((7, 10, float(second)) for second in range(1, 90))) is None
+    assert seen((7, 10, 0.0), (7, 20, 50.0), (7, 20, 56.0)) is None
+    assert seen((None, 10, 0.0), (None, 20, 90.0)) is None
 
 
 def test_shares_and_rates_are_those_between_two_reports():

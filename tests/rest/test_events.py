@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 
 import pytest
 from followed_streams import Following
@@ -12,6 +13,7 @@ from served_jobs import TOKEN
 from told_jobs import ToldJob, plan_of
 
 from stillframe.coordinator.replanned import Refreshed
+from stillframe.rest import news, streams
 from stillframe.rest.news import Logged
 from stillframe.rest.streams import BEHIND_BYTES_MAX, STREAMS_MAX
 
@@ -151,6 +153,50 @@ def test_figures_are_those_that_the_api_tells(driver, follow, until):
     ((number, *_),) = figures.data["edges"]
     assert number == 0
     assert "subtasks" not in figures.data
+
+
+def test_what_five_pages_are_shown_is_made_once(driver, follow, monkeypatch):
+    job = ToldJob.of(driver, plan_of("told", [(0, 1), (1, 2)], 3, 2))
+    figures, spent = news.figures, []
+
+    def noted(*given):
+        began = time.thread_time()
+        made = figures(*given)
+        spent.append(time.thread_time() - began)
+        return made
+
+    monkeypatch.setattr(news, "figures", noted)
+    pages = [follow("/jobs/told/events") for _ in range(5)]
+    began = time.monotonic()
+    for second in range(1, 5):
+        job.measure(second)
+        for page in pages:
+            page.next("figures")
+
+    ticks_max = (time.monotonic() - began) / news.TICK_SECONDS + 2
+    assert 4 <= len(spent) <= ticks_max, "once for all of them"
+    assert min(spent) < 0.01, "a hundredth of a second's processor time"
+
+
+def test_what_cannot_be_told_is_logged_and_does_not_end_what_follows(
+    driver, follow, monkeypatch, caplog
+):
+    in_words, tries = streams._in_words, iter([True])
+
+    def breaks_once(mail):
+        if next(tries, False):
+            raise RuntimeError("no words for it")
+        return in_words(mail)
+
+    monkeypatch.setattr(streams, "_in_words", breaks_once)
+    query = driver.start()
+    following = follow()
+    following.next("hello")
+    number = query.checkpoint()
+
+    following.until(is_checkpoint("completed", number))
+    following.next("figures")
+    assert "something that happened to a job is not told" in caplog.text
 
 
 def test_subtasks_are_told_only_of_the_task_that_is_watched(driver, follow):

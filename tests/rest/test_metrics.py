@@ -20,6 +20,7 @@ PLAIN = {
     "checkpoint_last_completed_id", "checkpoints_in_progress", "http_streams", "job", "job_state",
     "metrics_subtasks_dropped", "checkpoints", "job_restarts", "job_rescales", "sink_commits",
     "task_records_in", "task_records_out", "task_records_late", "task_bytes_in", "task_bytes_out",
+    "task_timers_fired",
 }  # fmt: skip
 """Counts of things, whose name is their unit, or that have none."""
 
@@ -28,7 +29,8 @@ def part(task, subtask, sources=1):
     shares = TimeShares(4_000_000_000, 0, 0, 0, 6_000_000_000)
     return SubtaskMeasures(
         task, subtask, 10, 20, 100, 200, shares, 5_000_000 + subtask, 1, 7, 3, 30,
-        records_written=2,
+        records_written=2, timers_fired=4, restore_ms=250 * (1 + subtask),
+        silent_ms=None if task else 2_000 * (1 + subtask),
         latency=tuple(Latency(each, (1, 1, *(0,) * 17, 1), 700_003) for each in range(sources)),
     )  # fmt: skip
 
@@ -48,6 +50,7 @@ class LargeJob:
                     SimpleNamespace(
                         index=task,
                         name=f"task {task}",
+                        operators=(SimpleNamespace(uid=f"source {task}"),),
                         parallelism=parallelism,
                         has_sinks=task == 1,
                     )
@@ -97,6 +100,12 @@ def test_every_subtask_has_its_series_while_there_is_room():
 
     assert len(series(families, "task_records_in_total")) == 12
     assert [each.value for each in series(families, "metrics_subtasks_dropped")] == [0]
+    fired = series(families, "task_timers_fired_total")
+    assert {each.value for each in fired} == {4.0}
+    restored = series(families, "task_restore_seconds")
+    assert [each.value for each in restored if each.labels["subtask_index"] == "3"] == 3 * [1.0]
+    [idle] = series(families, "source_idle_seconds")
+    assert (idle.labels["task_name"], idle.value) == ("source 0", 2.0), "of the one that read last"
     [written] = series(families, "sink_records_total")
     assert (written.labels["task_name"], written.value) == ("task 1", 8)
     assert series(families, "slot_clock_offset_seconds")[0].value == 1.5
@@ -128,6 +137,9 @@ def test_of_twelve_thousand_subtasks_their_tasks_are_told():
     assert sum(each.value for each in spent) == pytest.approx(200 * 64 * 10)
     behind = series(families, "task_watermark_timestamp_seconds")
     assert {each.value for each in behind} == {5.0}, "of the slowest"
+    assert {each.value for each in series(families, "task_restore_seconds")} == {16.0}
+    assert {each.value for each in series(families, "task_timers_fired_total")} == {256.0}
+    assert [each.value for each in series(families, "source_idle_seconds")] == [2.0]
     took = series(families, "latency_seconds_count")
     assert {(each.labels["source_name"], each.value) for each in took} == {("all", 3 * 3 * 64)}
     assert [each.value for each in series(families, "metrics_subtasks_dropped")] == [1]

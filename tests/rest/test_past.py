@@ -68,6 +68,32 @@ def test_barriers_are_told_by_sender_and_whoever_was_last_is_kept(ask, quiet):
         assert part["stillframe"]["last_from"] == counts[part["index"]]["last_from"]
 
 
+def test_what_a_checkpoint_holds_is_told_operator_by_operator(ask, quiet):
+    _, query = quiet
+    number = query.checkpoints[-1].checkpoint_id
+
+    told = ask(f"checkpoints/details/{number}/operators")
+    held = {each["uid"]: each for each in told["operators"]}
+
+    assert held["count"]["states"] == ["aggregates"]
+    assert (held["count"]["rows"], held["count"]["positions"]) == (7, [])
+    assert held["count"]["bytes"] > 0
+    positions = held["clicks"]["positions"]
+    assert [each["id"] for each in positions] == ["script-0", "script-1"]
+    assert all(each["position"] for each in positions)
+
+
+def test_of_a_checkpoint_that_is_not_remembered_the_command_is_told_that_reads_it(quiet):
+    driver, query = quiet
+    savepoint = next(each for each in query.checkpoint_statistics.completed if each.is_savepoint)
+    path = f"/jobs/counts/checkpoints/details/{savepoint.checkpoint_id}/operators"
+
+    said = driver.client.ask("GET", path)
+
+    assert said.status == 409
+    assert said.error.endswith(f"stillframe inspect {savepoint.path}")
+
+
 def test_attempts_tell_how_they_came_up_after_what(ask):
     second, first = ask("attempts")
 

@@ -28,6 +28,7 @@ READABLE = [
     "/jobs/{jobid}/checkpoints",
     "/jobs/{jobid}/checkpoints/config",
     "/jobs/{jobid}/checkpoints/details/{checkpointid}",
+    "/jobs/{jobid}/checkpoints/details/{checkpointid}/operators",
     "/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}",
 ]
 
@@ -192,7 +193,7 @@ def test_the_document_names_every_path_once_and_who_needs_the_token(quiet):
         for method, operation in methods.items()
     ]
     ids = [operation["operationId"] for _, _, operation in operations]
-    assert len(set(ids)) == len(ids) == 34
+    assert len(set(ids)) == len(ids) == 35
     for method, path, operation in operations:
         tells_secrets = path.endswith(("/logs", "/state", "/diffs/{triggerid}"))
         assert bool(operation["security"]) == (method != "get" or tells_secrets)

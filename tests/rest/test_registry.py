@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stillframe.errors import JobFailed, StillframeError
+from stillframe.rest import announcing
 from stillframe.rest.registry import (
     DRIVER_FILE,
     find,
@@ -242,6 +244,32 @@ def test_a_job_is_announced_while_it_runs(driver, until):
     driver.server.withdraw(60)
     assert registered_jobs() == []
     assert read_driver_file(directory) is None
+
+
+def test_a_job_that_is_started_again_is_announced_when_its_last_run_is_no_longer(
+    driver, monkeypatch, until
+):
+    done: list[str] = []
+    again = threading.Event()
+
+    def note_register(job):
+        done.append("register")
+        if done.count("register") == 2:
+            again.set()
+        register(job)
+
+    def slow_unregister(job):
+        again.wait(0.5)  # as long as a storage may take
+        unregister(job)
+        done.append("unregister")
+
+    monkeypatch.setattr(announcing, "register", note_register)
+    monkeypatch.setattr(announcing, "unregister", slow_unregister)
+    driver.start().stop()
+    driver.start()
+
+    until(lambda: done.count("register") == 2)
+    assert done[:3] == ["register", "unregister", "register"]
 
 
 def test_what_a_killed_driver_left_half_written_is_removed(driver, until):

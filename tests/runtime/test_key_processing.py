@@ -364,6 +364,7 @@ def test_a_timer_changes_what_the_next_rows_read_and_reads_what_the_last_ones_wr
     assert Counter(fired) == Counter(
         [("a", "timer 102 of 2"), ("b", "timer 101 of 5"), ("a", "timer 202 of 2")]
     )
+    assert subtask.operator.timers_fired == 3
     assert subtask.process(("a", 1), ("b", 1)) == [("a", "203"), ("b", "102")]
 
 

@@ -58,6 +58,20 @@ def test_a_source_is_not_read_while_its_output_has_no_room(new_source):
     assert source.subtask.step()
 
 
+def test_a_source_says_since_when_it_has_given_nothing(new_source):
+    def silent_ms():
+        return source.subtask.measures(0).silent_ms
+
+    source = new_source(batch(1), Wait(Gate("/no/gate")))
+    source.clock.advance(2.0)
+    assert silent_ms() == 2_000, "from its beginning on"
+    source.subtask.step()
+    assert silent_ms() == 0
+    source.clock.advance(1.5)
+    source.subtask.step()
+    assert silent_ms() == 1_500
+
+
 def test_a_marker_says_since_when_it_has_waited_for_room_and_goes_behind_what_was_read(new_source):
     source = new_source(batch(1), batch(2), buffer_bytes=1)
     source.subtask.step()

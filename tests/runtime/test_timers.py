@@ -251,6 +251,7 @@ def test_a_burst_fires_in_batches_and_records_wait_for_the_last(stepping):
     alarm.run()
 
     assert alarm.fired == list(range(BURST))
+    assert alarm.inner.subtask.measures(0).timers_fired == BURST
     assert max(map(len, alarm.function.calls)) == FIRED_ROWS_MAX
     assert len(alarm.function.calls) < BURST / FIRED_ROWS_MAX + 10
     assert alarm.sent()[-1] == Watermark(BURST)

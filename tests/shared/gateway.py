@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -40,6 +41,8 @@ class Gateway:
         self.held = threading.Event()
         """Set when a request has been held back."""
         self._delay_seconds = 0.0
+        self.answered_at = 0.0
+        """When something came back last, by the clock on the wall."""
         self._port = hold_port()
         self.port = port_of(self._port)
         self._listener = self._listen()
@@ -157,6 +160,7 @@ class Gateway:
         return True
 
     def _comes_back(self, data: bytes) -> bool:
+        self.answered_at = time.time()
         if not self._flows.is_set():
             self.stalled.set()
             self._flows.wait(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,6 +66,12 @@ def test_a_job_on_a_cluster_waits_for_workers_and_survives_the_loss_of_a_slot_an
         assert attempt["phases"]["noticed"] is not None
         assert attempt["phases"]["caught_up"] is not None
         assert attempt["replayed"] >= 0
+    # What slots say stands in the logs of their executors, where Spark's pages show it.
+    logs = [path.read_text() for path in (tmp_path / "work").glob("app-*/*/stderr")]
+    for slot in (0, 1):
+        assert any(
+            re.search(rf" INFO .*, attempt 2, slot {slot}: running on ", log) for log in logs
+        )
 
 
 def packed_environment(place: Path) -> Path:

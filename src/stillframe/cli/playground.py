@@ -49,6 +49,7 @@ def playground(arguments: argparse.Namespace) -> int:
 
 def _tour(buttons: Buttons, numbers: list[int] | None, lines: Lines) -> int:
     wrong = 0
+    buttons.play.following.on_long = lambda said: lines.say("waits", f"     {said}")
     for step, result in buttons.tour.run(numbers or [step.number for step in STEPS]):
         wrong += _tell(step, result, buttons, lines)
     ran = len(buttons.tour.results)

@@ -64,4 +64,6 @@ def _figures_of(uid: OperatorUid, manifest: Manifest) -> OperatorFigures:
         sum(state.rows for part in parts for state in part.keyed) if is_counted else None,
         sum(file.length_bytes for part in parts for file in part.files()),
         positions if len(positions) <= _POSITIONS_MAX else None,
+        tuple(dict.fromkeys(state.name for part in parts for state in part.keyed)),
+        sum(len(part.commits) for part in parts),
     )

@@ -12,6 +12,7 @@ from stillframe.protocol.diagnosis import (
     CheckpointWaits,
     JobNow,
     LastCheckpoint,
+    SlotMemory,
     SubtaskNow,
     TaskNow,
     subtask_now,
@@ -23,6 +24,7 @@ from stillframe.protocol.statistics import CheckpointStatistics
 Spans = Mapping[SlotIndex, tuple[Measured, Measured]]
 """Of each slot two reports, some seconds apart."""
 _SENDERS_SAID_MAX = 3
+_CLOCK_REPORTS_MIN = 10
 
 
 def job_now(
@@ -41,6 +43,12 @@ def job_now(
         last=_last(told.latest_completed),
         tasks=_tasks(plan, history.measured_lately()),
         lags=history.lags_lately(),
+        still_seconds=history.still_seconds(),
+        furthest_behind=_furthest_behind(plan, history),
+        memory=_memory(history),
+        clocks={
+            slot: ms / 1000 for slot, ms in history.clock_offsets_ms(_CLOCK_REPORTS_MIN).items()
+        },
     )
 
 
@@ -133,4 +141,27 @@ def _tasks(plan: Plan, spans: Spans) -> list[TaskNow]:
             tuple(plan.edges[edge].source_task for edge in task.input_edges),
         )
         for number, task in enumerate(plan.tasks)
+    ]
+
+
+def _furthest_behind(plan: Plan, history: History) -> tuple[str, SubtaskIndex] | None:
+    """Of the sources, as their own tasks tell event time."""
+    times = [
+        (each.watermark_us, each.task, each.subtask)
+        for told in history.measured().values()
+        for each in told.subtasks
+        if each.watermark_us is not None and not plan.tasks[each.task].input_edges
+    ]
+    if not times:
+        return None
+    _, task, subtask = min(times)
+    return plan.tasks[task].name, subtask
+
+
+def _memory(history: History) -> list[SlotMemory]:
+    hosts = {place.slot: place.host for place in history.places()}
+    return [
+        SlotMemory(slot, hosts.get(slot, "its machine"), told.rss_bytes, *told.memory)
+        for slot, told in history.measured().items()
+        if told.memory is not None
     ]

@@ -22,6 +22,7 @@ from stillframe.ids import Attempt, CheckpointId, Epoch, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.logs import About
 from stillframe.protocol import messages
+from stillframe.protocol.diagnosis import EventTimeSeen
 from stillframe.protocol.failures import AttemptBegun, EndOutcome, Failure, in_words
 from stillframe.protocol.figures import Figures, Moment, Triggered, driver_lost
 from stillframe.protocol.joblog import JobRecord
@@ -132,6 +133,20 @@ class OperatorFigures:
     state_bytes: int
     positions: tuple[JsonObject, ...] | None
     """Of a source: its splits, each with `id` and `position`; None: there are too many to keep."""
+    states: tuple[str, ...] = ()
+    """By name; those in a database are not among them."""
+    commits: int = 0
+    """Of a sink: how many files or transactions it has ready for its commit."""
+
+    def to_json(self) -> JsonObject:
+        return {
+            "uid": self.uid,
+            "states": list(self.states),
+            "rows": self.rows,
+            "bytes": self.state_bytes,
+            "positions": None if self.positions is None else list(self.positions),
+            "commits": self.commits,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +402,7 @@ class History:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
         """When how many records had been read in this attempt, a second apart and more."""
         self._lags: deque[int] = deque(maxlen=_SAMPLES_MAX)
+        self._event_time = EventTimeSeen()
 
     def add_listener(self, listener: Listener) -> None:
         """Called with every event from now on, on the job's thread; it must not block."""
@@ -466,8 +482,15 @@ class History:
         with self._lock:
             return self._places
 
+    def tell_failure(self, failure: Failure) -> None:
+        """An attempt has failed: a record of what is kept, and an event."""
+        self.note_failure(failure)
+        delay_seconds = failure.restart_delay_seconds
+        self.tell(AttemptFailed(failure.attempt, failure.reason, delay_seconds, failure.blame))
+
     def note_failure(self, failure: Failure) -> None:
         """An attempt did not go on; before the first of this driver there is nothing to keep."""
+        self.note_attempt_over(f"the attempt failed: {failure.reason}")
         with self._lock:
             self._figures.on_noticed(None, self.now())
             if self._figures.has_begun:
@@ -516,6 +539,9 @@ class History:
             self._this_attempt[slot] = progress
             read = sum(each.records_in for each in self._this_attempt.values())
             self._keep(self._figures.on_read(read, self.now()))
+            times_us = (each.watermark_us for each in self._this_attempt.values())
+            slowest_us = min((each for each in times_us if each is not None), default=None)
+            self._event_time.on_report(slowest_us, read, now_seconds)
             if not self._samples or now_seconds - self._samples[-1][0] >= _SAMPLE_SECONDS:
                 self._samples.append((now_seconds, read))
                 lags = [lag.records for each in self._this_attempt.values() for lag in each.lags]
@@ -528,11 +554,17 @@ class History:
             self._measured.setdefault(slot, deque(maxlen=_MEASURED_MAX)).append(measured)
             self._offsets_ms.setdefault(slot, deque(maxlen=_OFFSETS_MAX)).append(offset_ms)
 
-    def clock_offsets_ms(self) -> dict[SlotIndex, int]:
+    def clock_offsets_ms(self, reports_min: int = 1) -> dict[SlotIndex, int]:
         """By how much the driver's clock is ahead of each slot's: what a report took on its way is
-        in it too, so the least of a minute counts."""
+        in it too, so the least of a minute counts; of few reports all may have been late."""
         with self._lock:
-            return {slot: min(told) for slot, told in self._offsets_ms.items()}
+            known = self._offsets_ms.items()
+            return {slot: min(told) for slot, told in known if len(told) >= reports_min}
+
+    def still_seconds(self) -> float | None:
+        """For how long event time has not moved although records came; None: it moves."""
+        with self._lock:
+            return self._event_time.still_seconds
 
     def measured(self) -> dict[SlotIndex, Measured]:
         """What each slot of this attempt has told last."""
@@ -634,6 +666,7 @@ class History:
                 self._offsets_ms = {}
                 self._places = ()
                 self._lags.clear()
+                self._event_time = EventTimeSeen()
                 self._samples.clear()
                 self._present.clear()
             case SlotsRunning():

@@ -15,7 +15,6 @@ from stillframe.clock import Clock
 from stillframe.config import JobConfig
 from stillframe.coordinator.commit_watch import CommitWatch
 from stillframe.coordinator.history import (
-    AttemptFailed,
     DriverAwaited,
     GuaranteeGiven,
     History,
@@ -57,7 +56,7 @@ from stillframe.graph.guarantees import Guarantee, guarantee_of, refuse_weaker
 from stillframe.graph.launch import Deployment
 from stillframe.graph.plan import Plan
 from stillframe.ids import Attempt, CheckpointId
-from stillframe.processes import oom_kills
+from stillframe.memory import oom_kills
 from stillframe.protocol.checkpoints import Then
 from stillframe.protocol.failures import EndOutcome, Failure, in_words
 from stillframe.protocol.joblog import CompletedCheckpoint
@@ -248,25 +247,21 @@ class Job(threading.Thread):
             self.history.abandon()
         if not isinstance(error, JobFailed):
             reason = str(error) if isinstance(error, StillframeError) else repr(error)
-            self._note_failure(
-                AttemptBroke(masked(reason), "permanent", blame=blame_of(error)), None
-            )
+            broke = AttemptBroke(masked(reason), "permanent", blame=blame_of(error))
+            self.history.note_failure(self._failure(broke, None))
 
-    def _note_failure(self, broke: AttemptBroke, delay_seconds: float | None) -> None:
-        self.history.note_attempt_over(f"the attempt failed: {broke.reason}")
-        self.history.note_failure(
-            Failure(
-                attempt=self._ledger.record.attempt if self._ledger.record else Attempt(0),
-                number=1,
-                at_ms=self._clock.wall_ms(),
-                reason=broke.reason,
-                kind=broke.cause,
-                restart_delay_seconds=delay_seconds,
-                task=broke.at.task if broke.at else None,
-                subtask=broke.at.subtask if broke.at else None,
-                slot=broke.at.slot if broke.at else None,
-                blame=broke.blame,
-            )
+    def _failure(self, broke: AttemptBroke, delay_seconds: float | None) -> Failure:
+        return Failure(
+            attempt=self._ledger.record.attempt if self._ledger.record else Attempt(0),
+            number=1,
+            at_ms=self._clock.wall_ms(),
+            reason=broke.reason,
+            kind=broke.cause,
+            restart_delay_seconds=delay_seconds,
+            task=broke.at.task if broke.at else None,
+            subtask=broke.at.subtask if broke.at else None,
+            slot=broke.at.slot if broke.at else None,
+            blame=broke.blame,
         )
 
     # --- attempts ---
@@ -392,13 +387,11 @@ class Job(threading.Thread):
         decision = self._same_failure.on_failure(
             reason, sign, now_seconds
         ) or self._restarts.on_failure(reason, is_permanent, now_seconds)
-        self._note_failure(broke, None if isinstance(decision, GiveUp) else decision.delay_seconds)
+        delay_seconds = None if isinstance(decision, GiveUp) else decision.delay_seconds
+        self.history.tell_failure(self._failure(broke, delay_seconds))
         if isinstance(decision, GiveUp):
-            self.history.tell(AttemptFailed(self._ledger.attempt, reason, None, broke.blame))
             raise _with_notes(JobFailed(decision.reason), broke.blame)
-        delay_seconds = decision.delay_seconds
-        self.history.tell(AttemptFailed(self._ledger.attempt, reason, delay_seconds, broke.blame))
-        return delay_seconds
+        return decision.delay_seconds
 
     def _wait_before_restart(self, delay_seconds: float) -> bool:
         """False if somebody stops the job meanwhile."""

@@ -7,7 +7,7 @@ import { Age, Copied, Legend, Loading, Moment, PHASES, PhasesBar, Problem, Table
 import { kindOf, Status } from './checkpoints.js';
 import { endOf, modelOf } from './barriers.js';
 import { Replay } from './replay.js';
-import { bytes, span, UNKNOWN } from './formats.js';
+import { bytes, count, span, UNKNOWN } from './formats.js';
 import { link } from './routes.js';
 
 /** What every task tells of its subtasks: a request for each, so of a large plan only where there are no barriers. */
@@ -82,12 +82,34 @@ function Tasks({ of }) {
   return html`<${Table} caption=${t('tasks')} columns=${columns} rows=${rows} rowKey=${(row) => row.vertex} />`;
 }
 
+/** Where a source goes on: what its connector calls a position, as it is. */
+function Positions({ of }) {
+  if (of === null) return t('positions.many');
+  if (of.length === 0) return UNKNOWN;
+  return html`<details><summary>${t('positions.count', { count: count(of.length) })}</summary><ul class="positions">${of.map((each) => html`<li key=${each.id}><code>${each.id} ${JSON.stringify(each.position)}</code></li>`)}</ul></details>`;
+}
+
+/** What it holds, as long as the driver that took it remembers. */
+function Held({ of }) {
+  const columns = [
+    { key: 'uid', isText: true, head: t('operator'), cell: (row) => html`<code>${row.uid}</code>`, sort: (row) => row.uid },
+    { key: 'states', isText: true, head: t('states'), cell: (row) => (row.states.length ? html`<code>${row.states.join(', ')}</code>` : UNKNOWN) },
+    { key: 'rows', head: t('state.rows'), cell: (row) => count(row.rows), sort: (row) => row.rows },
+    { key: 'bytes', head: t('state.bytes'), cell: (row) => bytes(row.bytes), sort: (row) => row.bytes },
+    { key: 'positions', isText: true, head: t('positions'), cell: (row) => html`<${Positions} of=${row.positions} />` },
+    { key: 'commits', head: t('commits'), cell: (row) => count(row.commits), sort: (row) => row.commits },
+  ];
+  return html`<div data-part="held"><${Table} caption=${t('held')} columns=${columns} rows=${of} rowKey=${(row) => row.uid} /></div>`;
+}
+
 export function Checkpoint({ job, name, id }) {
   const { changed } = useStore(live);
   useStore(choices);
   const tasks = job?.vertices ?? [];
   const { data, error } = useAnswer(jobPath(name, 'checkpoints', 'details', id), changed);
   const barriers = useAnswer(jobPath(name, 'checkpoints', 'details', id, 'barriers'), data?.status);
+  const isHeld = data?.status === 'COMPLETED' && !data.is_savepoint;
+  const held = useAnswer(isHeld ? jobPath(name, 'checkpoints', 'details', id, 'operators') : null, data?.status);
   const parts = useParts(name, id, data?.tasks ?? {}, barriers.error !== null || tasks.length <= ASKED_MAX);
   const model = useMemo(() => modelOf(barriers.data, parts, tasks), [barriers.data, parts, tasks.map((task) => task.id).join()]);
   const head = html`<div class="panel-head"><h1>${t('checkpoint.title', { id })}</h1>
@@ -107,6 +129,7 @@ export function Checkpoint({ job, name, id }) {
     ${job && model.length > 0 && html`<${Replay} key=${id} job=${job} name=${name} model=${model} hasArrivals=${model.some((each) => each.arrivals.length > 0)} />`}
     <section class="panel"><h2>${t('subtasks')}</h2>${model.length ? html`<${Gantt} model=${model} />`
       : html`<p class="muted">${data.status === 'IN_PROGRESS' ? t('checkpoint.underway') : t('checkpoint.details.gone')}</p>`}</section>
+    ${held.data && html`<section class="panel"><h2>${t('held')}</h2><${Held} of=${held.data.operators} /></section>`}
     <section class="panel"><h2>${t('tasks')}</h2><${Tasks} of=${data} />
       ${data.status === 'COMPLETED' && !data.discarded && !data.is_savepoint && html`<p><a data-states href=${link(name, 'state', '', { checkpoint: id })}>${t('checkpoint.states')} →</a></p>`}</section>
     ${data.external_path && html`<section class="panel"><h2>${t('restore.command')}</h2><${Copied} label=${t('restore.copy')}

@@ -9,7 +9,7 @@ import { age, bytes, count, lagInWords, rate, span, UNKNOWN } from './formats.js
 import { link } from './routes.js';
 
 const BY_STATE = { FAILED: 0, 'NO DRIVER': 1, RESTARTING: 2, INITIALIZING: 3 };
-const BY_CODE = { 'checkpoints-failing': 4, stuck: 4, waiting: 4, 'checkpoint-waits': 5, 'storage-slow': 5, 'lag-grows': 6 };
+const BY_CODE = { 'checkpoints-failing': 4, stuck: 4, waiting: 4, memory: 4, 'checkpoint-waits': 5, 'storage-slow': 5, 'lag-grows': 6 };
 const ENDED = ['FINISHED', 'CANCELED'];
 
 /** Lower is worse. */

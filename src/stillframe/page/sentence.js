@@ -12,8 +12,11 @@ const TOLD_BY_HOST = ['reason', 'what'];
 export const signOf = (code) => (FINE.includes(code) ? '✓' : BAD.includes(code) ? '✕' : '▲');
 const toneOf = (code) => (FINE.includes(code) ? 'fine' : BAD.includes(code) ? 'bad' : 'warn');
 
-/** Of a checkpoint that waits it is sometimes known for whose barriers. */
-const keyOf = ({ code, args }) => `diagnosis.${code}${'senders' in args ? '.senders' : ''}`;
+/** Of a checkpoint that waits it is sometimes known for whose barriers, and who holds event time back. */
+function keyOf({ code, args }) {
+  const known = 'senders' in args ? '.senders' : code === 'time-stands-still' && 'task' in args ? '.task' : '';
+  return `diagnosis.${code}${known}`;
+}
 
 export function inWords(diagnosis) {
   const key = keyOf(diagnosis);

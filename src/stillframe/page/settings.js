@@ -19,6 +19,7 @@ export function Settings({ job, name }) {
   ];
   const places = [
     ['checkpoint.location', own['checkpoint-location'] ?? UNKNOWN], ['job.id', job.jid], ['run.id', own['run-id'] || UNKNOWN],
+    ...Object.entries(data?.versions ?? {}).map(([of, version]) => [`version.${of}`, version]),
     ...(config ? [['parallelism', count(own.parallelism)], ['max.parallelism', count(job.maxParallelism)], ['restart.strategy', config['restart-strategy']]] : []),
   ];
   return html`<h1 class="hidden">${t('view.settings')}</h1>

@@ -19,7 +19,7 @@ from stillframe.playground.truth import Positions
 from stillframe.processes import await_ended
 
 _SETTLED_SECONDS = 0.5
-"""A checkpoint of which all parts had come before the slots stood still is stored by then."""
+"""What slots had sent before they stood still has come to the driver by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,9 @@ def _settled_prediction(play: Supervisor) -> Prediction:
         nonlocal prediction, since
         if play.checkpoints.retained()[-1] != prediction.checkpoint:
             prediction, since = play.predict(), time.monotonic()
-        return prediction if time.monotonic() > since + _SETTLED_SECONDS else None
+        if time.monotonic() <= since + _SETTLED_SECONDS or play.is_storing():
+            return None
+        return prediction if play.checkpoints.retained()[-1] == prediction.checkpoint else None
 
     return play.following.wait("no checkpoint is being stored", settled)
 

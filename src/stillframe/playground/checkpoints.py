@@ -48,20 +48,33 @@ class Checkpoints:
         record = JobLog(self.store, JOB, SystemClock()).read()
         return [] if record is None else [each.checkpoint_id for each in record.checkpoints]
 
-    def manifest(self, checkpoint_id: int | None = None) -> Manifest:
-        """Of one that is retained; by default of the newest."""
+    def manifest(self, checkpoint_id: int) -> Manifest:
+        """Of one that is retained."""
         record = JobLog(self.store, JOB, SystemClock()).read()
-        found = None
-        if record is not None:
-            number = checkpoint_id
-            found = record.newest if number is None else record.checkpoint(CheckpointId(number))
+        found = None if record is None else record.checkpoint(CheckpointId(checkpoint_id))
         if found is None:
-            which = "no checkpoint" if checkpoint_id is None else f"no checkpoint {checkpoint_id}"
-            raise StorageError(f"{which} is retained in {self._location}")
+            raise StorageError(f"no checkpoint {checkpoint_id} is retained in {self._location}")
         return Snapshots(self.store).read_manifest(found)
 
-    def read(self, checkpoint_id: int | None = None) -> Checkpoint:
+    def read(self, checkpoint_id: int) -> Checkpoint:
         return _of(self.store, self.manifest(checkpoint_id))
+
+    def read_newest(self) -> Checkpoint:
+        """The job goes on meanwhile: one that is deleted while it is read has newer ones."""
+        newest = self._newest()
+        while True:
+            try:
+                return self.read(newest)
+            except StorageError:
+                before, newest = newest, self._newest()
+                if newest == before:
+                    raise
+
+    def _newest(self) -> int:
+        retained = self.retained()
+        if not retained:
+            raise StorageError(f"no checkpoint is retained in {self._location}")
+        return retained[-1]
 
     def state_file(self, checkpoint_id: int) -> Path:
         """A file with counts in it, which a checkpoint needs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stillframe.cli.last_steps import descendants_of
-from stillframe.errors import StillframeError
+from stillframe.errors import StillframeError, telling_line
 from stillframe.playground import processes
 from stillframe.playground.following import Following
 from stillframe.processes import await_ended
@@ -66,6 +66,18 @@ class DriverProcess:
             name="stillframe-playground-driver",
             daemon=True,
         ).start()
+
+    @property
+    def pid(self) -> int | None:
+        """None: there has been none, or it was ended."""
+        return None if self._process is None else self._process.pid
+
+    def refuse_if_ended(self) -> None:
+        """Whoever waits for what only a driver can tell waits in vain without one."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            log = self._root / "driver.log"
+            last = telling_line(log.read_text(errors="replace"))
+            raise StillframeError(f"the driver has ended with code {code}: {last}")
 
     def tell(self, given: Mapping[str, Any]) -> None:
         """Have it start the job with this."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ _KEPT_MAX = 200
 _PATIENCE_SECONDS = 30.0
 """After which a wait is told, with what it is for."""
 _LOOK_SECONDS = 0.2
+log = logging.getLogger("stillframe.playground")
 T = TypeVar("T")
 
 
@@ -73,6 +75,8 @@ class Following:
         self.lines: deque[dict[str, Any]] = deque(maxlen=_KEPT_MAX)
         self.waiting: Waiting | None = None
         self.is_leaving = False
+        self.on_long: Callable[[str], object] = lambda sentence: None
+        """Called once for each wait that takes long, with what it is for."""
         self._changed = threading.Condition()
         self._on_committed = on_committed
 
@@ -81,8 +85,8 @@ class Following:
         with self._changed:
             self.now.driver = pid
         for line in lines:
-            told = json.loads(line)
-            self.tell(told)
+            if line.endswith("\n"):  # else it was killed while it wrote
+                self.tell(json.loads(line))
         with self._changed:
             if self.now.driver == pid:
                 self.now.driver, self.now.pids, self.now.is_running = None, (), False
@@ -95,7 +99,10 @@ class Following:
             _fold(self.now, told)
             self._changed.notify_all()
         if told["kind"] == "checkpoint_committed":
-            self._on_committed(told["checkpoint_id"])
+            try:
+                self._on_committed(told["checkpoint_id"])
+            except Exception:  # what comes next is to be heard all the same
+                log.exception("checkpoint %s cannot be followed", told["checkpoint_id"])
 
     def changed(self) -> None:
         """Have those who wait look again."""
@@ -111,11 +118,15 @@ class Following:
     def wait(self, what: str, ask: Callable[[], T | None], seconds_max: float = 300.0) -> T:
         """The first answer that is not None; `what` is said if it does not come."""
         deadline = time.monotonic() + seconds_max
-        self.waiting = Waiting(what)
+        self.waiting = waiting = Waiting(what)
+        is_told = False
         try:
             while True:
                 if self.is_leaving:
                     raise Left(f"left while it waited: {what}")
+                if not is_told and waiting.sentence is not None:
+                    is_told = True
+                    self.on_long(waiting.sentence)
                 answer = ask()
                 if answer is not None:
                     return answer

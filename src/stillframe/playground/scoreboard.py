@@ -124,7 +124,10 @@ class Scoreboard:
 
     def predict(self, checkpoint_id: int | None = None) -> Prediction:
         """For a restart from this checkpoint, by default from the newest, as things are now."""
-        checkpoint = self._checkpoints.read(checkpoint_id)
+        checkpoints = self._checkpoints
+        checkpoint = (
+            checkpoints.read_newest() if checkpoint_id is None else checkpoints.read(checkpoint_id)
+        )
         self.refresh()
         return Prediction(
             checkpoint.checkpoint_id,
@@ -154,8 +157,8 @@ class Scoreboard:
             is_later = match is not None and up_to is not None and int(match[1]) > up_to
             if str(path) in self._read or is_later:
                 continue
-            self._read.add(str(path))
             column = pq.read_table(path, columns=["id"]).column(0)
+            self._read.add(str(path))
             yield column.to_numpy().astype(np.int64, copy=False)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from stillframe.cli.lines import in_one_sentence
 from stillframe.errors import StillframeError
 from stillframe.json_values import JsonObject
 from stillframe.playground import breaking
@@ -134,13 +135,11 @@ class Buttons:
         threading.Thread(target=self._do, args=(name, do), daemon=True).start()
 
     def _do(self, name: str, do: Callable[[], object]) -> None:
-        text, failed = "done", False
         try:
-            text = str(do() or text)
+            text, failed = str(do() or "done"), False
         except Left:
-            text = "left"
-        except (StillframeError, OSError) as error:
-            text, failed = str(error), True
-        finally:
-            self.last = {"action": name, "text": text, "failed": failed}
-            self.busy = None
+            text, failed = "left", False
+        except Exception as error:  # whatever it is: whoever has pressed the button is told
+            text, failed = in_one_sentence(error), True
+        self.last = {"action": name, "text": text, "failed": failed}
+        self.busy = None

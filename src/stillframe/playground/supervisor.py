@@ -39,7 +39,8 @@ from stillframe.testing.faults import write_faults
 
 Mode = Literal["exactly-once", "at-least-once"]
 VIEWS = Path(__file__).with_name("views.py")
-_OPERATION_SECONDS_MAX = 60.0
+_OPERATION_SECONDS_MAX = 300.0
+"""As long as all else is waited for: a machine may be slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Supervisor:
         self.driver.tell(self._given(options))
 
         def runs() -> bool | None:
+            self.driver.refuse_if_ended()
             if now.refused is not None:
                 raise StillframeError(f"the job does not start: {now.refused}")
             if now.has_ended:
@@ -172,6 +174,7 @@ class Supervisor:
         after = since if since is not None else score.checkpoint if score is not None else 0
 
         def newest() -> Score | None:
+            self.driver.refuse_if_ended()
             found = self.score
             is_it = found is not None and found.checkpoint > after and found.attempt >= attempt
             return found if is_it else None
@@ -203,9 +206,10 @@ class Supervisor:
 
     def client(self) -> DriverClient:
         """The driver's HTTP API; it is announced as soon as the job has begun."""
-        pid = self.now.driver
+        pid = self.driver.pid
 
         def address() -> str | None:
+            self.driver.refuse_if_ended()
             found = [job.url for job in registered_jobs() if job.pid == pid and job.name == JOB]
             return found[-1] if found else None
 
@@ -230,7 +234,12 @@ class Supervisor:
 
     def await_end(self) -> None:
         now = self.now
-        self.following.wait("the job ends", lambda: True if now.has_ended else None)
+
+        def ended() -> bool | None:
+            self.driver.refuse_if_ended()
+            return True if now.has_ended else None
+
+        self.following.wait("the job ends", ended)
 
     def rescale(self, parallelism: int) -> str:
         client = self.client()
@@ -238,6 +247,15 @@ class Supervisor:
         client.await_operation("jobs", JOB, "rescaling", asked["request-id"])
         self.settings = replace(self.settings, parallelism=parallelism)
         return str(self.now.rescaled)
+
+    def is_storing(self) -> bool:
+        """Whether all parts of a checkpoint have come to the driver that is not complete yet."""
+        told = self.client().get("jobs", JOB, "checkpoints")["history"]
+        return any(
+            each["status"] == "IN_PROGRESS"
+            and each["num_acknowledged_subtasks"] == each["num_subtasks"]
+            for each in told
+        )
 
     def completed_since_first_start(self) -> int:
         """Checkpoints, whichever driver took them."""
@@ -294,6 +312,7 @@ class Supervisor:
         now = self.now
 
         def runs() -> bool | None:
+            self.driver.refuse_if_ended()
             if now.has_ended:
                 raise StillframeError(f"the job has ended: {now.failure}")
             return True if now.is_running and now.attempt >= attempt else None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stillframe.errors import StillframeError
+from stillframe.cli.lines import in_one_sentence
 from stillframe.playground.following import Left
 from stillframe.playground.supervisor import Supervisor
 
@@ -67,8 +67,8 @@ class Tour:
             result = step.run(self._play)
         except Left:
             raise
-        except StillframeError as error:
-            result = Result("as said", f"{error}", False)
+        except Exception as error:  # whatever it is: the next step may do better
+            result = Result("as said", in_one_sentence(error), False)
         finally:
             self.at = None
         seconds = round(time.monotonic() - began, 1)

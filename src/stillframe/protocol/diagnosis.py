@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from stillframe.ids import CheckpointId, SubtaskIndex
+from stillframe.ids import CheckpointId, SlotIndex, SubtaskIndex
 from stillframe.protocol.measures import SubtaskMeasures
 
 Code = Literal[
@@ -31,6 +31,8 @@ Code = Literal[
     "lag-grows",
     "time-stands-still",
     "skew",
+    "memory",
+    "clocks-differ",
     "keeps-up",
 ]
 
@@ -46,6 +48,10 @@ _SKEW_TIMES = 2.0
 _SKEW_RATE_MIN = 1_000.0
 """Records a second; below that it is chance."""
 _STILL_SECONDS = 60.0
+_COMES_SECONDS = 5.0
+"""Records come if the newest report of one is no older than this."""
+_MEMORY_LEFT_SHARE = 0.05
+_CLOCKS_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,44 @@ class LastCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotMemory:
+    slot: SlotIndex
+    host: str
+    used_bytes: int
+    left_bytes: int
+    """Of what its machine, or its container, has for all that runs there."""
+    limit_bytes: int
+
+
+@dataclass(slots=True)
+class EventTimeSeen:
+    """How event time has come on in an attempt, report after report."""
+
+    _watermark_us: int | None = None
+    _since_seconds: float = 0.0
+    _records: int = 0
+    _came_at_seconds: float = float("-inf")
+    _told_at_seconds: float = 0.0
+
+    def on_report(self, watermark_us: int | None, records: int, now_seconds: float) -> None:
+        """Of all slots together; `records`: that were read in the attempt so far."""
+        if watermark_us != self._watermark_us:
+            self._watermark_us, self._since_seconds = watermark_us, now_seconds
+            self._came_at_seconds = float("-inf")
+        elif records > self._records:
+            self._came_at_seconds = now_seconds
+        self._records, self._told_at_seconds = records, now_seconds
+
+    @property
+    def still_seconds(self) -> float | None:
+        """For how long it has not moved although records come; None: it moves, or none come."""
+        comes = self._told_at_seconds - self._came_at_seconds <= _COMES_SECONDS
+        if self._watermark_us is None or not comes:
+            return None
+        return self._came_at_seconds - self._since_seconds
+
+
+@dataclass(frozen=True, slots=True)
 class JobNow:
     """All that the sentence is made from."""
 
@@ -109,6 +153,11 @@ class JobNow:
     """How many records sources were behind, oldest first, some seconds apart."""
     still_seconds: float | None = None
     """For how long event time has not moved although records came."""
+    furthest_behind: tuple[str, SubtaskIndex] | None = None
+    """The task and its subtask that read what is oldest by event time."""
+    memory: Sequence[SlotMemory] = ()
+    clocks: Mapping[SlotIndex, float] = field(default_factory=dict)
+    """By how many seconds the driver's clock is ahead of that of each slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +180,7 @@ def _all_of(job: JobNow) -> Iterator[Diagnosis]:
     yield from _of_troubles(job)
     yield from _of_checkpoints(job)
     yield from _of_speed(job)
+    yield from _of_machines(job)
     yield Diagnosis("keeps-up", "It keeps up with its sources.")
 
 
@@ -199,11 +249,16 @@ def _of_speed(job: JobNow) -> Iterator[Diagnosis]:
             {"records": job.lags[-1], "before": job.lags[0]},
         )
     if job.still_seconds is not None and job.still_seconds >= _STILL_SECONDS:
+        behind = job.furthest_behind
+        who = "a source" if behind is None else f"{behind[0]} {behind[1]}"
         yield Diagnosis(
             "time-stands-still",
-            f"Event time has not moved for {job.still_seconds:.0f} s although records come: a"
-            " source or one of its splits gives nothing newer.",
-            {"seconds": round(job.still_seconds)},
+            f"Event time has not moved for {job.still_seconds:.0f} s although records come: {who},"
+            " or one of its splits, gives nothing newer.",
+            {
+                "seconds": round(job.still_seconds),
+                **({} if behind is None else {"task": behind[0], "subtask": behind[1]}),
+            },
         )
     for task in job.tasks:
         yield from _skew(task)
@@ -249,7 +304,7 @@ def _skew(task: TaskNow) -> Iterator[Diagnosis]:
     if len(task.subtasks) < 2:
         return
     most = max(task.subtasks, key=lambda each: each.records_in_per_second)
-    usual = median(each.records_in_per_second for each in task.subtasks)
+    usual = median(each.records_in_per_second for each in task.subtasks if each is not most)
     rate = most.records_in_per_second
     if rate >= _SKEW_RATE_MIN and rate > _SKEW_TIMES * usual:
         yield Diagnosis(
@@ -263,6 +318,28 @@ def _skew(task: TaskNow) -> Iterator[Diagnosis]:
                 "usual": round(usual),
             },
         )
+
+
+def _of_machines(job: JobNow) -> Iterator[Diagnosis]:
+    for each in sorted(job.memory, key=lambda each: each.left_bytes):
+        if each.left_bytes < _MEMORY_LEFT_SHARE * each.limit_bytes:
+            used, left = round(each.used_bytes / 1e6), round(each.left_bytes / 1e6)
+            yield Diagnosis(
+                "memory",
+                f"Memory is short on {each.host}: slot {each.slot} takes {used:,} MB there, and"
+                f" {left:,} MB are left. Give it more, or keep less in it: a higher parallelism, or"
+                " stateBackend=rocksdb.",
+                {"host": each.host, "slot": each.slot, "used": used, "left": left},
+            )
+    if job.clocks:
+        slot, ahead = max(job.clocks.items(), key=lambda each: abs(each[1]))
+        if abs(ahead) >= _CLOCKS_SECONDS:
+            yield Diagnosis(
+                "clocks-differ",
+                f"The clocks of slot {slot} and of the driver differ by {abs(ahead):.1f} s: delays"
+                " of barriers and lags are wrong by as much.",
+                {"slot": slot, "seconds": round(abs(ahead), 1)},
+            )
 
 
 def subtask_now(earlier: SubtaskMeasures, later: SubtaskMeasures) -> SubtaskNow | None:

@@ -138,6 +138,11 @@ class SubtaskMeasures(msgspec.Struct, frozen=True, array_like=True):
     """Of markers that came from each source."""
     channels: tuple[ChannelMeasures, ...] = ()
     """To it, while they are watched."""
+    timers_fired: int = 0
+    restore_ms: int = 0
+    """How long it took to make it, with what was restored."""
+    silent_ms: int | None = None
+    """Of a source: since it has given something, or since the attempt began; None: it is none."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -148,4 +153,7 @@ class Measured(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     cpu_seconds: float = 0.0
     longest_step_seconds: float = 0.0
+    memory: tuple[int, int] | None = None
+    """How much is left on its machine, or of what its container may have, and of how much; None:
+    the system does not tell."""
     """Of the steps since the report before."""

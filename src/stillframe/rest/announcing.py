@@ -39,6 +39,10 @@ class Announcement:
             self._begin()
 
     @property
+    def jid(self) -> str:
+        return self._registered.jid
+
+    @property
     def is_over(self) -> bool:
         return self._ended.is_set() and (self._thread is None or not self._thread.is_alive())
 

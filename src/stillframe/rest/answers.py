@@ -7,7 +7,10 @@ know of a job is in its field `stillframe`.
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 
 from stillframe.config import settings_in_force
@@ -312,7 +315,16 @@ def configuration(job: ServedJob) -> JsonObject:
             "object-reuse-mode": False,
             "user-config": settings_in_force(config),
         },
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, JsonValue]:
+    known: dict[str, JsonValue] = {"python": platform.python_version()}
+    for package in ("stillframe", "pyspark", "pyarrow"):
+        with suppress(PackageNotFoundError):
+            known[package] = version(package)
+    return known
 
 
 def checkpoint_configuration(job: ServedJob) -> JsonObject:
@@ -366,6 +378,16 @@ def checkpoint(job: ServedJob, number: int) -> CheckpointStatistics:
             f" GET /jobs/{job.jid}/checkpoints tells which",
         )
     return found
+
+
+def held_by_checkpoint(job: ServedJob, number: int) -> JsonObject:
+    """Of the last that this driver has taken: it remembers what was in their metadata."""
+    told = checkpoint(job, number)
+    held = [each for each in job.query.checkpoints if each.checkpoint_id == told.checkpoint_id]
+    if not held:
+        sentence = f"what checkpoint {number} holds is not remembered"
+        raise Refused(409, sentence + (f": stillframe inspect {told.path}" if told.path else ""))
+    return {"id": number, "operators": [each.to_json() for each in held[-1].operators]}
 
 
 def exceptions(job: ServedJob, entries_max: int) -> JsonObject:

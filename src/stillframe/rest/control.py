@@ -138,6 +138,10 @@ def checkpoint_barriers(call: Call) -> JsonObject:
     return answers.checkpoint(call.job, call.path["checkpointid"]).barriers_json()
 
 
+def checkpoint_operators(call: Call) -> JsonObject:
+    return answers.held_by_checkpoint(call.job, call.path["checkpointid"])
+
+
 def attempts(call: Call) -> list[JsonObject]:
     return call.job.query.attempts
 

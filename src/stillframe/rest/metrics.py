@@ -37,7 +37,7 @@ from stillframe.rest.jobs import STATES, ServedJob
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SERIES_MAX = 20_000
 """Of subtasks. Where there would be more, there is one series for all subtasks of a task."""
-_SERIES_OF_A_SUBTASK = 18
+_SERIES_OF_A_SUBTASK = 20
 _LATENCY_BOUNDS = [*(str(bound_ms / 1000) for bound_ms in LATENCY_BOUNDS_MS), "+Inf"]
 _LATENCY_PAIRS_MAX = 400
 _ALL_SOURCES = "all"
@@ -140,12 +140,14 @@ class _Jobs(Collector):
         bytes_in = _counter("task_bytes_in", "Bytes that came.", *where)
         bytes_out = _counter("task_bytes_out", "Bytes that were sent or written.", *where)
         late = _counter("task_records_late", "Records that came too late.", *where)
+        timers = _counter("task_timers_fired", "Timers that fired, by either clock.", *where)
         spent = _counter("task_time_seconds", "Where its time went.", *where, "state")
         queued = _gauge("task_queued_bytes", "What waits in front of it.", *where)
         watermark = _gauge("task_watermark_timestamp_seconds", "How far event time is.", *where)
         behind = _gauge("task_watermark_lag_seconds", "How far event time is behind.", *where)
         rows = _gauge("task_state_rows", "Rows of its state at its last snapshot.", *where)
         size = _gauge("task_state_bytes", "Bytes of its last snapshot.", *where)
+        restored = _gauge("task_restore_seconds", "How long it took to make it.", *where)
         for job in self._jobs:
             names = [task.name for task in job.query.plan.tasks]
             for each in self._told_of(job):
@@ -155,6 +157,8 @@ class _Jobs(Collector):
                 bytes_in.add_metric(labels, each.bytes_in)
                 bytes_out.add_metric(labels, each.bytes_out)
                 late.add_metric(labels, each.records_late)
+                timers.add_metric(labels, each.timers_fired)
+                restored.add_metric(labels, each.restore_ms / 1000)
                 queued.add_metric(labels, each.queued_bytes)
                 if each.watermark_us is not None:
                     watermark.add_metric(labels, each.watermark_us / 1e6)
@@ -165,8 +169,8 @@ class _Jobs(Collector):
                     size.add_metric(labels, each.state_bytes)
                 for share in _SHARES:
                     spent.add_metric([*labels, share], getattr(each.shares, share) / 1e9)
-        yield from (records_in, records_out, bytes_in, bytes_out, late, spent, queued)
-        yield from (watermark, behind, rows, size, *self._of_last_checkpoint())
+        yield from (records_in, records_out, bytes_in, bytes_out, late, timers, spent, queued)
+        yield from (watermark, behind, rows, size, restored, *self._of_last_checkpoint())
 
     def _told_of(self, job: ServedJob) -> list[SubtaskMeasures]:
         told = [each for slot in job.query.measured.values() for each in slot.subtasks]
@@ -211,12 +215,21 @@ class _Jobs(Collector):
     def _of_sources(self) -> Iterator[Metric]:
         pending = _gauge("source_pending_records", "Records that are there unread.", "task_name")
         lag = _gauge("source_lag_seconds", "How old the newest record was.", "task_name")
+        idle = _gauge("source_idle_seconds", "Since any of its subtasks has read.", "task_name")
         for job in self._jobs:
+            silent_ms: dict[int, int] = {}
+            for told in self._told_of(job):
+                if told.silent_ms is not None and not job.has_ended:
+                    least = silent_ms.get(told.task, told.silent_ms)
+                    silent_ms[told.task] = min(least, told.silent_ms)
+            for task, ms in sorted(silent_ms.items()):
+                source = job.query.plan.tasks[task].operators[0].uid
+                idle.add_metric([job.name, source], ms / 1000)
             for each in job.query.summary.lags:
                 pending.add_metric([job.name, each.uid], each.records)
                 if each.seconds is not None:
                     lag.add_metric([job.name, each.uid], each.seconds)
-        yield from (pending, lag)
+        yield from (pending, lag, idle)
 
     def _of_sinks(self) -> Iterator[Metric]:
         records = _counter("sink_records", "Records that sinks were given.", "task_name")
@@ -299,10 +312,11 @@ def _together(told: Iterable[SubtaskMeasures]) -> list[SubtaskMeasures]:
 def _both(one: SubtaskMeasures, other: SubtaskMeasures) -> SubtaskMeasures:
     counted = (
         "records_in", "records_out", "bytes_in", "bytes_out", "records_late", "queued_bytes",
-        "records_written", "state_rows", "state_bytes",
+        "records_written", "state_rows", "state_bytes", "timers_fired",
     )  # fmt: skip
     values = {name: (getattr(one, name), getattr(other, name)) for name in counted}
     times_us = [each.watermark_us for each in (one, other) if each.watermark_us is not None]
+    silent_ms = [each.silent_ms for each in (one, other) if each.silent_ms is not None]
     return replace(
         one,
         **{
@@ -310,6 +324,8 @@ def _both(one: SubtaskMeasures, other: SubtaskMeasures) -> SubtaskMeasures:
             for name, both in values.items()
         },
         watermark_us=min(times_us, default=None),
+        restore_ms=max(one.restore_ms, other.restore_ms),
+        silent_ms=min(silent_ms, default=None),
         shares=TimeShares(
             *(getattr(one.shares, name) + getattr(other.shares, name) for name in _SHARES)
         ),

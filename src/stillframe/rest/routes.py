@@ -304,6 +304,10 @@ ROUTES = (
         "When its barriers came, subtask by subtask", control.checkpoint_barriers, shapes.BARRIERS,
     ),
     Route(
+        "GET", "/jobs/{jobid}/checkpoints/details/{checkpointid}/operators",
+        "What it holds, operator by operator", control.checkpoint_operators, shapes.HELD,
+    ),
+    Route(
         "GET", "/jobs/{jobid}/checkpoints/details/{checkpointid}/subtasks/{vertexid}",
         "One task's part of a checkpoint, subtask by subtask",
         control.subtask_details, shapes.SUBTASKS,

@@ -32,7 +32,7 @@ from stillframe.storage.store import canonical_address
 REQUEST_SECONDS_MAX = 10.0
 """From its first byte, or from the end of the last one: idle connections are closed too. Who
 follows a stream and takes nothing of it has as long."""
-_CLOSE_SECONDS_MAX = 10.0
+_CLOSE_SECONDS_MAX = _WITHDRAWN_SECONDS_MAX = 10.0
 _BACKLOG = 32
 """Who connects before the server's thread is ready waits here."""
 log = logging.getLogger("stillframe.rest")
@@ -136,6 +136,10 @@ class RestServer:
         registered = this_process(
             job.jid, job.name, self.url, self.token, location, job.started_at_ms
         )
+        # Its last run looks whether the files are its own, and then removes them: not these.
+        for each in self._announcements:
+            if each.jid == job.jid:
+                each.await_end(_WITHDRAWN_SECONDS_MAX)
         self._announcements = [each for each in self._announcements if not each.is_over]
         self._announcements.append(Announcement(query, registered))
 

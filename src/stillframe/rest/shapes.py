@@ -330,6 +330,7 @@ CONFIG = record(
                 "user-config": described(mapping(TEXT), "The job's options."),
             }
         ),
+        "versions": described(mapping(TEXT), "Of the driver, by package."),
     }
 )
 
@@ -482,6 +483,28 @@ CHECKPOINT = record(
         "stillframe": _CHECKPOINT_WORDS,
     },
     optional=("external_path", "discarded", "failure_timestamp", "failure_message"),
+)
+HELD = record(
+    {
+        "id": COUNT,
+        "operators": listing(
+            record(
+                {
+                    "uid": TEXT,
+                    "states": described(listing(TEXT), "By name; of a database they are not told."),
+                    "rows": described(OPTIONAL_COUNT, "Of them together."),
+                    "bytes": described(BYTES, "Of all its files."),
+                    "positions": described(
+                        nullable(listing({"type": "object"})),
+                        "Of a source: each split and where it is read from; null: very many.",
+                    ),
+                    "commits": described(
+                        COUNT, "Of a sink: files or transactions that were ready for their commit."
+                    ),
+                }
+            )
+        ),
+    }
 )
 CHECKPOINTS = record(
     {

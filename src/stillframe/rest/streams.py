@@ -126,10 +126,14 @@ class Streams:
     async def run(self) -> None:
         """Until it is closed."""
         while not self._is_closed:
-            await _wait(self._has_mail, self._pause_seconds())
-            self._has_mail.clear()
-            await self._tell_all()
-            await self._remember()
+            try:
+                await _wait(self._has_mail, self._pause_seconds())
+                self._has_mail.clear()
+                await self._tell_all()
+                await self._remember()
+            except Exception:  # whoever looks hears of what comes next
+                log.exception("something that happened to a job is not told")
+                await asyncio.sleep(news.TICK_SECONDS)
 
     def _pause_seconds(self) -> float | None:
         """None: nobody looks and nothing runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -55,7 +56,7 @@ def assemble(around: Surroundings) -> dict[SubtaskRef, Subtask]:
     here = [task for task in around.plan.tasks if index < task.parallelism]
     channels = _Channels(around)
     with ExitStack() as opened:  # closes what was opened if the rest cannot be
-        built = [_subtask(around, channels, task, index, opened) for task in here]
+        built = [_timed(around, channels, task, index, opened) for task in here]
         opened.pop_all()
     return {subtask.ref: subtask for subtask in reversed(built)}
 
@@ -81,6 +82,19 @@ class _Channels:
 
     def _local_channel(self, channel_id: int) -> LocalChannel:
         return self._local.setdefault(channel_id, LocalChannel(self._around.channel_buffer_bytes))
+
+
+def _timed(
+    around: Surroundings,
+    channels: _Channels,
+    task: Task,
+    index: SubtaskIndex,
+    opened: ExitStack,
+) -> Subtask:
+    began = time.perf_counter()
+    made = _subtask(around, channels, task, index, opened)
+    made.restore_seconds = time.perf_counter() - began
+    return made
 
 
 def _subtask(

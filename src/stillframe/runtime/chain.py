@@ -104,6 +104,10 @@ class Chain:
     def late_rows(self) -> int:
         return sum(operator.late_rows for operator in self._operators)
 
+    @property
+    def timers_fired(self) -> int:
+        return sum(operator.timers_fired for operator in self._operators)
+
     def sent(self) -> tuple[int, int]:
         """How many rows, and bytes, have gone to channels."""
         counts = [output.sent() for output in self._outputs]

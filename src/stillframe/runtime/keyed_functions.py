@@ -123,6 +123,7 @@ class FunctionOperator(FiringOperator, Generic[Function]):
         fired = self._timers.take(clock, until_us, FIRED_ROWS_MAX)
         if not fired.num_rows:
             return iter(())
+        self.timers_fired += fired.num_rows
         return self._called_with(call, fired, are_timers=True)
 
     def timers_of_keys(self, what: str) -> TimerTable:

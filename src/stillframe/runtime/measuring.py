@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from stillframe.clock import Clock
-from stillframe.processes import resident_bytes
+from stillframe.memory import memory_left, resident_bytes
 from stillframe.protocol.measures import Measured, SubtaskMeasures
 from stillframe.runtime.inner_task import InnerSubtask
 from stillframe.runtime.source_task import SourceSubtask
@@ -44,6 +44,7 @@ class Measuring:
             resident_bytes(),
             time.process_time(),
             longest_ns / 1e9,
+            memory_left(),
         )
 
     def _measures(self, subtask: Subtask, now_ns: int) -> SubtaskMeasures:

@@ -43,6 +43,8 @@ class RunningOperator(ABC):
 
     late_rows: int = 0
     """Records that came too late for it in this attempt and were dropped."""
+    timers_fired: int = 0
+    """In this attempt, by either clock."""
     keeps_late: bool = False
     """Whether somebody takes those that come too late; then they are not dropped."""
     sees_batches: bool = False

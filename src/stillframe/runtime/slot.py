@@ -36,7 +36,7 @@ from stillframe.graph.plan import SubtaskRef
 from stillframe.ids import CheckpointId, Epoch, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.logs import About
-from stillframe.processes import oom_kills
+from stillframe.memory import oom_kills
 from stillframe.protocol.commits import Commit
 from stillframe.protocol.failures import SlotRead
 from stillframe.protocol.inline import put_together

@@ -131,8 +131,12 @@ class SourceSubtask(Subtask):
         self._reserved = Reserved() if mode == "at-most-once" else None
         self._listened_seconds = 0.0
         self._listens_since_seconds: float | None = None
+        self._gave_at_seconds = clock.monotonic_seconds()
         self._marker_due_ms: int | None = None
         source.times_of = self._times_of
+
+    def _silent_ms(self) -> int | None:
+        return round((self._clock.monotonic_seconds() - self._gave_at_seconds) * 1000)
 
     def step(self) -> bool:
         self._resume_time()
@@ -232,6 +236,7 @@ class SourceSubtask(Subtask):
                 self.counters.records_read += polled.num_rows
                 self.counters.bytes_read += polled.nbytes
                 self._nothing_since_seconds = None
+                self._gave_at_seconds = self._clock.monotonic_seconds()
                 self._is_idle = False
                 splits = self._source.open_splits(True, self._listened_seconds)
                 return ReadBatch(polled, splits)

@@ -201,6 +201,8 @@ class Subtask(ABC):
         self.ref = ref
         self.name = name
         self.counters = Counters()
+        self.restore_seconds = 0.0
+        """How long it took to make it, with what was restored."""
         self.share_clock = ShareClock(time.perf_counter_ns())
         self._chain = chain
         self._clock = clock
@@ -269,7 +271,14 @@ class Subtask(ABC):
             self.records_written,
             self.aligning(),
             self._chain.latencies.told(),
+            timers_fired=self._chain.timers_fired,
+            restore_ms=round(self.restore_seconds * 1000),
+            silent_ms=self._silent_ms(),
         )
+
+    def _silent_ms(self) -> int | None:
+        """Of a source: since it has given something. May be called by any thread."""
+        return None
 
     def aligning(self) -> Aligning | None:
         """What barriers it waits for. May be called by any thread."""

@@ -380,7 +380,9 @@ class Transforming(FiringOperator):
 
         def enter(place: int) -> bool:
             scene.enter(due[place][0])
-            return timers.is_registered(*due[place])
+            fires = timers.is_registered(*due[place])
+            self.timers_fired += fires
+            return fires
 
         return Fired(
             pa.RecordBatch.from_arrays(columns, names=self._key_schema.names),
