@@ -37,7 +37,7 @@ def test_every_benchmark_that_was_promised_is_there():
         "views", "users", "views-rocksdb", "users-rocksdb", "views-parquet", "rows", "rows-by-key",
         "latency", "slow-channel", "checkpoint-cost", "state-size", "recovery", "growth",
         "observing", "looking", "kafka-counts", "kafka-values", "kafka-sink", "kafka-latency",
-        "postgres-sink", "mysql-sink", "s3-sink",
+        "postgres-sink", "mysql-sink", "s3-sink", "s3-link",
         "language-json", "language-words", "language-decimals", "language-distinct",
         "language-evaluator",
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_every_target_of_the_table_is_judged_somewhere():
         ("kafka-sink", "≥ 0.6 ×"), ("kafka-latency", "≤ 300 ms"),
         ("postgres-sink", "≥ 0.85 ×"), ("postgres-sink", "≥ 5 ×"),
         ("mysql-sink", "≥ 0.85 ×"), ("mysql-sink", "≥ 5 ×"),
-        ("s3-sink", "≥ 0.8 ×"),
+        ("s3-sink", "≥ 0.8 ×"), ("s3-link", "≥ 0.8 ×"),
         ("language-json", "≥ 3 ×"), ("language-words", "≥ 3 ×"), ("language-decimals", "≥ 3 ×"),
         ("language-distinct", "≥ 1 ×"), ("language-evaluator", "≥ 0.5 ×"),
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_one_name_asks_for_all_that_is_measured_with_kafka_or_of_sinks():
 
     assert [each.name for each in asked_for(arguments("kafka"))] == names
     assert [each.name for each in asked_for(arguments("views", "kafka"))] == ["views", *names]
-    sinks = ["postgres-sink", "mysql-sink", "s3-sink"]
+    sinks = ["postgres-sink", "mysql-sink", "s3-sink", "s3-link"]
     assert [each.name for each in asked_for(arguments("sinks"))] == sinks
 
 

@@ -7,10 +7,11 @@ from stillframe.bench.trials import P99, RATE, Benchmark, More, Target, faster, 
 _KAFKA_RECORDS = 6_000_000
 _DATABASE_RECORDS = {"postgres": 12_000_000, "mysql": 2_000_000}
 _S3_RECORDS = 36_000_000
+_LINK_BYTES_PER_SECOND = 64_000_000
 
 GROUPS = {
     "kafka": ("kafka-counts", "kafka-values", "kafka-sink", "kafka-latency"),
-    "sinks": ("postgres-sink", "mysql-sink", "s3-sink"),
+    "sinks": ("postgres-sink", "mysql-sink", "s3-sink", "s3-link"),
     "language": (
         "language-json",
         "language-words",
@@ -32,6 +33,7 @@ def benchmarks() -> tuple[Benchmark, ...]:
         _database_sink("postgres", "PostgreSQL", "COPY by hand"),
         _database_sink("mysql", "MySQL", "LOAD DATA by hand"),
         _s3_sink(),
+        _s3_link(),
     )
 
 
@@ -138,6 +140,25 @@ def _s3_sink() -> Benchmark:
             trial_of("Stillframe", "stillframe", "s3_sink", **of),
             trial_of(bare, "client", "s3_sink", "bytes", **of),
             trial_of(by_hand, "client", "s3_sink", "rows", **of),
+        ),
+        (faster("the bare upload of the same bytes", 0.8, bare),),
+    )
+
+
+def _s3_link() -> Benchmark:
+    of: More = {
+        "source": "parquet",
+        "input_records": _S3_RECORDS,
+        "link_bytes_per_second": _LINK_BYTES_PER_SECOND,
+    }
+    bare = "obstore alone, the same bytes"
+    return Benchmark(
+        "s3-link",
+        f"Parquet to S3, exactly once, over a link of {_LINK_BYTES_PER_SECOND // 1_000_000} MB/s",
+        RATE,
+        (
+            trial_of("Stillframe", "stillframe", "s3_sink", **of),
+            trial_of(bare, "client", "s3_sink", "bytes", **of),
         ),
         (faster("the bare upload of the same bytes", 0.8, bare),),
     )

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from stillframe.bench.link import Link
 from stillframe.testing.database_node import (
     PASSWORD,
     DatabaseNode,
@@ -43,7 +44,8 @@ class Servers:
             bucket = f"bench-{uuid.uuid4().hex[:12]}"
             node.make_bucket(bucket)
             keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
-            return {"server": {"url": node.url, **keys}, "output": bucket}
+            url = self._url_over_link(node, params["link_bytes_per_second"])
+            return {"server": {"url": url, **keys}, "output": bucket}
         dialect = params["workload"].removesuffix("_sink")
         database = self._databases.get(dialect) or self._started_database(dialect)
         known = {"url": database.url, "user": database.user, "password": PASSWORD}
@@ -80,6 +82,13 @@ class Servers:
         self._ending.callback(node.kill)
         node.start()
         return node
+
+    def _url_over_link(self, node: S3Node, bytes_per_second: int | None) -> str:
+        if bytes_per_second is None:
+            return node.url
+        link = Link(node.port, bytes_per_second)
+        self._ending.callback(link.close)
+        return link.url
 
     def _directory(self) -> Path:
         home = Path(tempfile.mkdtemp(prefix="stillframe-bench-server-"))

@@ -52,6 +52,7 @@ _PARAMS: dict[str, Any] = {
     "warmup_input": None,
     "brokers": None,
     "server": None,
+    "link_bytes_per_second": None,
     "output": None,
     "backend": "heap",
     "parallelism": 2,
