@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime
 import decimal
 import sys
-from contextlib import closing
+import threading
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from s3_servers import Front
 
 from stillframe.api.sinks import CommitterContext, Prepared, SinkContext
-from stillframe.connectors.delta_table import delta_from_options
+from stillframe.connectors.delta_table import delta_from_options, s3_settings
 from stillframe.connectors.iceberg_table import iceberg_from_options
 from stillframe.errors import BuildError, DataError, StartRefused, StorageError, Unavailable
 from stillframe.ids import Mark, Writer
@@ -468,27 +470,33 @@ def test_a_delta_table_that_asks_its_writers_for_more_is_refused(tmp_path):
 # --- In a bucket -----------------------------------------------------------------------------
 
 
-@pytest.mark.s3
-def test_a_table_may_be_in_a_bucket(house, s3_bucket, s3_port):
-    endpoint, key, secret = f"http://127.0.0.1:{s3_port}", "an-access-key", "a-secret-key"
-    place = f"s3://{s3_bucket}/lake"
-    if isinstance(house.kind, Delta):
-        settings = {
+S3_SECRET = "a-secret-key"
+
+
+def in_bucket(kind, bucket, endpoint):
+    """The options of a table there."""
+    place = f"s3://{bucket}/lake"
+    if isinstance(kind, Delta):
+        return {
             "path": f"{place}/table",
             "storage.AWS_ENDPOINT_URL": endpoint,
-            "storage.AWS_ACCESS_KEY_ID": key,
-            "storage.AWS_SECRET_ACCESS_KEY": secret,
+            "storage.AWS_ACCESS_KEY_ID": "an-access-key",
+            "storage.AWS_SECRET_ACCESS_KEY": S3_SECRET,
             "storage.AWS_REGION": "us-east-1",
             "storage.AWS_ALLOW_HTTP": "true",
         }
-    else:
-        settings = {
-            "catalog.warehouse": place,
-            "catalog.s3.endpoint": endpoint,
-            "catalog.s3.access-key-id": key,
-            "catalog.s3.secret-access-key": secret,
-            "catalog.s3.region": "us-east-1",
-        }
+    return {
+        "catalog.warehouse": place,
+        "catalog.s3.endpoint": endpoint,
+        "catalog.s3.access-key-id": "an-access-key",
+        "catalog.s3.secret-access-key": S3_SECRET,
+        "catalog.s3.region": "us-east-1",
+    }
+
+
+@pytest.mark.s3
+def test_a_table_may_be_in_a_bucket(house, s3_bucket, s3_port):
+    settings = in_bucket(house.kind, s3_bucket, f"http://127.0.0.1:{s3_port}")
     house.use(SCHEMA, partitionBy="name", **settings)
     house.commit(house.stage(1, (1, "a"), (2, "b")))
     kept, swept = house.stage(2, (3, "c")), house.stage(3, (4, "d"))
@@ -506,7 +514,71 @@ def test_a_table_may_be_in_a_bucket(house, s3_bucket, s3_port):
     table = house.sink.open_table()
     names = [file["name"] for file in swept.committables[0]["parts"][0]["files"]]
     assert [table.has(name) for name in names] == [False]
-    assert secret not in f"{house.sink}"
+    assert S3_SECRET not in f"{house.sink}"
+
+
+@pytest.mark.s3
+def test_while_a_bucket_does_not_answer_a_writer_keeps_no_other_thread_from_running(
+    house, s3_bucket, gateway
+):
+    """The gateway is a thread of this process, as a slot's signs of life are of its own."""
+    patience = {"storage.timeout": "10s", "storage.max_retries": "0"}
+    more = patience if isinstance(house.kind, Delta) else {}
+    house.use(SCHEMA, **in_bucket(house.kind, s3_bucket, gateway.url), **more)
+    table = house.sink.open_table()
+    gateway.stall()
+    content = pa.py_buffer(b"of a data file")
+    putting = threading.Thread(target=table.put, args=("part-0.parquet", content))
+    putting.start()
+    assert gateway.stalled.wait(20)
+    gateway.flow()
+    putting.join(20)
+
+    assert table.has("part-0.parquet")
+
+
+def test_what_only_deltalake_understands_is_left_to_deltalake(monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    keys = {"AWS_ACCESS_KEY_ID": "key", "aws_secret_access_key": "hush"}
+    known = {"fs.s3a.access.key": "key", "fs.s3a.secret.key": "hush"}
+
+    assert s3_settings("s3a://lake/t", {**keys, "AWS_ALLOW_HTTP": "true"}) == known
+    assert s3_settings("s3://lake/t", {**keys, "AWS_SERVER_SIDE_ENCRYPTION": "aws:kms"}) is None
+    assert s3_settings("gs://lake/t", keys) is None
+    assert s3_settings("s3://lake/t", {}) == {}, "a role of the machine"
+    (tmp_path / "config").touch()
+    assert s3_settings("s3://lake/t", keys) == known
+    assert s3_settings("s3://lake/t", {}) is None, "keys may be in Amazon's own files"
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (400, "ExpiredToken")])
+def test_a_bucket_that_lets_nobody_in_is_told_before_the_start_and_when_files_are_written(
+    house, s3_bucket, s3_port, status, code
+):
+    front = Front(s3_port)
+    with ExitStack() as ending:
+        ending.callback(front.end)
+        settings = in_bucket(house.kind, s3_bucket, front.url)
+        house.use(SCHEMA, **settings)
+        house.commit(house.stage(1, (1, "a")))
+        front.refuses = lambda method, headers: (status, code)
+
+        with pytest.raises(StartRefused) as at_start:
+            house.sink.check_start()
+        with pytest.raises((StorageError, Unavailable, DataError)) as later:
+            house.stage(2, (2, "b"))
+        front.refuses = lambda method, headers: None
+        house.commit(house.stage(2, (2, "b")))
+        assert house.rows() == [(1, "a"), (2, "b")]
+
+    for told in (at_start, later):
+        said = str(told.value)
+        assert house.sink.describe() in said
+        assert S3_SECRET not in said
+        assert len(said) < 600, said
 
 
 # --- Iceberg's own ---------------------------------------------------------------------------

@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from bucket_files import ids_of
+from lake_jobs import Bucket, ClicksToDelta, ClicksToIceberg
+from s3_servers import Front
+
+from stillframe.coordinator.history import AttemptFailed, CheckpointFailed
 
 WAIT_SECONDS_MAX = 120.0
 RECORDS = 20_000
@@ -112,6 +117,71 @@ def test_kills_of_slots_and_of_the_driver_lose_and_double_nothing(tmp_path):
     check_iceberg(sinks(tmp_path, pa.schema([("id", pa.int64())]))[1], tmp_path / "iceberg")
     left = {file.name.partition("-")[0] for file in tmp_path.rglob("prepared/*/*")}
     assert left <= {"marked"}, "nothing is left behind but notes of the marks"
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", [ClicksToDelta, ClicksToIceberg])
+def test_while_the_bucket_of_a_table_is_away_the_job_says_so_and_then_goes_on(
+    kind, page_views, gateway, s3_bucket, s3_settings, s3_port, until
+):
+    gate = page_views.gate("more")
+    source = page_views.halves(gate)
+    more = {"catalog": f"{page_views.home}/catalog.db"} if kind is ClicksToIceberg else {}
+    plan = kind(source, f"s3://{s3_bucket}", s3_settings, **more)
+    plan.sink().check_start()
+    running = page_views.start(plan(2), restartAttempts="1000")
+    running.next_checkpoint()
+    gateway.close()
+    gate.open()
+    until(lambda: any(plan.sink().describe() in each for each in said_by(running)))
+    gateway.open()
+    running.finish()
+
+    check_each_is_there_once(plan, s3_bucket, s3_settings, s3_port)
+    assert not any(s3_settings["fs.s3a.secret.key"] in each for each in said_by(running))
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", [ClicksToDelta, ClicksToIceberg])
+def test_a_token_of_a_table_that_expires_and_is_renewed_in_its_file_loses_nothing(
+    kind, page_views, s3_bucket, s3_settings, s3_port, until
+):
+    front, token, gate = Front(s3_port), page_views.home / "token", page_views.gate("more")
+    token.write_text("the-first-token")
+    source = page_views.halves(gate)
+    settings = {
+        **s3_settings,
+        "fs.s3a.endpoint": front.url,
+        "fs.s3a.session.token": f"file:{token}",
+    }
+    more = {"catalog": f"{page_views.home}/catalog.db"} if kind is ClicksToIceberg else {}
+    plan = kind(source, f"s3://{s3_bucket}", settings, **more)
+    plan.sink().check_start()
+    running = page_views.start(plan(2), restartAttempts="1000", restartDelay="300 ms")
+    running.next_checkpoint()
+    front.expire("the-first-token")
+    gate.open()
+    until(lambda: any(plan.sink().describe() in each for each in said_by(running)))
+    token.write_text("the-next-token")
+    running.finish()
+    check_each_is_there_once(plan, s3_bucket, s3_settings, s3_port)
+    front.end()
+
+    assert not any("-token" in each for each in said_by(running))
+
+
+def said_by(running):
+    failures = [each for each in running.told if isinstance(each, AttemptFailed | CheckpointFailed)]
+    return [*(each.reason for each in failures), *running.query.trouble]
+
+
+def check_each_is_there_once(plan, bucket, settings, port):
+    """As the bucket's own client tells it, and no file that the table's log does not name."""
+    key, secret = settings["fs.s3a.access.key"], settings["fs.s3a.secret.key"]
+    place = Bucket(f"http://127.0.0.1:{port}", bucket, key, secret)
+    there = place.data_files()
+    assert there == plan.named(there)
+    assert sorted(id for name in there for id in place.ids(name)) == sorted(ids_of(plan.source))
 
 
 def check_delta(place):

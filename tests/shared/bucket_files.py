@@ -16,10 +16,10 @@ from stillframe.storage.places import place_of
 from stillframe.testing.sources import Item, ScriptedSource
 
 
-def plan_of(source: Source, sink: Sink) -> Plan:
+def plan_of(source: Source, sink: Sink, parallelism: int = 2) -> Plan:
     read = Node(Read(source), source.schema, given_uid="clicks")
     write = Node(Write(sink), source.schema, (read,), given_uid="write-clicks")
-    return build_plan("page-views", [write], 2)
+    return build_plan("page-views", [write], parallelism)
 
 
 def below(address: str, settings: Mapping[str, str]) -> list[str]:

@@ -63,7 +63,7 @@ class Front:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                body = self._body()
                 refusal = front.refuses(self.command, self.headers)
                 if refusal is not None:
                     front.refused += 1
@@ -73,11 +73,24 @@ class Front:
                 with closing(
                     http.client.HTTPConnection("127.0.0.1", server_port, timeout=30)
                 ) as connection:
-                    connection.request(self.command, self.path, body, dict(self.headers.items()))
+                    names = ("transfer-encoding", "expect")
+                    headers = {k: v for k, v in self.headers.items() if k.lower() not in names}
+                    connection.request(self.command, self.path, body, headers)
                     answer = connection.getresponse()
                     self._answer(answer.status, dict(answer.getheaders()), answer.read())
 
             do_PUT = do_POST = do_DELETE = do_HEAD = do_GET  # noqa: N815
+
+            def _body(self) -> bytes:
+                if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                pieces = []
+                while length_bytes := int(self.rfile.readline().partition(b";")[0], 16):
+                    pieces.append(self.rfile.read(length_bytes))
+                    self.rfile.readline()
+                while self.rfile.readline().strip():
+                    """What is said behind the last piece."""
+                return b"".join(pieces)
 
             def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
                 self.send_response(status)

@@ -11,9 +11,11 @@ import importlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -23,17 +25,20 @@ import pyarrow.parquet as pq
 from stillframe.config import parse_flag
 from stillframe.connectors.table_columns import Partition, parted
 from stillframe.connectors.table_options import (
+    in_one_line,
     local_or_none,
     made_durable,
     partition_option,
     refuse_type,
+    unreachable_in_words,
 )
 from stillframe.connectors.table_sink import OpenTable, TableSink
 from stillframe.errors import BuildError, DataError, Unavailable
 from stillframe.ids import CheckpointId, Mark, Writer
 from stillframe.json_values import JsonObject
 from stillframe.options import Options
-from stillframe.secrets import Secret, masked
+from stillframe.secrets import Secret
+from stillframe.storage.places import Place, address_of, place_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,6 +51,22 @@ _KNOWN_FEATURES = frozenset(
     }
 )  # fmt: skip
 """Features of a table that a writer who only adds files has to know, and does."""
+_AS_HADOOP_SAYS = {
+    "endpoint": "endpoint",
+    "endpoint_url": "endpoint",
+    "access_key_id": "access.key",
+    "secret_access_key": "secret.key",
+    "session_token": "session.token",
+    "token": "session.token",
+    "region": "endpoint.region",
+    "default_region": "endpoint.region",
+    "timeout": "connection.request.timeout",
+}
+_ONLY_OF_LIBRARY = re.compile(
+    r"allow_http|max_retries|retry_timeout|backoff_config\..*|connect_timeout|conditional_put"
+    r"|s3_(locking_provider|allow_unsafe_rename)|dynamo.*|endpoint_url_dynamodb"
+)
+"""Options that do not say how a data file is put."""
 _LONG_TEXT = 32
 _COLUMNS_WITH_STATISTICS_MAX = 32
 
@@ -128,18 +149,14 @@ def _said(sink: DeltaSink) -> Iterator[None]:
     try:
         yield
     except exceptions.CommitFailedError as error:
-        said = f"{sink.describe()} was changed at the same time ({_first_line(error)})"
+        said = f"{sink.describe()} was changed at the same time ({in_one_line(error)})"
         raise Unavailable(said) from None
     except exceptions.TableNotFoundError:
         raise
     except OSError as error:
-        raise Unavailable(f"{sink.describe()} cannot be reached ({_first_line(error)})") from None
+        raise Unavailable(unreachable_in_words(sink.describe(), error)) from None
     except (exceptions.DeltaError, ValueError) as error:
-        raise DataError(f"{sink.describe()} cannot be used: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return masked(str(error).strip().partition("\n")[0])
+        raise DataError(f"{sink.describe()} cannot be used: {in_one_line(error)}") from None
 
 
 def _app_id(writer: Writer) -> str:
@@ -193,15 +210,29 @@ class OpenDelta(OpenTable):
         # Around it is a file of pyarrow's, which deltalake 1.6 does not take bytes from.
         return fs.DeltaStorageHandler(self._sink.path, self._sink.storage_options)._handler
 
+    @cached_property
+    def _bucket(self) -> Place | None:
+        """Of S3 our own way there: until deltalake's has an answer, no thread of the process runs.
+
+        Where it is told something that ours does not know, it has to be deltalake's.
+        """
+        settings = s3_settings(self._sink.path, self._sink.storage_options)
+        return None if settings is None else place_of(address_of(self._sink.path), settings)
+
     def put(self, name: str, content: pa.Buffer) -> None:
         if self._directory is not None:
             return made_durable(os.path.join(self._directory, name), content)
+        if self._bucket is not None:
+            return _put(self._bucket, f"{address_of(self._sink.path)}/{name}", content)
         stream = self._handler().open_output_stream(name)
         stream.write(content.to_pybytes())
         stream.close()
 
     def delete(self, name: str) -> None:
-        self._handler().delete_file(name)
+        if self._bucket is not None:
+            self._bucket.delete(f"{address_of(self._sink.path)}/{name}")
+        else:
+            self._handler().delete_file(name)
 
     def has(self, name: str) -> bool:
         [found] = self._handler().get_file_info([name])
@@ -237,6 +268,42 @@ class OpenDelta(OpenTable):
 
     def in_log(self, names: Set[str]) -> Set[str]:
         return names & {uri.rpartition("/")[2] for uri in self._delta.file_uris()}
+
+
+def _put(place: Place, path: str, content: pa.Buffer) -> None:
+    draft = place.draft(path)
+    try:
+        draft.file.write(content)
+        draft.finish()
+    except BaseException:
+        draft.discard()
+        raise
+
+
+def s3_settings(path: str, options: Mapping[str, str]) -> dict[str, str] | None:
+    """How our own client reaches the bucket; None: there is no bucket, or it cannot be told."""
+    if not path.startswith(("s3://", "s3a://")):
+        return None
+    found = {}
+    for name, text in options.items():
+        known = name.lower().removeprefix("aws_")
+        if known in _AS_HADOOP_SAYS:
+            found[f"fs.s3a.{_AS_HADOOP_SAYS[known]}"] = text
+        elif known == "virtual_hosted_style_request":
+            found["fs.s3a.path.style.access"] = "false" if text.lower() == "true" else "true"
+        elif not _ONLY_OF_LIBRARY.fullmatch(known):
+            return None
+    has_keys = "fs.s3a.access.key" in found or "AWS_ACCESS_KEY_ID" in os.environ
+    return found if has_keys or not _has_profiles() else None
+
+
+def _has_profiles() -> bool:
+    """Whether there may be keys in files of Amazon's, which deltalake reads and our client not."""
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
+    return any(os.path.exists(os.path.expanduser(each)) for each in files)
 
 
 # --- As Delta's log has values ---------------------------------------------------------------

@@ -25,17 +25,19 @@ import pyarrow.parquet as pq
 from stillframe.config import parse_flag
 from stillframe.connectors.table_columns import Partition, parted
 from stillframe.connectors.table_options import (
+    in_one_line,
     local_or_none,
     made_durable,
     partition_option,
     refuse_type,
+    unreachable_in_words,
 )
 from stillframe.connectors.table_sink import OpenTable, TableSink
 from stillframe.errors import BuildError, DataError, Unavailable
 from stillframe.ids import CheckpointId, Mark, OperatorUid, Writer, incarnation_in
 from stillframe.json_values import JsonObject
 from stillframe.options import Options
-from stillframe.secrets import Secret, masked
+from stillframe.secrets import Secret
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -145,12 +147,12 @@ def _said(sink: IcebergSink) -> Iterator[None]:
     except (DataError, BuildError, Unavailable):
         raise
     except (known.CommitFailedException, known.WaitingForLockException) as error:
-        said = f"{sink.describe()} was changed at the same time ({_first_line(error)})"
+        said = f"{sink.describe()} was changed at the same time ({in_one_line(error)})"
         raise Unavailable(said) from None
     except Exception as error:  # each catalog has errors of its client's
-        said = f"{type(error).__name__}: {_first_line(error)}"
         if isinstance(error, _passing()):
-            raise Unavailable(f"{sink.describe()} cannot be reached ({said})") from None
+            raise Unavailable(unreachable_in_words(sink.describe(), error)) from None
+        said = f"{type(error).__name__}: {in_one_line(error)}"
         raise DataError(f"{sink.describe()} cannot be used: {said}") from None
 
 
@@ -163,10 +165,6 @@ def _passing() -> tuple[type[Exception], ...]:
     with suppress(ImportError):  # it is needed by one kind of catalog only
         found.append(importlib.import_module("sqlalchemy.exc").OperationalError)
     return tuple(found)
-
-
-def _first_line(error: BaseException) -> str:
-    return masked(str(error).strip().partition("\n")[0])
 
 
 class OpenIceberg(OpenTable):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pyarrow as pa
 
 from stillframe.errors import BuildError
 from stillframe.options import Options
+from stillframe.secrets import masked
 from stillframe.storage.places import address_of
+
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳|[├└]─[▶>]")
+_SAID_CHARACTERS_MAX = 400
+_DENIED = re.compile(r"\b40[13]\b|denied|forbidden|privileges", re.IGNORECASE)
+_EXPIRED = re.compile(r"expired", re.IGNORECASE)
 
 
 def partition_option(options: Options, schema: pa.Schema) -> tuple[str, ...] | None:
@@ -40,6 +47,25 @@ def refuse_type(field: pa.Field) -> None:
 def local_or_none(address: str) -> str | None:
     """The path of what is on this machine's disks."""
     return None if "://" in address and not address.startswith("file:") else address_of(address)
+
+
+def in_one_line(error: BaseException) -> str:
+    """What a library has said over several lines, with arrows and in colours."""
+    said = masked(" ".join(_DECORATION.sub(" ", str(error)).split()))
+    return said if len(said) <= _SAID_CHARACTERS_MAX else f"{said[:_SAID_CHARACTERS_MAX]}…"
+
+
+def unreachable_in_words(table: str, error: BaseException) -> str:
+    """Why a table's place does not answer as it should, as far as the library's words tell it."""
+    said = in_one_line(error)
+    if _EXPIRED.search(said):
+        return f"the credentials for {table} have expired ({said}): renew them where they come from"
+    if _DENIED.search(said):
+        return (
+            f"{table} may not be used with these credentials ({said}): let them read, write, list"
+            " and delete there"
+        )
+    return f"{table} cannot be reached ({said})"
 
 
 def made_durable(path: str, content: pa.Buffer) -> None:

@@ -41,6 +41,7 @@ import pyarrow.parquet as pq
 
 from stillframe.api.sinks import Committer, CommitterContext, Prepared, SinkContext, Target
 from stillframe.connectors.table_columns import Partition, check_fits, fitted
+from stillframe.connectors.table_options import in_one_line
 from stillframe.connectors.transactional import (
     StagingWriter,
     TransactionalCommitter,
@@ -221,8 +222,13 @@ class _DataFileWriter(StagingWriter):
                 table.put(file_name, content)
             except OSError as error:
                 raise StorageError(
-                    f"cannot write a data file of {self._sink.describe()} ({error}): make room or"
-                    " correct the rights, the last completed checkpoint is untouched"
+                    f"cannot write a data file of {self._sink.describe()} ({in_one_line(error)}):"
+                    " make room or correct the rights, the last completed checkpoint is untouched"
+                ) from error
+            except StorageError as error:  # which says what to do
+                raise StorageError(
+                    f"a data file of {self._sink.describe()} is not written, the last completed"
+                    f" checkpoint is untouched: {error}"
                 ) from error
             length_bytes += content.size
             described.append(
