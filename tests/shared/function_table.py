@@ -5,6 +5,7 @@
 runs each scalar function and each aggregate of Spark's registry on both sides, in UTC and New York,
 ANSI mode on and off, and writes the list. It takes most of an hour. What has been found is kept in
 `build/functions`, and a second run goes on from there; delete it to begin from the beginning.
+`--write` writes what is known by now, and says of which functions only the plan is.
 
 Cases are the examples that Spark's own documentation of the function has. Each is made to read
 columns: an argument becomes a column that holds the argument's value, as many of them as the
@@ -150,6 +151,8 @@ class Verdict:
     """Whether it runs within an expression only."""
     rows: int = 0
     """How many rows were compared."""
+    settings: int = 0
+    """In how many of the settings it was run."""
 
 
 def functions_of(spark: SparkSession) -> list[Function]:
@@ -196,7 +199,9 @@ class Cases:
                 if class_name(plan) != "Project" or " GROUP BY " in example:
                     continue
                 for item in sequence(plan.projectList()):
-                    place = _place_of(without_alias(item))
+                    node = without_alias(item)
+                    node = node.child() if class_name(node) == "UnresolvedAlias" else node
+                    place = _place_of(node)
                     if place is not None and plan.projectList().size() == 1:
                         yield example[place.start : place.stop], f"SELECT *{example[place.stop :]}"
 
@@ -618,6 +623,7 @@ def agreed(each_time: Sequence[Sequence[Verdict]]) -> list[Verdict]:
         replace(
             max(each, key=lambda verdict: order.index(verdict.where)),
             rows=sum(verdict.rows for verdict in each),
+            settings=sum(verdict.settings for verdict in each),
         )
         for each in zip(*each_time, strict=True)
     ]
@@ -628,6 +634,8 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
     scalar = [v for v in verdicts if v.group not in _NOT_SCALAR and v.where != OFF]
     aggregates = [v for v in verdicts if v.group == AGGREGATES and v.where != OFF]
     off = [each for each in verdicts if each.where == OFF]
+    judged = [each for each in (*scalar, *aggregates) if each.where != REFUSED]
+    planned = [each for each in judged if each.settings < len(CONFIGURATIONS)]
     lines = [
         _share(scalar, "scalar functions and operators"),
         "",
@@ -654,6 +662,9 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
         "",
         f"Not counted, as Spark alone does not run them either: {_names(off, OFF)}.",
     ]
+    if planned:
+        named = (f"`{each.name}` ({each.settings})" for each in planned)
+        lines += ["", f"Not run with all four settings yet, but with so many: {', '.join(named)}."]
     for group, words in _NOT_SCALAR.items():
         of = [each for each in verdicts if each.group == group]
         if words:
@@ -683,16 +694,36 @@ CONFIGURATIONS = [
 KEPT = Path("build") / "functions"
 
 
+def _kept(zone: str, is_ansi: str) -> Path:
+    return KEPT / f"{zone.replace('/', '-')}-{is_ansi}.json"
+
+
+def known_of(zone: str, is_ansi: str) -> dict[str, Verdict]:
+    """What has been found with these settings, by name."""
+    kept = _kept(zone, is_ansi)
+    if not kept.exists():
+        return {}
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    return {each["name"]: Verdict(**each) for each in found}
+
+
+def known_by_now(spark: SparkSession) -> list[Verdict]:
+    """Of all functions; of those that were not run yet, where they would."""
+    judge, made = Judge(spark), []
+    times = [known_of(*each) for each in CONFIGURATIONS]
+    for function in functions_of(spark):
+        found = [each[function.name] for each in times if function.name in each]
+        made += agreed([[each] for each in found]) if found else [judge.where(function)]
+    return made
+
+
 def compared(spark: SparkSession, zone: str, is_ansi: str) -> list[Verdict]:
     """Of all functions, with these settings; what is known already is not found out again."""
     spark.conf.set("spark.sql.session.timeZone", zone)
     spark.conf.set("spark.sql.ansi.enabled", is_ansi)
-    kept = KEPT / f"{zone.replace('/', '-')}-{is_ansi}.json"
+    kept = _kept(zone, is_ansi)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Verdict] = {}
-    if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        known = {each["name"]: Verdict(**each) for each in found}
+    known = known_of(zone, is_ansi)
     judge, functions = Judge(spark), functions_of(spark)
     waiting = [each for each in functions if each.name not in known]
     aggregates = [each for each in waiting if each.group == AGGREGATES]
@@ -700,7 +731,7 @@ def compared(spark: SparkSession, zone: str, is_ansi: str) -> list[Verdict]:
     for judged, given in ((judge.aggregates, aggregates), (judge.verdicts, scalar)):
         for start in range(0, len(given), _FUNCTIONS_AT_ONCE):
             for verdict in judged(given[start : start + _FUNCTIONS_AT_ONCE]):
-                known[verdict.name] = verdict
+                known[verdict.name] = replace(verdict, settings=1)
                 if verdict.where == REFUSED:
                     print(f"{zone} {is_ansi} {verdict.name}: {verdict.why}", flush=True)
             told = json.dumps([asdict(each) for each in known.values()], indent=1)
@@ -724,6 +755,9 @@ if __name__ == "__main__":
         .config("spark.sql.shuffle.partitions", "1")
         .getOrCreate()
     )
+    if "--write" in sys.argv:
+        write_list(known_by_now(session))
+        sys.exit()
     chosen = [each for each in CONFIGURATIONS if sys.argv[1:] in ([], list(each))]
     each_time = [compared(session, *each) for each in chosen]
     if len(each_time) == len(CONFIGURATIONS):
