@@ -119,6 +119,8 @@ _LENGTHS = (
 _BATCHES = 3
 _BY_WHAT_IS_MERGED = ("approx_top_k", "approx_top_k_accumulate", "histogram_numeric")
 """Aggregates that are others, in Spark too, when the same rows are merged in other parts."""
+_BY_RANK = ("approx_percentile", "percentile_approx")
+"""Which are exact here, and in Spark up to a number of rows."""
 _IN_ANY_ORDER = ("collect_set", "collect_union")
 _REFUSED_ROWS_MAX = 2
 """Of a case: after each the projection is made again."""
@@ -480,9 +482,15 @@ class Judge:
         refusal = "its documentation has no example that reads a table"
         if function.name in _WITH_MORE:
             return replace(verdict, where=OFF), []
-        for text, query in islice(self._cases.of_aggregate(function), _CASES_MAX):
+        for text, query in self._cases.of_aggregate(function):
+            if len(built) == _CASES_MAX:
+                break
             try:
                 schema, rows = self._given(query)
+            except (BuildError, *_BY_SPARK) as error:  # of columns that no stream has
+                refusal = str(error)
+                continue
+            try:
                 frame = empty_frame(self._spark, schema).agg(expr(text).alias("made"))
                 made = aggregation_of(frame)
             except BuildError as error:
@@ -509,7 +517,8 @@ class Judge:
             around = rows_around(rows[0], types, verdict.name, only_small=False)
             small = rows_around(rows[0], types, verdict.name, only_small=True)
             nulls = [tuple(None for _ in types)] * 3
-            for group in (rows, nulls, [*rows, *around], [*rows, *small], [*nulls, *small * 9]):
+            groups = (rows, nulls, [*rows, *around], [*rows, *small], [*nulls, *small * 9])
+            for group in groups[:-1] if verdict.name in _BY_RANK else groups:
                 try:
                     batches = 1 if verdict.name in _BY_WHAT_IS_MERGED else _BATCHES
                     difference = self._aggregate_difference(
