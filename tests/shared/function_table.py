@@ -5,6 +5,7 @@
 runs each scalar function and each aggregate of Spark's registry on both sides, in UTC and New York,
 ANSI mode on and off, and writes the list. It takes most of an hour. What has been found is kept in
 `build/functions`, and a second run goes on from there; delete it to begin from the beginning.
+`--write` writes what is known by now, and says of which functions only the plan is.
 
 Cases are the examples that Spark's own documentation of the function has. Each is made to read
 columns: an argument becomes a column that holds the argument's value, as many of them as the
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import re
 import sys
@@ -114,6 +116,12 @@ _LENGTHS = (
     ),
 )
 """Functions that make something as long as a number says."""
+_BATCHES = 3
+_BY_WHAT_IS_MERGED = ("approx_top_k", "approx_top_k_accumulate", "histogram_numeric")
+"""Aggregates that are others, in Spark too, when the same rows are merged in other parts."""
+_BY_RANK = ("approx_percentile", "percentile_approx")
+"""Which are exact here, and in Spark up to a number of rows."""
+_IN_ANY_ORDER = ("collect_set", "collect_union")
 _REFUSED_ROWS_MAX = 2
 """Of a case: after each the projection is made again."""
 _MEMORY_BYTES = 512 << 20
@@ -147,6 +155,8 @@ class Verdict:
     """Whether it runs within an expression only."""
     rows: int = 0
     """How many rows were compared."""
+    settings: int = 0
+    """In how many of the settings it was run."""
 
 
 def functions_of(spark: SparkSession) -> list[Function]:
@@ -193,7 +203,9 @@ class Cases:
                 if class_name(plan) != "Project" or " GROUP BY " in example:
                     continue
                 for item in sequence(plan.projectList()):
-                    place = _place_of(without_alias(item))
+                    node = without_alias(item)
+                    node = node.child() if class_name(node) == "UnresolvedAlias" else node
+                    place = _place_of(node)
                     if place is not None and plan.projectList().size() == 1:
                         yield example[place.start : place.stop], f"SELECT *{example[place.stop :]}"
 
@@ -470,9 +482,15 @@ class Judge:
         refusal = "its documentation has no example that reads a table"
         if function.name in _WITH_MORE:
             return replace(verdict, where=OFF), []
-        for text, query in islice(self._cases.of_aggregate(function), _CASES_MAX):
+        for text, query in self._cases.of_aggregate(function):
+            if len(built) == _CASES_MAX:
+                break
             try:
                 schema, rows = self._given(query)
+            except (BuildError, *_BY_SPARK) as error:  # of columns that no stream has
+                refusal = str(error)
+                continue
+            try:
                 frame = empty_frame(self._spark, schema).agg(expr(text).alias("made"))
                 made = aggregation_of(frame)
             except BuildError as error:
@@ -499,9 +517,13 @@ class Judge:
             around = rows_around(rows[0], types, verdict.name, only_small=False)
             small = rows_around(rows[0], types, verdict.name, only_small=True)
             nulls = [tuple(None for _ in types)] * 3
-            for group in (rows, nulls, [*rows, *around], [*rows, *small], [*nulls, *small * 9]):
+            groups = (rows, nulls, [*rows, *around], [*rows, *small], [*nulls, *small * 9])
+            for group in groups[:-1] if verdict.name in _BY_RANK else groups:
                 try:
-                    difference = self._aggregate_difference(text, schema, group, made, evaluator)
+                    batches = 1 if verdict.name in _BY_WHAT_IS_MERGED else _BATCHES
+                    difference = self._aggregate_difference(
+                        text, schema, group, made, evaluator, batches
+                    )
                 except Exception as error:
                     difference = f"{type(error).__name__}: {error}"
                 if difference:
@@ -516,6 +538,7 @@ class Judge:
         rows: list[tuple[Any, ...]],
         made: Aggregation,
         evaluator: Evaluator | None,
+        batches: int,
     ) -> str | None:
         """Of all rows as one group; ours come in batches, and are restored in between."""
         batch = _batch_of(rows, schema)
@@ -527,26 +550,30 @@ class Judge:
             if wanted is None:
                 wanted = _NULL
         try:
-            seen = self._aggregated(batch, made, evaluator)
+            seen = self._aggregated(batch, made, evaluator, batches)
         except StillframeError as error:
             return None if wanted is None else str(error)
         if wanted is None:
             return f"Spark fails at {rows}"
         there = None if wanted is _NULL else wanted
-        same = near(seen) == near(there)
-        return None if same else f"{seen} and not {there}"
+        if text.startswith(_IN_ANY_ORDER):
+            seen, there = (sorted(map(str, each or [])) for each in (seen, there))
+        return None if near(seen) == near(there) else f"{seen} and not {there}"
 
     @staticmethod
-    def _aggregated(batch: pa.RecordBatch, made: Aggregation, evaluator: Evaluator | None) -> Any:
+    def _aggregated(
+        batch: pa.RecordBatch, made: Aggregation, evaluator: Evaluator | None, batches: int
+    ) -> Any:
         before = pa.schema([(each.name, each.expression.type) for each in made.before])
         calls = bound(Aggregate(made.keys, made.calls), evaluator).calls
         what = (before, made.keys, calls, 8)
         kept = AggregateTable(*what)
-        step = -(-batch.num_rows // 3)
+        step = -(-batch.num_rows // batches)
         for start in range(0, batch.num_rows, step):
-            read = project(made.before, batch.slice(start, step), before, evaluator)
-            if made.before:
-                kept.take_in(read, partial=False)
+            part = batch.slice(start, step)
+            has_columns = bool(made.before)
+            read = project(made.before, part, before, evaluator) if has_columns else part.select([])
+            kept.take_in(read, partial=False)
             older, kept = kept, AggregateTable(*what)
             for _, kept_rows in older.freeze().batches_by_key_group():
                 kept.restore(kept_rows)
@@ -609,6 +636,7 @@ def agreed(each_time: Sequence[Sequence[Verdict]]) -> list[Verdict]:
         replace(
             max(each, key=lambda verdict: order.index(verdict.where)),
             rows=sum(verdict.rows for verdict in each),
+            settings=sum(verdict.settings for verdict in each),
         )
         for each in zip(*each_time, strict=True)
     ]
@@ -619,6 +647,8 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
     scalar = [v for v in verdicts if v.group not in _NOT_SCALAR and v.where != OFF]
     aggregates = [v for v in verdicts if v.group == AGGREGATES and v.where != OFF]
     off = [each for each in verdicts if each.where == OFF]
+    judged = [each for each in (*scalar, *aggregates) if each.where != REFUSED]
+    planned = [each for each in judged if each.settings < len(CONFIGURATIONS)]
     lines = [
         _share(scalar, "scalar functions and operators"),
         "",
@@ -645,6 +675,9 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
         "",
         f"Not counted, as Spark alone does not run them either: {_names(off, OFF)}.",
     ]
+    if planned:
+        named = (f"`{each.name}` ({each.settings})" for each in planned)
+        lines += ["", f"Not run with all four settings yet, but with so many: {', '.join(named)}."]
     for group, words in _NOT_SCALAR.items():
         of = [each for each in verdicts if each.group == group]
         if words:
@@ -674,16 +707,36 @@ CONFIGURATIONS = [
 KEPT = Path("build") / "functions"
 
 
+def _kept(zone: str, is_ansi: str) -> Path:
+    return KEPT / f"{zone.replace('/', '-')}-{is_ansi}.json"
+
+
+def known_of(zone: str, is_ansi: str) -> dict[str, Verdict]:
+    """What has been found with these settings, by name."""
+    kept = _kept(zone, is_ansi)
+    if not kept.exists():
+        return {}
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    return {each["name"]: Verdict(**each) for each in found}
+
+
+def known_by_now(spark: SparkSession) -> list[Verdict]:
+    """Of all functions; of those that were not run yet, where they would."""
+    judge, made = Judge(spark), []
+    times = [known_of(*each) for each in CONFIGURATIONS]
+    for function in functions_of(spark):
+        found = [each[function.name] for each in times if function.name in each]
+        made += agreed([[each] for each in found]) if found else [judge.where(function)]
+    return made
+
+
 def compared(spark: SparkSession, zone: str, is_ansi: str) -> list[Verdict]:
     """Of all functions, with these settings; what is known already is not found out again."""
     spark.conf.set("spark.sql.session.timeZone", zone)
     spark.conf.set("spark.sql.ansi.enabled", is_ansi)
-    kept = KEPT / f"{zone.replace('/', '-')}-{is_ansi}.json"
+    kept = _kept(zone, is_ansi)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Verdict] = {}
-    if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        known = {each["name"]: Verdict(**each) for each in found}
+    known = known_of(zone, is_ansi)
     judge, functions = Judge(spark), functions_of(spark)
     waiting = [each for each in functions if each.name not in known]
     aggregates = [each for each in waiting if each.group == AGGREGATES]
@@ -691,7 +744,7 @@ def compared(spark: SparkSession, zone: str, is_ansi: str) -> list[Verdict]:
     for judged, given in ((judge.aggregates, aggregates), (judge.verdicts, scalar)):
         for start in range(0, len(given), _FUNCTIONS_AT_ONCE):
             for verdict in judged(given[start : start + _FUNCTIONS_AT_ONCE]):
-                known[verdict.name] = verdict
+                known[verdict.name] = replace(verdict, settings=1)
                 if verdict.where == REFUSED:
                     print(f"{zone} {is_ansi} {verdict.name}: {verdict.why}", flush=True)
             told = json.dumps([asdict(each) for each in known.values()], indent=1)
@@ -708,6 +761,7 @@ def write_list(verdicts: Sequence[Verdict]) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # tells each error twice
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -715,6 +769,9 @@ if __name__ == "__main__":
         .config("spark.sql.shuffle.partitions", "1")
         .getOrCreate()
     )
+    if "--write" in sys.argv:
+        write_list(known_by_now(session))
+        sys.exit()
     chosen = [each for each in CONFIGURATIONS if sys.argv[1:] in ([], list(each))]
     each_time = [compared(session, *each) for each in chosen]
     if len(each_time) == len(CONFIGURATIONS):

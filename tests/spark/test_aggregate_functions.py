@@ -136,7 +136,8 @@ def is_part(part: str, text: str) -> bool:
 BY_SPARK = [
     *(f"try_sum({column})" for column in ("n", "w", "i", "iv")),
     *("try_avg(w)", "try_avg(iv)", "sum(iv)", "avg(iv)"),
-    "histogram_numeric(n, 300)",
+    # Which bins there are depends on what is merged when, in Spark too; how many values does not.
+    "aggregate(histogram_numeric(n, 300), 0D, (sum, bin) -> sum + bin.y)",
     "count_min_sketch(n, 0.1d, 0.9d, 7)",
     "count_min_sketch(s, 0.1d, 0.9d, 7) FILTER (WHERE b)",
     "hll_sketch_estimate(hll_sketch_agg(s, 12))",
@@ -146,7 +147,8 @@ BY_SPARK = [
     "listagg(s, ',') WITHIN GROUP (ORDER BY at DESC)",
     "try_sum(DISTINCT i)",
 ]
-SINCE = {"4.1": ["approx_top_k(i, 20)"]}
+# Of values that are there as often, either may come first.
+SINCE = {"4.1": ["array_sort(transform(approx_top_k(i, 20), each -> each.count))"]}
 
 
 # One DISTINCT only: with two, Spark 4.3 itself counts too many in sessions.

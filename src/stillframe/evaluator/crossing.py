@@ -335,6 +335,8 @@ def _aggregating(gateway: JavaGateway, aggregation: bytes) -> Callable[[JavaObje
     [constructor] = jvm.java.lang.Class.forName(name).getConstructors()
     metrics = constructor.getParameterCount() - 11  # other versions count other things
     metric = jvm.org.apache.spark.sql.execution.metric.SQLMetric("sum", 0)
+    contexts = _scala_object(gateway, "org.apache.spark.TaskContext")
+    contexts.setTaskContext(contexts.empty())  # whose metrics are counted; of this thread
     new_projection = _as_function_of_two(
         gateway, f"{_SPARK_SQL}.catalyst.expressions.MutableProjection", "create"
     )

@@ -14,9 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BooleanType, LongType
 
+from stillframe.errors import BuildError
 from stillframe.graph.expressions import Column, SparkAggregate, SparkProjection
 from stillframe.spark.expressions.evaluated import (
     attribute_of,
@@ -25,7 +27,7 @@ from stillframe.spark.expressions.evaluated import (
     serialized,
     settings_of,
 )
-from stillframe.spark.expressions.nodes import spark_type_of, type_of
+from stillframe.spark.expressions.nodes import refused, spark_type_of, type_of
 from stillframe.spark.steps import as_scala, children, class_name, sequence
 
 
@@ -92,10 +94,22 @@ class _Making:
         for argument, known in zip(self._arguments, self._inputs, strict=True):
             if argument.semanticEquals(node):
                 return known
+        try:
+            type_of(node)
+        except BuildError:  # a variant, for one: what it is made of may be carried
+            return self._below(node)
         attribute = attribute_of(self._spark, spark_type_of(node))
         self._arguments.append(node)
         self._inputs.append(attribute)
         return attribute
+
+    def _below(self, node: JavaObject) -> JavaObject:
+        if not children(node):
+            raise refused(node, f"has the type {node.dataType().sql()}, which no stream carries")
+        try:
+            return self._over_columns(node.replacement())
+        except Py4JError:
+            return self._over_columns(node)
 
     def _crossing(
         self,
