@@ -80,6 +80,9 @@ def test_figures_on_every_view_are_those_of_the_api(
             f"async () => {_LIVE}.rates[Object.keys({_LIVE}.rates)[0]].length > 3"
         )
         tab.picture("overview")
+        page.emulate_media(color_scheme="dark")
+        tab.picture("overview-dark")
+        page.emulate_media(color_scheme="light")
         page.keyboard.press(".")
         tab.sees(".live.paused")
         at = page.evaluate(f"async () => {_LIVE}.figures.at")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from eyes import FlowingDriver
 from waiting import wait_until
 
+from stillframe.errors import StillframeError
 from stillframe.playground import following as following_module
 from stillframe.playground.checkpoints import Checkpoints
 from stillframe.playground.following import Following, Left
@@ -61,6 +64,21 @@ def play() -> Iterator[Supervisor]:
     """One whose driver is never started."""
     with Supervisor(master="local[2]") as made:
         yield made
+
+
+def test_a_driver_that_has_ended_is_told_of_at_once_by_whoever_waits_for_it(play):
+    play.driver.start()
+    os.kill(play.driver.pid, signal.SIGKILL)
+
+    for wait in (
+        play.await_end,
+        lambda: play.await_attempt(1),
+        lambda: play.await_score("a score"),
+    ):
+        with pytest.raises(StillframeError, match="the driver has ended with code -9"):
+            wait()
+    with pytest.raises(StillframeError, match="the driver has ended"):
+        play.start_job()
 
 
 def step(number, run):

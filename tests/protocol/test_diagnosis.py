@@ -155,6 +155,7 @@ def test_what_stops_a_job_is_said_before_what_slows_it():
         {"last": LastCheckpoint(0.5, 0.45)},
         {"lags": [5, 9, 7]},
         {"still_seconds": 3.0},
+        {"tasks": [task("count", (0.3, 0, 9_000), (0.1, 0, 1_000))]},
         {"memory": [SlotMemory(0, "a", 7_000, 600, 8_000)]},
         {"clocks": {0: 0.09, 1: -0.09}},
         {"tasks": [task("count", (0.5, 0, 90), (0.1, 0, 10))]},

@@ -59,13 +59,17 @@ class DriverProcess:
                     "SPARK_SUBMIT_OPTS": f"{QUICK_JVM} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
                 },
             )
-        assert self._process.stdout is not None
         threading.Thread(
-            target=self._following.read,
-            args=(self._process.stdout, self._process.pid),
+            target=self._hear,
+            args=(self._process,),
             name="stillframe-playground-driver",
             daemon=True,
         ).start()
+
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            self._following.read(lines, process.pid)
 
     @property
     def pid(self) -> int | None:
@@ -97,6 +101,8 @@ class DriverProcess:
         below = descendants_of(self._process.pid)
         self._process.kill()
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         return self._process.pid, below
 
     def end(self) -> None:

@@ -47,6 +47,8 @@ _BACKGROUND_SECONDS = 5.0
 _SKEW_TIMES = 2.0
 _SKEW_RATE_MIN = 1_000.0
 """Records a second; below that it is chance."""
+_SKEW_WORKING_SHARE = 0.5
+"""One that has little to do may get more than the others: it costs nobody anything."""
 _STILL_SECONDS = 60.0
 _COMES_SECONDS = 5.0
 """Records come if the newest report of one is no older than this."""
@@ -306,7 +308,8 @@ def _skew(task: TaskNow) -> Iterator[Diagnosis]:
     most = max(task.subtasks, key=lambda each: each.records_in_per_second)
     usual = median(each.records_in_per_second for each in task.subtasks if each is not most)
     rate = most.records_in_per_second
-    if rate >= _SKEW_RATE_MIN and rate > _SKEW_TIMES * usual:
+    is_felt = rate >= _SKEW_RATE_MIN and most.working >= _SKEW_WORKING_SHARE
+    if is_felt and rate > _SKEW_TIMES * usual:
         yield Diagnosis(
             "skew",
             f"{task.name} {most.subtask} gets {rate:,.0f} records a second, the others about"
