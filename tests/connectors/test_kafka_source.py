@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pyarrow as pa
 import pytest
@@ -551,11 +553,27 @@ def test_a_broker_that_is_not_there_is_told_with_its_address(free_port):
         address = f"127.0.0.1:{free_port}"
 
     began = time.monotonic()
-    with pytest.raises(StartRefused, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
+    with pytest.raises(StartRefused) as refused:
         source_of(Nobody, "clicks").check_start()
     assert time.monotonic() - began < 8, "within seconds"
+    assert str(refused.value) == (
+        f"Kafka at {Nobody.address} cannot be reached (Connect to ipv4#{Nobody.address} failed:"
+        " Connection refused): start it, or correct kafka.bootstrap.servers"
+    ), "the address where it belongs, and nothing of the client's states"
     with pytest.raises(Unavailable, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
         source_of(Nobody, "clicks").splits(1)
+
+
+def test_a_file_of_the_settings_that_is_not_there_is_named(tmp_path):
+    class Nobody:
+        address = "127.0.0.1:1"
+
+    missing = str(tmp_path / "ca.pem")
+    source = source_of(
+        Nobody, "clicks", kafka__security__protocol="SSL", kafka__ssl__ca__location=missing
+    )
+    with pytest.raises(BuildError, match=re.escape(f"kafka.ssl.ca.location is {missing!r}, and")):
+        source.check_start()
 
 
 # --- Who may read ----------------------------------------------------------------------------
@@ -602,3 +620,30 @@ def test_a_certificate_is_checked_and_one_that_does_not_match_is_refused_in_one_
     unknown = source_of(kafka, topic, **given, kafka__bootstrap__servers=kafka.tls_address)
     with pytest.raises(StartRefused, match="certificate of Kafka at localhost"):
         unknown.check_start()
+
+
+def test_a_listener_that_speaks_another_protocol_is_not_taken_for_a_wrong_certificate(kafka):
+    """The broker closes such a connection; another server answers in its own words."""
+    given = {"kafka__security__protocol": "SSL"}
+    for address in (kafka.address, kafka.sasl_address):
+        with pytest.raises(StartRefused, match=r"wants another kafka\.security\.protocol") as told:
+            source_of(kafka, "t", **given, kafka__bootstrap__servers=address).check_start()
+        assert address in str(told.value)
+    with pytest.raises(StartRefused, match=r"wants another kafka\.security\.protocol"):
+        source_of(kafka, "t", kafka__bootstrap__servers=kafka.tls_address).check_start()
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        threading.Thread(target=speak_http, args=(listening,), daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(StartRefused) as told:
+            source_of(kafka, "t", **given, kafka__bootstrap__servers=address).check_start()
+    assert f"{address} does not speak TLS as this client does" in str(told.value)
+    assert "certificate" not in str(told.value)
+
+
+def speak_http(listening):
+    with suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
