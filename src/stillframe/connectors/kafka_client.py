@@ -64,6 +64,7 @@ _SILENT = {
 
 _LOOK = "look whether it runs, and whether it wants another kafka.security.protocol"
 _BROKER = re.compile(r"(?:\w+://)?(?P<address>[^/\s]+)/(?:bootstrap|\d+): ")
+_ADVICE = re.compile(r": broker certificate could not be verified, verify that .*$")
 _STATE = re.compile(r" \(after \d+ms in state .*\)$")
 
 _USUAL: Mapping[str, Any] = {"reconnect.backoff.max.ms": 2_000}
@@ -106,16 +107,18 @@ def _refuse_missing_files(settings: Settings) -> None:
             )
 
 
-def _plainly(said: str, settings: Settings) -> str:
-    """What the client says, without its own states and the address that is told already."""
-    said = _STATE.sub("", said)
+def _plainly(error: KafkaError, settings: Settings) -> str:
+    """What the client says, without its own states and advice and the address that is told."""
+    if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        return "no broker answers"
+    said = _ADVICE.sub("", _STATE.sub("", error.str()))
     broker = _BROKER.match(said)
     return said[broker.end() :] if broker and broker["address"] in settings.servers else said
 
 
 def refused(error: KafkaError, settings: Settings) -> StillframeError:
     """What a job raises for this."""
-    said = _plainly(error.str(), settings)
+    said = _plainly(error, settings)
     if error.code() == KafkaError._SSL and "certificate" not in said:
         return DataError(
             f"Kafka at {settings.servers} does not speak TLS as this client does ({said}): correct"
