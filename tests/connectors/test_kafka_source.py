@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError
 from kafka_broker import PASSWORD, USER
 
 from stillframe.api.sources import EndOfData, Lag, SourceContext, Split
 from stillframe.clock import SystemClock
+from stillframe.connectors.kafka_client import refused
+from stillframe.connectors.kafka_options import Settings
 from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
 from stillframe.options import Options
@@ -551,11 +556,46 @@ def test_a_broker_that_is_not_there_is_told_with_its_address(free_port):
         address = f"127.0.0.1:{free_port}"
 
     began = time.monotonic()
-    with pytest.raises(StartRefused, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
+    with pytest.raises(StartRefused) as told:
         source_of(Nobody, "clicks").check_start()
     assert time.monotonic() - began < 8, "within seconds"
+    assert str(told.value) == (
+        f"Kafka at {Nobody.address} cannot be reached (Connect to ipv4#{Nobody.address} failed:"
+        " Connection refused): start it, or correct kafka.bootstrap.servers"
+    ), "the address where it belongs, and nothing of the client's states"
     with pytest.raises(Unavailable, match=f"Kafka at 127.0.0.1:{free_port} cannot be reached"):
         source_of(Nobody, "clicks").splits(1)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "why"),
+    [
+        (
+            KafkaError._TRANSPORT,
+            "ssl://a:9092/1: Disconnected (after 5ms in state UP, 1 identical error(s) suppressed)",
+            "Disconnected",
+        ),
+        (KafkaError._RESOLVE, "b:9092/1: Failed to resolve 'b:9092': no", "b:9092/1: Failed to"),
+        (KafkaError._ALL_BROKERS_DOWN, "0/2 brokers are down", "no broker answers"),
+    ],
+)
+def test_why_a_broker_cannot_be_reached_is_said_without_the_states_of_the_client(code, said, why):
+    told = str(refused(KafkaError(code, said), Settings("a:9092,c:9092")))
+
+    assert told.startswith(f"Kafka at a:9092,c:9092 cannot be reached ({why}")
+    assert "state UP" not in told
+
+
+def test_a_file_of_the_settings_that_is_not_there_is_named(tmp_path):
+    class Nobody:
+        address = "127.0.0.1:1"
+
+    missing = str(tmp_path / "ca.pem")
+    source = source_of(
+        Nobody, "clicks", kafka__security__protocol="SSL", kafka__ssl__ca__location=missing
+    )
+    with pytest.raises(BuildError, match=re.escape(f"kafka.ssl.ca.location is {missing!r}, and")):
+        source.check_start()
 
 
 # --- Who may read ----------------------------------------------------------------------------
@@ -580,10 +620,10 @@ def test_a_user_with_a_password_reads_and_a_wrong_one_is_refused_in_one_sentence
 
     monkeypatch.setenv("KAFKA_PASSWORD", "wrong-" + PASSWORD)
     began = time.monotonic()
-    with pytest.raises(StartRefused, match=f"Kafka at {kafka.sasl_address} refuses") as refused:
+    with pytest.raises(StartRefused, match=f"Kafka at {kafka.sasl_address} refuses") as told:
         source.check_start()
     assert time.monotonic() - began < 8, "within seconds"
-    assert PASSWORD not in str(refused.value)
+    assert PASSWORD not in str(told.value)
 
 
 def test_a_certificate_is_checked_and_one_that_does_not_match_is_refused_in_one_sentence(kafka):
@@ -597,8 +637,41 @@ def test_a_certificate_is_checked_and_one_that_does_not_match_is_refused_in_one_
 
     by_number = kafka.tls_address.replace("localhost", "127.0.0.1")
     unlike = source_of(kafka, topic, **trusted, kafka__bootstrap__servers=by_number)
-    with pytest.raises(StartRefused, match=f"certificate of Kafka at {by_number} is not accepted"):
+    with pytest.raises(StartRefused) as told:
         unlike.check_start()
+    assert re.fullmatch(
+        rf"the certificate of Kafka at {by_number} is not accepted \([^()]+ verify failed\): set"
+        r" kafka\.ssl\.ca\.location to the file of who has signed it, and name the broker as it is"
+        r" named there",
+        str(told.value),
+    ), "with our advice only"
     unknown = source_of(kafka, topic, **given, kafka__bootstrap__servers=kafka.tls_address)
     with pytest.raises(StartRefused, match="certificate of Kafka at localhost"):
         unknown.check_start()
+
+
+def test_a_listener_that_speaks_another_protocol_is_not_taken_for_a_wrong_certificate(kafka):
+    """The broker closes such a connection; another server answers in its own words."""
+    given = {"kafka__security__protocol": "SSL"}
+    for address in (kafka.address, kafka.sasl_address):
+        with pytest.raises(StartRefused, match=r"wants another kafka\.security\.protocol") as told:
+            source_of(kafka, "t", **given, kafka__bootstrap__servers=address).check_start()
+        assert address in str(told.value)
+    with pytest.raises(StartRefused, match=r"wants another kafka\.security\.protocol"):
+        source_of(kafka, "t", kafka__bootstrap__servers=kafka.tls_address).check_start()
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        threading.Thread(target=speak_http, args=(listening,), daemon=True).start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(StartRefused) as told:
+            source_of(kafka, "t", **given, kafka__bootstrap__servers=address).check_start()
+    assert f"{address} does not speak TLS as this client does" in str(told.value)
+    assert "certificate" not in str(told.value)
+
+
+def speak_http(listening):
+    with suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()

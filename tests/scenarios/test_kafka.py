@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 
 import pytest
@@ -49,13 +50,18 @@ def test_kills_of_slots_driver_and_broker_rescales_and_new_partitions_lose_and_d
         kill_again_and_again(job, views)
 
 
-def test_while_the_broker_is_away_the_job_waits_and_goes_on(page_views, views, kafka, until):
+@pytest.mark.parametrize("seconds", [0, pytest.param(30, marks=pytest.mark.soak)])
+def test_while_the_broker_is_away_the_job_waits_and_goes_on(
+    page_views, views, kafka, until, seconds
+):
     views.send(1_000, 0)
     running = start(page_views, views)
     until(lambda: len(views.ids_out()) == 1_000)
     kafka.kill()
+    back_at = time.monotonic() + seconds
     try:
         until(lambda: any("cannot be reached" in each for each in running.query.trouble))
+        until(lambda: time.monotonic() >= back_at)
         assert any(kafka.address in each for each in running.query.trouble)
     finally:
         kafka.start()

@@ -9,11 +9,13 @@ Rules of this file
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from confluent_kafka import (
@@ -60,6 +62,11 @@ _SILENT = {
     KafkaError._ALL_BROKERS_DOWN,
 }
 
+_LOOK = "look whether it runs, and whether it wants another kafka.security.protocol"
+_BROKER = re.compile(r"(?:\w+://)?(?P<address>[^/\s]+)/(?:bootstrap|\d+): ")
+_ADVICE = re.compile(r": broker certificate could not be verified, verify that .*$")
+_STATE = re.compile(r" \(after \d+ms in state .*\)$")
+
 _USUAL: Mapping[str, Any] = {"reconnect.backoff.max.ms": 2_000}
 """A broker that is back is found within seconds."""
 
@@ -82,6 +89,7 @@ def made(
     try:
         return kind({"log_level": 0, **_USUAL, **(usual or {}), **settings.config(), **ours})
     except KafkaException as error:
+        _refuse_missing_files(settings)
         said = error.args[0].str()
         raise BuildError(
             f"the Kafka client does not take its settings ({said}): correct the kafka.* options,"
@@ -89,9 +97,33 @@ def made(
         ) from None
 
 
+def _refuse_missing_files(settings: Settings) -> None:
+    """What the client says of one is a number of OpenSSL's."""
+    for name, value in settings.given:
+        if name.endswith(".location") and isinstance(value, str) and not Path(value).exists():
+            raise BuildError(
+                f"option kafka.{name} is {value!r}, and there is no such file on this machine:"
+                " correct it, or put the file there"
+            )
+
+
+def _plainly(error: KafkaError, settings: Settings) -> str:
+    """What the client says, without its own states and advice and the address that is told."""
+    if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        return "no broker answers"
+    said = _ADVICE.sub("", _STATE.sub("", error.str()))
+    broker = _BROKER.match(said)
+    return said[broker.end() :] if broker and broker["address"] in settings.servers else said
+
+
 def refused(error: KafkaError, settings: Settings) -> StillframeError:
     """What a job raises for this."""
-    said = error.str()
+    said = _plainly(error, settings)
+    if error.code() == KafkaError._SSL and "certificate" not in said:
+        return DataError(
+            f"Kafka at {settings.servers} does not speak TLS as this client does ({said}): correct"
+            " kafka.security.protocol, or the port in kafka.bootstrap.servers"
+        )
     if error.code() == KafkaError._SSL:
         return DataError(
             f"the certificate of Kafka at {settings.servers} is not accepted ({said}): set"
@@ -104,9 +136,10 @@ def refused(error: KafkaError, settings: Settings) -> StillframeError:
             " for security, or what this user may do there"
         )
     if error.code() in _SILENT:
+        is_closed = "Disconnected" in said  # it was reached, so it may be of another kind
         return Unavailable(
-            f"Kafka at {settings.servers} cannot be reached ({said}): start it, or correct"
-            " kafka.bootstrap.servers"
+            f"Kafka at {settings.servers} cannot be reached ({said}): "
+            + (_LOOK if is_closed else "start it, or correct kafka.bootstrap.servers")
         )
     return Unavailable(f"Kafka at {settings.servers} cannot do what is asked of it now ({said})")
 
@@ -326,10 +359,7 @@ class Client:
         heard, self._heard = self._heard, None
         if heard is not None:
             return refused(heard, self._settings)
-        return Unavailable(
-            f"Kafka at {self._settings.servers} does not answer: look whether it runs, and whether"
-            " it wants another kafka.security.protocol"
-        )
+        return Unavailable(f"Kafka at {self._settings.servers} does not answer: {_LOOK}")
 
 
 def _level(is_committed: bool) -> IsolationLevel:

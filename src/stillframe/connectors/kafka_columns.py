@@ -38,7 +38,6 @@ _KAFKAS = pa.schema(
     ]
 )
 _SHOWN_BYTES_MAX = 80
-_BINARY_BYTES_MAX = (1 << 31) - 1
 _SPARKS_RULES = JsonRules()
 
 
@@ -218,18 +217,10 @@ def _each(name: str, messages: Sequence[Any]) -> list[Any]:
     return list(map(getattr(type(messages[0]), name), messages))
 
 
-def _binary(values: list[bytes | None]) -> pa.Array:
-    """A third of the time of `pa.array`, which looks at each of them more than once."""
-    if None in values:
-        return pa.array(values, pa.binary())
-    parts = cast("list[bytes]", values)
-    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
-    if offsets[-1] > _BINARY_BYTES_MAX:
-        return pa.array(parts, pa.binary())
-    data = pa.py_buffer(b"".join(parts))
-    places = pa.py_buffer(offsets.astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), len(parts), [None, places, data])
+def _binary(name: str, messages: Sequence[Any]) -> pa.Array:
+    """Value by value, without a list of them: half of the time of joining them to one text."""
+    method = getattr(type(messages[0]), name)
+    return pa.array(map(method, messages), pa.binary(), size=len(messages))
 
 
 def _times(messages: Sequence[Any]) -> pa.Array:
@@ -250,8 +241,8 @@ def _headers(messages: Sequence[Any]) -> pa.Array:
 
 
 _MAKERS: Mapping[str, Callable[[Sequence[Any]], pa.Array]] = {
-    "key": lambda messages: _binary(_each("key", messages)),
-    "value": lambda messages: _binary(_each("value", messages)),
+    "key": lambda messages: _binary("key", messages),
+    "value": lambda messages: _binary("value", messages),
     "timestamp": _times,
     "timestampType": _time_types,
     "headers": _headers,

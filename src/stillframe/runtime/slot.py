@@ -551,8 +551,8 @@ class _Slot(TaskEvents):
             self._warned_of_malformed.add(subtask.ref)
             log.warning(
                 "%s, subtask %d, has read malformed records: what of them could not be read is"
-                " null; declare a column _corrupt_record string to see them, or set mode to"
-                " DROPMALFORMED or FAILFAST",
+                " null, or with mode DROPMALFORMED they are left out; declare a column"
+                " _corrupt_record string to see them, or set mode to FAILFAST",
                 subtask.name,
                 subtask.ref.subtask,
             )

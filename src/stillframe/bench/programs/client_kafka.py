@@ -41,8 +41,8 @@ _ANSWER_SECONDS_MAX = 60.0
 
 def read(params, part, begin):
     reader = kafka_topics.consumer(params["brokers"], **_READING)
-    reader.assign([TopicPartition(params["input"], part, 0)])
     begin()
+    reader.assign([TopicPartition(params["input"], part, 0)])  # from here on it fetches ahead
     records, has_ended = 0, False
     while not has_ended:
         # As many as is quickest: of ten thousand at a time each takes half as long again.
