@@ -98,3 +98,46 @@ def test_spark_s_word_count_of_kafka_runs_unchanged_and_without_its_jar(tmp_path
         process.kill()
     assert words == {"to", "be"}
     assert process.returncode == 130
+
+
+SEVERAL = """
+import sys
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
+
+spark = SparkSession.builder.master("local[2]").appName("several").getOrCreate()
+rows = spark.readStream.schema("n long").json(sys.argv[1])
+seen = {}
+
+
+def note(frame, epoch):
+    seen["sum"] = seen.get("sum", 0) + frame.agg({"n": "sum"}).first()[0]
+
+
+queries = [
+    rows.where(col("n") % 3 == place).writeStream.format("memory").queryName(f"q{place}").start()
+    for place in range(3)
+]
+queries.append(rows.writeStream.foreachBatch(note).option("header", True).start())
+for query in queries:
+    query.processAllAvailable()
+print([spark.table(f"q{place}").count() for place in range(3)], seen, flush=True)
+print(len(spark.streams.active), spark.sparkContext.defaultParallelism, flush=True)
+for query in queries:
+    query.stop()
+"""
+
+
+def test_a_program_with_several_queries_has_room_for_them_on_two_local_cores(tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.json").write_text("".join(f'{{"n": {n}}}\n' for n in range(90)))
+    (tmp_path / "several.py").write_text(SEVERAL)
+    command = ["-m", "stillframe.cli.main", "run", "--unchanged", "several.py", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, *command, "--", str(tmp_path / "rows")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS_MAX,
+    )
+    assert done.stdout.splitlines() == ["[30, 30, 30] {'sum': 4005}", "4 2"], done.stderr

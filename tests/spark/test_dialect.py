@@ -93,6 +93,79 @@ def test_every_operation_has_the_schema_that_spark_gives_it(
         assert operation(clicks).schema == operation(same).schema, f"operation {place}"
 
 
+def test_what_a_dataframe_can_do_a_stream_can_also_where_nobody_wrote_it_down(
+    clicks: Stream, same: DataFrame
+) -> None:
+    from pyspark.sql import functions as F
+
+    names = same.sparkSession.createDataFrame([("a", "b")], "app_id string, name string")
+    operations: list[Any] = [
+        lambda df: df.dropna(subset=["app_id"]),
+        lambda df: df.na.fill({"app_id": "none"}),
+        lambda df: df.fillna(0).replace("a", "b"),
+        lambda df: df.unpivot("app_id", ["id", "user_id"], "what", "value"),
+        lambda df: df.withMetadata("id", {"unit": "none"}),
+        lambda df: df.select(df.colRegex("`.*id`")),
+        lambda df: df.hint("broadcast").repartition(3, "id").coalesce(1),
+        lambda df: df.limit(3),
+        lambda df: df.crossJoin(names.select("name")),
+        lambda df: df.unionByName(df.drop("at"), allowMissingColumns=True).dropna(),
+        lambda df: df.agg(F.max("id")),
+        lambda df: df.rollup("app_id").count(),
+        lambda df: df.cube("app_id", df.user_id).agg({"id": "max"}),
+        lambda df: df.groupingSets([["app_id"], ["user_id"]], "app_id", "user_id").count(),
+        lambda df: df.dropna().filter(df.id > 7).select(df.app_id),
+        lambda df: df.to(same.select("id", "at").schema),
+    ]
+    for place, operation in enumerate(operations):
+        made = operation(clicks)
+        assert type(made) is type(clicks), f"operation {place}"
+        assert made.columns == operation(same).columns, f"operation {place}"
+        kinds_of = [each.dataType for each in made.schema]
+        assert kinds_of == [each.dataType for each in operation(same).schema], f"operation {place}"
+    assert clicks.sparkSession is same.sparkSession
+    assert "unpivot" in dir(clicks)
+    assert "collect" not in dir(clicks)
+
+
+def test_a_method_of_dataframes_names_and_follows_the_operator_as_one_of_ours_does(
+    clicks: Stream,
+) -> None:
+    counted = clicks.dropna().rollup("app_id").count().uid("counts")
+    assert isinstance(counted.principal.operator, Aggregate)
+    assert counted.principal.given_uid == "counts"
+    assert clicks.hint("broadcast").node is clicks.node
+    clicks.dropna().createOrReplaceTempView("clicked")
+    counts = clicks.still.stream(clicks.sparkSession.sql("SELECT count(*) FROM clicked"))
+    assert kinds(counts)[:2] == ["read", "filter"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "sentence"),
+    [
+        (lambda df: df.sample(0.5), "Sampling is not supported on streaming"),
+        (lambda df: df.sortWithinPartitions("id"), "Sorting is not supported on streaming"),
+        (lambda df: df.offset(3), "Offset is not supported on streaming"),
+        (lambda df: df.intersect(df), "Intersect of streaming .* is not supported"),
+        (lambda df: df.persist(), "Queries with streaming sources must be executed with"),
+        (lambda df: df.observe("seen", F_count()), "still.writeStream"),
+    ],
+    ids=["sample", "sort", "offset", "intersect", "persist", "observe"],
+)
+def test_what_spark_refuses_of_a_stream_is_refused_in_its_words(
+    clicks: Stream, operation: Any, sentence: str
+) -> None:
+    with pytest.raises(Exception, match=f"(?i){sentence}") as refused:
+        operation(clicks)
+    assert "Py4J" not in type(refused.value).__name__
+
+
+def F_count() -> Any:
+    from pyspark.sql import functions as F
+
+    return F.count(F.lit(1)).alias("n")
+
+
 def test_a_stream_describes_itself_as_a_dataframe_does(
     clicks: Stream, same: DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,9 +317,7 @@ def test_what_a_stream_cannot_do_is_refused_in_one_sentence(clicks: Stream, oper
         ("show", "a stream never ends"),
         ("collect", "a stream never ends"),
         ("orderBy", "no last row"),
-        ("crossJoin", "say join"),
         ("write", "writeStream"),
-        ("repartition", "before still.stream"),
     ],
 )
 def test_a_method_that_a_stream_has_not_says_what_to_do_instead(
@@ -442,6 +513,8 @@ def test_a_trigger_says_when_checkpoints_are_taken_and_whether_the_job_stops(
     assert config(processingTime="5 seconds").checkpoint_interval_seconds == 5.0
     assert not config(processingTime="5 seconds").available_now
     assert config(processingTime="0 seconds").checkpoint_interval_seconds == 1.0
+    assert config(continuous="3 seconds").checkpoint_interval_seconds == 3.0
+    assert not config(continuous="3 seconds").available_now
     for name in ("availableNow", "once"):
         assert config(**{name: True}).available_now
         assert config(**{name: True}).checkpoint_interval_seconds == 1.0
@@ -449,11 +522,13 @@ def test_a_trigger_says_when_checkpoints_are_taken_and_whether_the_job_stops(
 
 def test_triggers_that_cannot_be_meant_are_refused(clicks: Stream, still: Still) -> None:
     writer = clicks.writeStream.format("noop")
-    with pytest.raises(BuildError, match=r"trigger\(continuous='1 second'\) is not there"):
-        writer.trigger(continuous="1 second")
-    with pytest.raises(BuildError, match="takes one of processingTime, availableNow"):
+    with pytest.raises(BuildError, match=r"trigger\(realTime='5 minutes'\) is not there"):
+        writer.trigger(realTime="5 minutes")
+    with pytest.raises(BuildError, match="takes one of processingTime, continuous"):
+        writer.trigger(continuous="1 second", processingTime="1 second")
+    with pytest.raises(BuildError, match="takes one of processingTime, continuous, availableNow"):
         writer.trigger()
-    with pytest.raises(BuildError, match="takes one of processingTime, availableNow"):
+    with pytest.raises(BuildError, match="takes one of processingTime, continuous, availableNow"):
         writer.trigger(availableNow=True, processingTime="1 second")
     with pytest.raises(BuildError, match="processingTime is a duration such as"):
         writer.trigger(processingTime="soon")

@@ -80,6 +80,7 @@ def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Nam
         end_spark,
         jvm_pid,
         keep_jvm_output,
+        make_room_in_local_sessions,
         prepare_spark,
     )
 
@@ -106,6 +107,8 @@ def _run(job: Path, conf: dict[str, str], logs: Scratch, arguments: argparse.Nam
     )
     if arguments.unchanged:
         stillframe.everywhere()
+        if arguments.master is None:
+            make_room_in_local_sessions()
     try:
         run_job_file(job, arguments.job_arguments, follow, ending, logs_events=is_log)
         return 0

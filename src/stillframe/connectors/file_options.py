@@ -16,12 +16,11 @@ from stillframe.errors import BuildError
 
 _OF_ALL = ("path", "compression", "maxRecordsPerFile", "maxFileSize", "sparkMetadata", "retention")
 _OF_LINES = ("encoding", "charset", "lineSep")
+PATTERNS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
+"""How times are written; who makes the rows makes texts of them."""
 _CSV = ("header", "sep", "delimiter", "quote", "escape", "nullValue", "emptyValue", "quoteAll")
 _PATTERN = "select the column as a string, in the form that is wanted"
 _REFUSED: Mapping[str, str] = {
-    "dateFormat": _PATTERN,
-    "timestampFormat": _PATTERN,
-    "timestampNTZFormat": _PATTERN,
     "timeZone": "times are written in spark.sql.session.timeZone: set that",
     "locale": _PATTERN,
     "escapeQuotes": "quotes are escaped: leave it out",
@@ -35,8 +34,8 @@ _REFUSED: Mapping[str, str] = {
 FILE_SINK_OPTIONS: Mapping[FileFormat, tuple[str, ...]] = {
     "parquet": _OF_ALL,
     "orc": _OF_ALL,
-    "json": (*_OF_ALL, *_OF_LINES, *_REFUSED),
-    "csv": (*_OF_ALL, *_OF_LINES, *_CSV, *_REFUSED),
+    "json": (*_OF_ALL, *_OF_LINES, *PATTERNS, *_REFUSED),
+    "csv": (*_OF_ALL, *_OF_LINES, *_CSV, *PATTERNS, *_REFUSED),
     "text": (*_OF_ALL, *_OF_LINES),
 }
 

@@ -17,7 +17,11 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
+from stillframe.spark.formats.ours import option_text
+from stillframe.spark.plans.leaf_options import heeding
+from stillframe.spark.plans.translation import writer_of
 from stillframe.spark.session import Still
+from stillframe.spark.stream import Stream
 from stillframe.spark.streams import Streams
 
 _asked: list[SparkSession] = []
@@ -56,7 +60,7 @@ def _is_ours(spark: SparkSession) -> bool:
 
 def _write_stream(own: property, frame: DataFrame) -> Any:
     if _is_ours(frame.sparkSession) and frame.isStreaming:
-        return Still(frame.sparkSession).writeStream(frame)
+        return writer_of(Still(frame.sparkSession), frame, is_unchanged=True)
     return own.__get__(frame)
 
 
@@ -79,8 +83,14 @@ def _load(
     jvm: Any = reader._spark._jvm
     as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
     said = dict(as_java(_field(java, "extraOptions").originalMap()))
-    reading = Still(reader._spark).readStream.format("kafka").options(**{**said, **options})
-    return reading.load().toDataFrame()
+    given = {**said, **{name: option_text(value) for name, value in options.items()}}
+    still = Still(reader._spark)
+    stream = heeding(given, "kafka", lambda known: _of_kafka(still, known))
+    return stream.toDataFrame()
+
+
+def _of_kafka(still: Still, options: dict[str, str]) -> Stream:
+    return still.readStream.format("kafka").options(**options).load()
 
 
 def _field(java: Any, name: str) -> Any:

@@ -1,10 +1,12 @@
-"""What a DataFrame has and a stream has not, and what to do instead."""
+"""What a DataFrame has and a stream has not, and what to do instead; and what Spark says of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pyspark.sql import DataFrame
+from py4j.java_gateway import JavaObject
+from pyspark.errors import AnalysisException
 
 from stillframe.errors import BuildError
 
@@ -12,17 +14,14 @@ BEFORE = "do it with Spark before still.stream(df), or per epoch in foreachBatch
 """What to do, where there is nothing better to say."""
 
 _NEVER_ENDS = "a stream never ends, so its rows cannot be fetched: write it somewhere, writeStream"
-_REFUSED: Mapping[str, str] = {
+REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         ("collect", "show", "take", "head", "first", "tail", "toPandas", "toArrow", "count",
          "toLocalIterator", "isEmpty", "foreach", "foreachPartition"),
         _NEVER_ENDS,
     ),
     **dict.fromkeys(("orderBy", "sort"), f"a stream has no last row to sort by; {BEFORE}"),
-    **dict.fromkeys(("limit", "offset"), f"a stream is not cut off; {BEFORE}"),
-    "crossJoin": "rows of streams meet where they have the same key: say join(other, on, how)",
     "write": "a stream is written with writeStream",
-    "agg": "say groupBy().agg(...)",
 }  # fmt: skip
 
 
@@ -30,8 +29,22 @@ class NotOffered(BuildError, AttributeError):
     """A method that a DataFrame has and a stream has not."""
 
 
-def refuse_what_frames_have(name: str) -> None:
-    """Raise, if a DataFrame has this attribute; asked of those that a stream has not."""
-    if name in _REFUSED or hasattr(DataFrame, name):
-        why = _REFUSED.get(name, BEFORE)
-        raise NotOffered(f"a stream has no {name}: {why}")
+def refuse_what_never_ends(name: str) -> None:
+    """Raise, if this is an attribute of DataFrames for rows that are all there."""
+    if name in REFUSED:
+        raise NotOffered(f"a stream has no {name}: {REFUSED[name]}")
+
+
+def refused_by_spark(jvm: Any, plan: JavaObject) -> str | None:
+    """Spark's own words for what it does in no output mode; None: it has none."""
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    said: list[str] = []
+    for mode in (modes.Append(), modes.Update(), modes.Complete()):
+        try:
+            checker.checkForStreaming(plan, mode)
+        except AnalysisException as error:
+            said.append(str(error).partition(";\n")[0].partition("\n")[0].rstrip(".;"))
+        else:
+            return None
+    return said[0]

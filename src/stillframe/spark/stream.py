@@ -43,7 +43,7 @@ from stillframe.runtime.row_functions import (
 from stillframe.spark.expressions.evaluated import columns_in_two, condition_in_two
 from stillframe.spark.expressions.windows import watermark_of
 from stillframe.spark.internals import as_known
-from stillframe.spark.refusals import refuse_what_frames_have
+from stillframe.spark.refusals import REFUSED, refuse_what_never_ends
 from stillframe.spark.steps import analyzed
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
 
@@ -171,17 +171,23 @@ class Stream:
             return self.select(*item)
         return self._frame[item]
 
-    def __getattr__(self, name: str) -> Column:
+    def __getattr__(self, name: str) -> Any:
+        """A column; or a method that a DataFrame has, which gives a stream where it gives one."""
         if name.startswith("_"):
             raise AttributeError(f"a stream has no attribute {name!r}")
         if name in self._frame.columns:
             return self._frame[name]
-        refuse_what_frames_have(name)
-        column: Column = self._frame.__getattr__(name)  # raises in Spark's words
-        return column
+        refuse_what_never_ends(name)
+        if hasattr(DataFrame, name):
+            from stillframe.spark.plans.borrowed import borrowed
+
+            return borrowed(self, name)
+        return self._frame.__getattr__(name)  # raises in Spark's words
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(c for c in self.columns if c.isidentifier())})
+        of_frames = (name for name in dir(DataFrame) if name not in REFUSED)
+        columns = (name for name in self.columns if name.isidentifier())
+        return sorted({*super().__dir__(), *columns, *of_frames})
 
     # --- Rows in, rows out --------------------------------------------------------------------
 

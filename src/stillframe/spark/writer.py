@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from stillframe.config import (
 )
 from stillframe.connectors.discard import DiscardSink
 from stillframe.connectors.file_encoders import FORMATS
-from stillframe.connectors.file_options import file_sink_from_options
+from stillframe.connectors.file_options import PATTERNS, file_sink_from_options
 from stillframe.connectors.file_sink import FileSink
 from stillframe.connectors.staged import Handler, StagedSink
 from stillframe.errors import BuildError
@@ -50,6 +51,7 @@ from stillframe.spark.formats.catalog_tables import refuse_other_columns, table_
 from stillframe.spark.formats.data_source_sinks import PythonSink
 from stillframe.spark.formats.exact import exactly_once
 from stillframe.spark.formats.foreach import ForeachFormat
+from stillframe.spark.formats.written_times import with_times_as_texts
 from stillframe.spark.frames.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
 from stillframe.spark.plans.joins import refuse_mode_of_joins
 from stillframe.spark.plans.observed import Observing
@@ -60,6 +62,8 @@ from stillframe.storage.places import address_of, place_of
 if TYPE_CHECKING:
     from stillframe.coordinator.query import Query
     from stillframe.spark.stream import Stream
+
+log = logging.getLogger("stillframe")
 
 _MEMORY_ROWS_MAX = "1000000"
 _CONSOLE_ROWS = "20"
@@ -79,8 +83,11 @@ class StreamWriter:
         finish: Finish = as_it_is,
         *,
         observers: Sequence[StreamWriter] = (),
+        is_unchanged: bool = False,
     ) -> None:
         self._stream = stream
+        self._is_unchanged = is_unchanged
+        """Whether the program was written for Spark, which passes over options nobody knows."""
         self._observers = observers
         self._last_steps = finish
         self._name: str | None = None
@@ -92,7 +99,7 @@ class StreamWriter:
         self._given_uid: str | None = None
         self._partition_by: tuple[str, ...] = ()
         self._trigger: str | None = None
-        self._processing_time: str | None = None
+        self._checkpoint_every: str | None = None
 
     # --- PySpark's -----------------------------------------------------------------------------
 
@@ -162,25 +169,32 @@ class StreamWriter:
         """Say how often checkpoints are taken, or that the job stops at what is there.
 
         Records are always processed as they come; they show with the next checkpoint, so
-        `processingTime` is the interval between two. With `availableNow` or `once` the job reads
+        `processingTime` is the interval between two, and so is `continuous`, as in Spark. With
+        `availableNow` or `once` the job reads
         what is there at its start and stops; started again, it reads what has come since.
         """
-        for name, value in {"continuous": continuous, "realTime": realTime}.items():
-            if value is not None:
-                raise BuildError(
-                    f"trigger({name}={value!r}) is not there: records are processed as they come;"
-                    " say trigger(processingTime=...) for how often they show"
-                )
-        given = {"processingTime": processingTime, "once": once, "availableNow": availableNow}
+        if realTime is not None:
+            raise BuildError(
+                f"trigger(realTime={realTime!r}) is not there: records are processed as they come;"
+                " say trigger(processingTime=...) for how often they show"
+            )
+        given = {
+            "processingTime": processingTime,
+            "continuous": continuous,
+            "once": once,
+            "availableNow": availableNow,
+        }
         wanted = [name for name, value in given.items() if value]
         if len(wanted) != 1:
             raise BuildError(
-                "trigger(...) takes one of processingTime, availableNow=True and once=True"
+                "trigger(...) takes one of processingTime, continuous, availableNow=True and"
+                " once=True"
             )
-        if processingTime and parse_duration_seconds("processingTime", processingTime) == 0:
-            processingTime = None  # as often as is usual
         (self._trigger,) = wanted
-        self._processing_time = processingTime
+        every = processingTime or continuous
+        if every and parse_duration_seconds(self._trigger, every) == 0:
+            every = None  # as often as is usual
+        self._checkpoint_every = every
         return self
 
     def foreach(self, f: object) -> StreamWriter:
@@ -202,6 +216,13 @@ class StreamWriter:
             raise BuildError(f"partitionBy takes names of columns, not {names!r}")
         self._partition_by = tuple(str(name) for name in names)
         return self
+
+    def clusterBy(self, *cols: str | list[str]) -> StreamWriter:
+        """Refused: none of the sinks lays out its files by a clustering."""
+        raise BuildError(
+            f"clusterBy({', '.join(map(repr, cols))}) has no sink here that clusters rows: leave it"
+            " out, or write in foreachBatch with df.writeTo(...)"
+        )
 
     def toTable(
         self,
@@ -246,6 +267,8 @@ class StreamWriter:
     ) -> Query:
         """Start the job; the arguments say last what the methods said first."""
         self._finish(path, format, outputMode, partitionBy, queryName, options)
+        if self._is_unchanged:
+            self._leave_out_unknown_options()
         name = self._name or "query"
         return self._stream.still.start(name, self, **self._checkpoints_unless_said(name))
 
@@ -283,9 +306,9 @@ class StreamWriter:
 
     def trigger_options(self) -> dict[str, str]:
         """The job option that the trigger stands for, if any."""
-        if self._processing_time is None:
+        if self._checkpoint_every is None:
             return {}
-        return {"checkpointInterval": self._processing_time}
+        return {"checkpointInterval": self._checkpoint_every}
 
     @property
     def has_trigger(self) -> bool:
@@ -387,17 +410,34 @@ class StreamWriter:
 
     def _sink_options(self) -> dict[str, str]:
         """Those that are the sink's own."""
-        own = () if self._function is not None else self._format.option_names
-        storage = filter(is_storage_setting, self._options)
-        of_job = [*job_option_names(), *storage]
+        own, of_job = self._own_options, self._job_options
         if own is None:
             jobs = {name.lower() for name in of_job}
             return {k: v for k, v in self._options.items() if k.lower() not in jobs}
         refuse_unknown(self._options, [*own, *of_job], f"the sink {self._sink_name()}")
         return {k: v for k, v in self._options.items() if names_option(k, own)}
 
+    def _leave_out_unknown_options(self) -> None:
+        """As Spark does it, which says nothing; here each is named."""
+        if self._own_options is None:
+            return
+        known = [*self._own_options, *self._job_options]
+        for name in [each for each in self._options if not names_option(each, known)]:
+            of = self._sink_name()
+            log.warning("option %s means nothing to the sink %s: no effect", name, of)
+            del self._options[name]
+
+    @property
+    def _own_options(self) -> tuple[str, ...] | None:
+        """None: the sink takes any."""
+        return () if self._function is not None else self._format.option_names
+
+    @property
+    def _job_options(self) -> list[str]:
+        return [*job_option_names(), *filter(is_storage_setting, self._options)]
+
     def _node(self, sink: Sink) -> Node:
-        upstream = self._stream.node
+        upstream = self._written.node
         return Node(Write(sink), upstream.schema, (upstream,), self._given_uid)
 
     def _sink(self, job: str, config: JobConfig) -> Sink:
@@ -448,8 +488,9 @@ class StreamWriter:
                 " choose another format"
             )
         self._refuse_without_checkpoints(config)
+        schema = self._written.node.schema
         if format == "orc":
-            refuse_times_in_orc(self._stream.still.spark, self._schema)
+            refuse_times_in_orc(self._stream.still.spark, schema)
         zone = str(self._stream.still.spark.conf.get("spark.sql.session.timeZone"))
         # Made absolute here: an executor may stand in another directory than the driver.
         address = address_of(path)
@@ -457,7 +498,7 @@ class StreamWriter:
             FileSink(
                 address,
                 format,
-                self._schema,
+                schema,
                 zone,
                 settings=place_of(address, config.storage_settings).settings,
             ),
@@ -541,6 +582,14 @@ class StreamWriter:
         if config.checkpoint_location is None:
             return {}
         return place_of(address_of(config.checkpoint_location), config.storage_settings).settings
+
+    @property
+    def _written(self) -> Stream:
+        """What the sink gets; with texts for those times that are written by a pattern."""
+        if not self._is_own("csv", "json"):
+            return self._stream
+        patterns = {name: ours.option_value(self._options, name) for name in PATTERNS}
+        return with_times_as_texts(self._stream, patterns, self._partition_by)
 
     @property
     def _is_whole(self) -> bool:

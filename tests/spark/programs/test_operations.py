@@ -263,17 +263,12 @@ OPERATIONS = [
     for kind, lines in kinds.items()
     for code in lines.strip().splitlines()
 ]
-_SUBQUERY = "a sub-query inside of an expression; join with it instead"
 WHY_NOT = {
-    'rows.select(rows.metadataColumn("_metadata").file_name)': "what a file is called is not told",
     "rows.zipWithIndex()": "a stream has no last row to count to",
     "rows.distinct()": "rows are not told apart by arrays",
     'rows.join(other, "device")': "two columns would have one name; rename one",
     "rows.crossJoin(other)": "streams are joined by equal keys; Spark says so at the start",
     'minutes.withWatermark("window", "1 minute")': "event time is a column of times",
-    'sql("SELECT device FROM rows WHERE deviceType IN (SELECT deviceType FROM names)")': _SUBQUERY,
-    'sql("SELECT device FROM rows WHERE EXISTS (SELECT 1 FROM names)")': _SUBQUERY,
-    'sql("SELECT device, (SELECT max(name) FROM names) AS n FROM rows")': _SUBQUERY,
     'rows.groupBy("device").count().join(names, F.col("device") == F.col("name"))': (
         "a whole result is selected from, filtered and sorted, and not joined"
     ),

@@ -339,6 +339,24 @@ def live(at: Place) -> Facts:
     }
 
 
+def without_batches(at: Place) -> Facts:
+    name = f"{at.tables}continuous"
+    rates = at.spark.readStream.format("rate").options(rowsPerSecond=50, numPartitions=1)
+    writer = rates.load().writeStream.format("memory").queryName(name)
+    query = writer.trigger(continuous="500 milliseconds").start()
+    wait_until(lambda: at.spark.table(name).count() >= 20)
+    query.stop()
+    values = sorted(row.value for row in at.spark.table(name).collect())
+    tracked = rates.load().writeStream.format("noop").option("asyncProgressTrackingEnabled", "true")
+    query = tracked.option("checkpointLocation", str(at.out / "tracked")).start()
+    wait_until(lambda: query.lastProgress is not None)
+    query.stop()
+    return {
+        "`trigger(continuous=...)`": values == list(range(len(values))),
+        "asynchronous progress tracking": query.exception(),
+    }
+
+
 def in_batches(at: Place) -> Facts:
     name = f"{at.tables}batches"
     asked = {"rowsPerBatch": 10, "numPartitions": 3, "startTimestamp": 5000}
@@ -424,6 +442,11 @@ RUNS = (
     ),
     Run("Sources that never end", live, {"`rate`": SAME}),
     Run("Sources that never end", in_batches, {"`rate-micro-batch`": SAME}),
+    Run(
+        "Sources that never end",
+        without_batches,
+        {"`trigger(continuous=...)`": SAME, "asynchronous progress tracking": SAME},
+    ),
 )
 
 
@@ -458,27 +481,10 @@ def test_a_query_of_the_guide_does_here_what_it_does_in_spark(
 
 REFUSED = (
     (
-        "`continuous`",
-        "records are processed as they come in any case",
-        lambda at: at.devices().writeStream.trigger(continuous="1 second"),
-        "records are processed as they come",
-    ),
-    (
         "`realTime`",
         "records are processed as they come in any case",
         lambda at: at.devices().writeStream.trigger(realTime="5 minutes"),
         "records are processed as they come",
-    ),
-    (
-        "asynchronous progress tracking",
-        "checkpoints are asynchronous in any case",
-        lambda at: (
-            at.devices()
-            .writeStream.format("noop")
-            .option("asyncProgressTrackingEnabled", "true")
-            .start()
-        ),
-        "asyncProgressTrackingEnabled",
     ),
 )
 

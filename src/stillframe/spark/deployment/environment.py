@@ -29,6 +29,7 @@ from pyspark.core import context as pyspark_context
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from stillframe.config import SESSION_PREFIX
 from stillframe.spark.deployment.java import ensure_java
 
 _LOG4J = """\
@@ -93,6 +94,41 @@ def prepare_spark(master: str, conf: Mapping[str, str], logs: Path, *, is_verbos
             PySparkLogger.getLogger(name).disabled = True
     before = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{shlex.join(arguments)} {before}"
+
+
+_LOCAL = re.compile(r"local(?:\[(\*|\d+)(,\d+)?\])?")
+_MORE_THREADS_MIN = 8
+
+
+def roomier(master: str, processors: int) -> tuple[str, int] | None:
+    """A local master with threads for several jobs, and the cores of this one; None: it is none."""
+    asked = _LOCAL.fullmatch(master.replace(" ", ""))
+    if asked is None:
+        return None
+    cores = processors if asked[1] == "*" else int(asked[1] or 1)
+    return f"local[{cores + max(_MORE_THREADS_MIN, 2 * cores)}{asked[2] or ''}]", max(1, cores)
+
+
+def make_room_in_local_sessions() -> None:
+    """Give the local sessions of this process more threads than their master says.
+
+    A query of Spark's has no thread while it waits for rows, so `local[2]` is enough for any number
+    of them. A job of ours has its slots for as long as it runs. A program that was written for
+    Spark sets its master in a line of its own: it is changed where its context begins.
+    """
+    own = SparkContext._initialize_context
+
+    def with_room(self: SparkContext, jconf: Any) -> Any:
+        room = roomier(str(jconf.get("spark.master")), os.cpu_count() or 1)
+        if room is not None:
+            master, cores = room
+            jconf.set("spark.master", master)
+            # What goes by the number of threads stays what it would have been.
+            jconf.setIfMissing("spark.default.parallelism", str(cores))
+            jconf.setIfMissing(f"{SESSION_PREFIX}parallelism", str(max(1, cores - 2)))
+        return own(self, jconf)
+
+    SparkContext._initialize_context = with_room  # type: ignore[method-assign]
 
 
 def log_file(logs: Path) -> Path:

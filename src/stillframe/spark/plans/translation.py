@@ -55,6 +55,7 @@ from stillframe.spark.processors.stateful import (
     transformed,
     with_group_state,
 )
+from stillframe.spark.refusals import refused_by_spark
 from stillframe.spark.steps import analyzed, as_scala, children, class_name, sequence
 from stillframe.spark.stream import (
     Stream,
@@ -84,8 +85,8 @@ def stream_of(still: Still, frame: DataFrame) -> Stream:
 
 
 @as_known()
-def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
-    """The writer of what this DataFrame gives.
+def writer_of(still: Still, frame: DataFrame, *, is_unchanged: bool = False) -> StreamWriter:
+    """The writer of what this DataFrame gives; of a program that was written for Spark or not.
 
     Sorting and limits are for a whole result. Where they stand last, Spark does them each time to
     the rows that the stream below them has given.
@@ -98,9 +99,12 @@ def writer_of(still: Still, frame: DataFrame) -> StreamWriter:
     stream = translation.of(below)
     observers = tuple(translation.observers.values())
     if below is plan:
-        return StreamWriter(stream, observers=observers)
+        return StreamWriter(stream, observers=observers, is_unchanged=is_unchanged)
     return StreamWriter(
-        stream, lambda rows: translation.finished(plan, below, rows), observers=observers
+        stream,
+        lambda rows: translation.finished(plan, below, rows),
+        observers=observers,
+        is_unchanged=is_unchanged,
     )
 
 
@@ -157,11 +161,11 @@ class _Translation:
             raise self._told from error
 
     def _refused(self, plan: JavaObject) -> BuildError:
-        step = plan.simpleString(200).strip().lstrip("~!")
-        return BuildError(
-            f"a stream cannot do this step of Spark's plan: {step}; do it in foreachBatch, or leave"
-            " it out"
-        )
+        said = refused_by_spark(self._jvm, plan)
+        if said is None:
+            step = plan.simpleString(200).strip().lstrip("~!")
+            said = f"a stream cannot do this step of Spark's plan: {step}"
+        return BuildError(f"{said}; do it in foreachBatch, or leave it out")
 
     def finished(self, plan: JavaObject, below: JavaObject, rows: DataFrame) -> DataFrame:
         """What the upper part of the plan makes of these rows, which are all there are."""
@@ -217,8 +221,26 @@ class _Translation:
         return projected(child, self._over(plan, child))
 
     def filter(self, plan: JavaObject) -> Stream:
+        joined = self._with_joins_for_subqueries(plan)
+        if joined is not None:
+            return self.of(joined)
         child = self.of(plan.child())
         return filtered(child, self._over(plan, child))
+
+    def _with_joins_for_subqueries(self, plan: JavaObject) -> JavaObject | None:
+        """IN and EXISTS are joins with a static DataFrame, as Spark's optimizer makes them of it;
+        None: there are none in the condition."""
+        catalyst = self._jvm.org.apache.spark.sql.catalyst
+        has_any = catalyst.expressions.SubqueryExpression
+        if not has_any.hasSubquery(plan.condition()):
+            return None
+        rules = catalyst.optimizer
+        made = rules.RewriteNonCorrelatedExists.apply(plan)
+        if has_any.hasInOrCorrelatedExistsSubquery(made.condition()):
+            made = rules.RewritePredicateSubquery.apply(
+                rules.PullupCorrelatedPredicates.apply(made)
+            )
+        return None if made.equals(plan) else made
 
     def watermark(self, plan: JavaObject) -> Stream:
         child = self.of(plan.child())
