@@ -416,7 +416,7 @@ class Judge:
         seen = project(built.columns, batch.take(pa.array(good)), out, evaluator)
         if not self._is_fixed(built):
             return 0, None
-        ours = list(zip(*(each.to_pylist() for each in seen.columns), strict=True))
+        ours = list(zip(*map(_plain, seen.columns), strict=True))
         for place, here, there in zip(good, ours, theirs, strict=True):
             if repr(here) != repr(there):
                 return 0, f"{here} and not {there} at {rows[place]}"
@@ -618,6 +618,13 @@ def _values(column: pa.ChunkedArray, field: pa.Field) -> list[Any]:
     """Times in the zone that ours are in."""
     with contextlib.suppress(pa.ArrowInvalid):  # nulls where Spark has said that there are none
         column = column.cast(field.type)
+    return _plain(column)
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Texts as bytes: some functions of Spark's make such as are no UTF-8."""
+    if pa.types.is_string(column.type):
+        column = column.cast(pa.binary())
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
