@@ -657,7 +657,6 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
     aggregates = [v for v in verdicts if v.group == AGGREGATES and v.where != OFF]
     off = [each for each in verdicts if each.where == OFF]
     judged = [each for each in (*scalar, *aggregates) if each.where != REFUSED]
-    planned = [each for each in judged if each.settings < len(CONFIGURATIONS)]
     lines = [
         _share(scalar, "scalar functions and operators"),
         "",
@@ -684,9 +683,12 @@ def lines_of(verdicts: Sequence[Verdict]) -> list[str]:
         "",
         f"Not counted, as Spark alone does not run them either: {_names(off, OFF)}.",
     ]
-    if planned:
-        named = (f"`{each.name}` ({each.settings})" for each in planned)
-        lines += ["", f"Not run with all four settings yet, but with so many: {', '.join(named)}."]
+    for settings in range(len(CONFIGURATIONS)):
+        named = ", ".join(f"`{each.name}`" for each in judged if each.settings == settings)
+        words = f"Run with {settings} of the {len(CONFIGURATIONS)} settings until now"
+        if not settings:
+            words = "Listed by their plans, and not run on these rows yet"
+        lines += ["", f"{words}: {named}."] if named else []
     for group, words in _NOT_SCALAR.items():
         of = [each for each in verdicts if each.group == group]
         if words:

@@ -26,7 +26,7 @@ from stillframe.spark.types import empty_frame
 pytestmark = pytest.mark.spark
 
 SHARE_MIN = 0.98
-ROWS_MIN = 20
+ROWS_MIN = 12
 """Of a function, in one time zone and one mode."""
 
 
