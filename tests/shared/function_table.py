@@ -633,12 +633,14 @@ def _values(column: pa.ChunkedArray, field: pa.Field) -> list[Any]:
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Texts as bytes, as some functions of Spark's make such as are no UTF-8; days as numbers, as
-    there are more than Python has."""
+    """Texts as bytes, as some functions of Spark's make such as are no UTF-8; times as numbers,
+    as there are more than Python has."""
     if pa.types.is_string(column.type):
         column = column.cast(pa.binary())
     elif pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
     return column.to_pylist()  # type: ignore[no-any-return]
 
 
