@@ -77,9 +77,10 @@ def freeze(play: Supervisor) -> Result:
     waited = time.monotonic() - began
     score = play.await_score(f"checkpoint {number} is committed", number - 1)
     is_same = score.attempt == before
+    why = "" if is_same else f" ({_shortened(play, play.now.failure or 'nobody says why')})"
     return Result(
         f"the checkpoint waits for the slot and completes in attempt {before}",
-        f"checkpoint {number} completed after {waited:.1f} s in attempt {score.attempt};"
+        f"checkpoint {number} completed after {waited:.1f} s in attempt {score.attempt}{why};"
         f" {_in_words(score)}",
         score.is_exact and is_same and waited >= _FREEZE_SECONDS / 2,
         (f"kill -STOP {pid}; sleep {_FREEZE_SECONDS:g}; kill -CONT {pid}",),
