@@ -57,7 +57,7 @@ function buttons(state) {
   return [
     ...kills,
     { key: 'executor', words: t('playground.kill_executor'), body: { action: 'kill_executor' }, command: 'kill -9 EXECUTOR', off: state.executor_off },
-    { key: 'freeze', words: t('playground.freeze', { slot: 1, seconds: 10 }), body: { action: 'freeze_slot', slot: 1, seconds: 10 }, command: `kill -STOP ${pid(1)}; sleep 10; kill -CONT ${pid(1)}` },
+    { key: 'freeze', words: t('playground.freeze', { slot: 1, seconds: 8 }), body: { action: 'freeze_slot', slot: 1, seconds: 8 }, command: `kill -STOP ${pid(1)}; sleep 8; kill -CONT ${pid(1)}` },
     { key: 'driver', words: t('playground.kill_driver'), body: { action: 'kill_driver' }, command: `kill -9 ${state.driver ?? 'DRIVER'}` },
     { key: 'slow', words: t('playground.slow'), body: { action: 'slow_channel' }, command: 'faults.json: {"delay": {"source": 0, "target": 1, "seconds": 3}}' },
     { key: 'poison', words: t('playground.poison'), body: { action: 'poison' }, command: 'faults.json: {"poison": …}' },

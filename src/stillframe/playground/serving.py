@@ -109,7 +109,7 @@ class Buttons:
 
     def _actions(self, given: Mapping[str, Any]) -> dict[str, Callable[[], object]]:
         play = self.play
-        slot, seconds = int(given.get("slot", 1)), float(given.get("seconds", 10))
+        slot, seconds = int(given.get("slot", 1)), float(given.get("seconds", 8))
         return {
             "checkpoint": lambda: f"checkpoint {play.checkpoint()} is complete",
             "kill_slot": lambda: breaking.kill_slot(play, slot).prediction.sentence,
