@@ -22,7 +22,7 @@ from lake_jobs import (
     Directory,
 )
 
-from stillframe.testing.s3_node import ACCESS_KEY, SECRET_KEY
+from stillframe.testing.s3_node import ACCESS_KEY, SECRET_KEY, versitygw
 from stillframe.testing.sources import ScriptedSource, Wait
 
 
@@ -102,6 +102,8 @@ def lake(request):
 def test_kills_of_slots_driver_and_storage_and_rescales_lose_and_double_nothing(
     page_views, lake, kind, tmp_path
 ):
+    if kind is ClicksToIceberg and not versitygw().exists():
+        pytest.skip("moto forgets what it was given in parts when it is killed: make versitygw")
     random = Random(SEED)
     gates = [page_views.gate(f"gate-{step}") for step in range(KILLS + 1)]
     source = clicks(page_views, gates)
