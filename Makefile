@@ -86,7 +86,7 @@ quick: $(VENV)/project
 	  $(addprefix --ignore=tests/,scenarios simulation cli rest bench) $(ARGS)
 
 # What `make test` does once or five times, done many times: kills of the driver, of slots, of
-# databases, of a broker and of an S3 server that keeps files (`make versitygw` builds one; without it
+# databases, of a broker, of HDFS and of an S3 server that keeps files (`make versitygw` builds one; without it
 # moto stands in), batches through Spark's evaluator, the playground's tour, simulated schedules,
 # examples that hypothesis draws.
 soak: $(VENV)/quick-java/bin/java
@@ -95,7 +95,8 @@ soak: $(VENV)/quick-java/bin/java
 	  tests/scenarios/test_hdfs.py tests/spark/soak_bucket_on_a_cluster.py $(ARGS)
 	@STILLFRAME_SOAK=1 $(BIN)/python -m pytest -n 0 -m 'soak or hypothesis' $(ARGS)
 	@STILLFRAME_KILLS=20 $(BIN)/python -m pytest -n 0 -k kills tests/scenarios/test_databases.py \
-	  tests/scenarios/test_kafka.py tests/spark/soak_kafka_on_a_cluster.py $(ARGS)
+	  tests/scenarios/soak_lakes_killed.py tests/scenarios/test_kafka.py \
+	  tests/spark/soak_kafka_on_a_cluster.py $(ARGS)
 	@STILLFRAME_KILLS=5 $(BIN)/python -m pytest -n 0 tests/spark/test_program_kills.py $(ARGS)
 	@STILLFRAME_BATCHES=100000 $(BIN)/python -m pytest -n 0 --timeout 3600 -k leave_nothing_behind \
 	  tests/spark/test_evaluator.py $(ARGS)

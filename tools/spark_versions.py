@@ -40,6 +40,7 @@ TESTS = (
     "tests/spark/test_snapshots_as_frames.py",
     "tests/spark/test_refreshing.py",
     "tests/spark/test_program_kills.py",
+    "tests/spark/soak_delta_by_spark.py",
 )
 
 # Sockets that older versions leave to the garbage collector are not ours to mend.

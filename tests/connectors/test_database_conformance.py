@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.database, pytest.mark.slow]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize(
+    "kind", ["postgres", "mariadb", pytest.param("mysql", marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("keys", ["", "id"])
 def test_the_sink_keeps_its_promises(kind, keys, request):
     server = request.getfixturevalue(kind)

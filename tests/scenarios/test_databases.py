@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections import Counter
 from contextlib import closing
@@ -103,7 +104,10 @@ def kill_between_stage_and_commit(server, job, gate, held):
     server.start()
 
 
-def test_while_the_server_is_away_the_job_waits_and_goes_on(page_views, server, until):
+@pytest.mark.parametrize("away_seconds", [0, pytest.param(30, marks=pytest.mark.soak)])
+def test_while_the_server_is_away_the_job_waits_and_goes_on(
+    page_views, server, until, away_seconds
+):
     clicks = Clicks(server, page_views, steps=1)
     running = start(page_views, clicks)
     running.next_checkpoint()
@@ -113,6 +117,7 @@ def test_while_the_server_is_away_the_job_waits_and_goes_on(page_views, server, 
         until(lambda: any("cannot be reached" in each for each in running.query.trouble))
         assert any(server.address in each for each in running.query.trouble)
         assert not any(PASSWORD in each for each in running.query.trouble)
+        threading.Event().wait(away_seconds)
     finally:
         server.start()
     running.finish()

@@ -36,7 +36,9 @@ class RecordingMoto(MotoNode):
     def start(self) -> None:
         super().start()
         if (self.home / "requests").exists():
-            assert self._request("POST", "/moto-api/recorder/replay-recording") == 200
+            # All that was ever asked of it is done again, which takes long in a long story.
+            again = "/moto-api/recorder/replay-recording"
+            assert self._request("POST", again, timeout_seconds=300) == 200
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -120,8 +120,9 @@ class MotoNode(S3Node):
     def _environment(self) -> dict[str, str]:
         return {}
 
-    def _request(self, method: str, path: str) -> int:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+    def _request(self, method: str, path: str, timeout_seconds: float = 30.0) -> int:
+        opened = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_seconds)
+        with closing(opened) as connection:
             connection.request(method, path)
             return connection.getresponse().status
 
