@@ -6,16 +6,17 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import closing, suppress
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 from kafka_broker import PASSWORD, USER
 
 from stillframe.api.sources import EndOfData, Lag, SourceContext, Split
 from stillframe.clock import SystemClock
-from stillframe.connectors.kafka_client import refused
+from stillframe.connectors.kafka_client import Client, refused
 from stillframe.connectors.kafka_options import Settings
 from stillframe.connectors.kafka_source import KafkaSource
 from stillframe.errors import BuildError, DataError, StartRefused, Unavailable
@@ -306,6 +307,35 @@ def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(kaf
     assert found_by(source, second.state).splits == []
 
 
+class NoLeaderYet:
+    """What the client says in the first moments of a topic: seen of one in six."""
+
+    def __init__(self, admin, code):
+        self._admin, self._codes = admin, [code, code]
+
+    def __getattr__(self, name):
+        return getattr(self._admin, name)
+
+    def list_offsets(self, asked, **more):
+        if not self._codes:
+            return self._admin.list_offsets(asked, **more)
+        failed = Future()
+        failed.set_exception(KafkaException(KafkaError(self._codes.pop())))
+        return dict.fromkeys(asked, failed)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError._NOENT, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_LEADER_EPOCH],
+)
+def test_a_topic_that_was_just_made_is_asked_again_until_it_has_a_leader(kafka, code):
+    topic = kafka.topic()
+    client = Client(source_of(kafka, topic).settings)
+    client._admin = NoLeaderYet(client._admin, code)
+
+    assert client.ends([(topic, 0)], is_committed=True) == {(topic, 0): 0}
+
+
 def test_some_partitions_can_be_assigned(kafka):
     topic = kafka.topic(3)
 
@@ -532,8 +562,6 @@ def test_a_topic_that_was_deleted_is_an_error_or_left_where_it_was_read_up_to(
 @pytest.fixture
 def until_absent(kafka):
     def wait(topic):
-        from stillframe.connectors.kafka_client import Client
-
         client = Client(source_of(kafka, topic).settings)
         for _ in range(200):
             if not client.described([topic]):

@@ -36,6 +36,7 @@ SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL
 sasl.enabled.mechanisms=PLAIN
 listener.name.sasl_plaintext.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
+transaction.max.timeout.ms=7200000
 ssl.keystore.type=PEM
 ssl.keystore.location={home}/broker.pem
 """

@@ -148,7 +148,7 @@ def kill_again_and_again(job: DrivenJob, views: Views) -> None:
     partitions are added and the job is rescaled: each view is there once."""
     kafka, random = views.kafka, Random(SEED)
     others, topics = kafka.groups(), kafka.topics()
-    foreign = kafka.transaction(**{"transaction.timeout.ms": 900_000})
+    foreign = kafka.transaction(**{"transaction.timeout.ms": 7_200_000})  # longer than the story
     for topic in (views.out, views.windows):
         foreign.produce(topic, b"never", partition=0)
     foreign.flush(30)  # it holds readers back, and nothing of ours

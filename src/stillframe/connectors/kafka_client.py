@@ -51,6 +51,10 @@ _SOON = {
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
+    # Of a topic that was just made: it has no leader yet, or not every broker knows which.
+    KafkaError._NOENT,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
 }
 _AGAIN_SECONDS = 0.05
 _SILENT_SECONDS_MAX = 2.0
