@@ -30,7 +30,11 @@ def with_file_names(jvm: Any, plan: JavaObject) -> JavaObject:
     catalyst = jvm.org.apache.spark.sql.catalyst
     place = hidden[0].dataType().fieldIndex("file_path")
     nothing = getattr(getattr(jvm.scala, "None$"), "MODULE$")
-    path = catalyst.expressions.GetStructField(hidden[0], place, nothing)
+    expressions = catalyst.expressions
+    path = expressions.GetStructField(hidden[0], place, nothing)
+    # The function spells files of a disk with three slashes, the column with one.
+    spellings = map(expressions.Literal.apply, ("file:/", "file:///"))
+    path = expressions.StringReplace(path, *spellings)
     columns = [_replaced(jvm, each, path) for each in sequence(plan.projectList())]
     return catalyst.plans.logical.Project(as_scala(jvm, columns), leaf)
 
