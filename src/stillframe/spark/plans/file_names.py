@@ -33,7 +33,8 @@ def with_file_names(jvm: Any, plan: JavaObject) -> JavaObject:
     expressions = catalyst.expressions
     path = expressions.GetStructField(hidden[0], place, nothing)
     # The function spells files of a disk with three slashes, the column with one.
-    spellings = map(expressions.Literal.apply, ("file:/", "file:///"))
+    literal = getattr(getattr(expressions, "Literal$"), "MODULE$")
+    spellings = map(literal.apply, ("file:/", "file:///"))
     path = expressions.StringReplace(path, *spellings)
     columns = [_replaced(jvm, each, path) for each in sequence(plan.projectList())]
     return catalyst.plans.logical.Project(as_scala(jvm, columns), leaf)
