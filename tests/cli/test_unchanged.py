@@ -111,7 +111,7 @@ seen = {}
 
 
 def note(frame, epoch):
-    seen["sum"] = seen.get("sum", 0) + frame.agg({"n": "sum"}).first()[0]
+    seen["sum"] = seen.get("sum", 0) + (frame.agg({"n": "sum"}).first()[0] or 0)
 
 
 queries = [

@@ -118,6 +118,27 @@ def test_a_listener_hears_here_what_it_hears_in_spark(spark: SparkSession, rows:
     assert last["checkpoint"]["id"] == len(query.recentProgress)
 
 
+def test_all_that_is_available_has_files_that_have_come_since_the_last_listing(
+    spark: SparkSession, rows: str
+) -> None:
+    text = (Path(rows) / "a.json").read_text()
+    stillframe.everywhere(spark)
+    try:
+        stream = spark.readStream.schema("id long, at timestamp").json(rows)
+        query = stream.writeStream.format("memory").queryName("available").start()
+        try:
+            for times in range(1, 4):
+                query.processAllAvailable()
+                assert spark.table("available").count() == times * ROWS
+                draft = Path(rows).parent / "draft"
+                draft.write_text(text)
+                draft.rename(Path(rows) / f"{times}.json")
+        finally:
+            query.stop()
+    finally:
+        stillframe.nowhere()
+
+
 def test_a_failure_is_spark_s_kind_of_exception(still: Any, rows: str) -> None:
     def broken(frame: Any, epoch: int) -> None:
         raise TypeError("no such column")

@@ -229,6 +229,10 @@ WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
     "the first ones of a sorted count": lambda rows: (
         rows.groupBy((rows.id % 7).alias("k")).agg({"id": "max"}).orderBy("k").limit(3)
     ),
+    "the first ones of what a WITH has counted": sql(
+        "WITH few AS (SELECT f.app, f.id FROM clicks f JOIN names USING (app) WHERE f.id > 5)"
+        " SELECT app, count(*) AS n FROM few GROUP BY app HAVING max(id) > 9 ORDER BY app LIMIT 1"
+    ),
     "SQL with windows": sql(
         "SELECT window.start, app, sum(id) AS s FROM clicks GROUP BY window(at, '3 minutes'), app"
     ),
@@ -301,9 +305,16 @@ def test_files_tell_their_names_and_sizes_in_spark_s_hidden_column(
         frame = reader.schema(SCHEMA).json(rows).where("id < 3")
         return frame.select("id", "_metadata.file_name", "_metadata.file_size", "_metadata")
 
+    def named(reader: Any) -> DataFrame:
+        frame = reader.schema(SCHEMA).json(rows)
+        return frame.selectExpr("id % 3 AS k", "input_file_name() AS file").dropDuplicates()
+
     writer = still.writeStream(told(spark.readStream)).format("memory").queryName("told")
     assert writer.trigger(availableNow=True).start().awaitTermination(60)
     assert sorted(spark.table("told").collect()) == sorted(told(spark.read).collect())
+    writer = still.writeStream(named(spark.readStream)).format("memory").queryName("named")
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert sorted(spark.table("named").collect()) == sorted(named(spark.read).collect())
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ class RunningAttempt:
                 self._checkpoints.on_ledger(mail)
             case SplitsDiscovered(attempt, uid, discovered) if attempt == self._attempt:
                 self._enumerators.on_discovered(uid, discovered, self._now())
+                self._history.note_discovered(uid)
             case DiscoveryFailed(attempt, reason, cause, blame) if attempt == self._attempt:
                 self._break(AttemptBroke(reason, cause, blame=blame))
             case CommitFailed(reason, cause, blame):

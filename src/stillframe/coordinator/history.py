@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -388,6 +388,7 @@ class History:
         self._rescales = 0
         self._rescaling_seconds = 0.0
         self._has_rested = False
+        self._discoveries: Counter[OperatorUid] = Counter()
         self._guarantee: str | None = None
         self._checkpoints_completed = 0
         self._checkpoints_failed = 0
@@ -602,6 +603,16 @@ class History:
         """What is in the job's way now."""
         with self._lock:
             return list(self._present.values())
+
+    def note_discovered(self, uid: OperatorUid) -> None:
+        """The enumerator of this source has answered, and what it found was handed out."""
+        with self._lock:
+            self._discoveries[uid] += 1
+
+    def discoveries(self, uid: OperatorUid) -> int:
+        """How often it has."""
+        with self._lock:
+            return self._discoveries[uid]
 
     def note_rest(self) -> None:
         """An attempt has come to rest: the next one is no restart."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -30,7 +30,7 @@ from stillframe.coordinator.savepoints import SavepointFailed, SavepointOutcome,
 from stillframe.errors import JobFailed, StillframeError
 from stillframe.graph.guarantees import Guarantee
 from stillframe.graph.plan import Plan
-from stillframe.ids import NO_CHECKPOINT, CheckpointId, SlotIndex
+from stillframe.ids import NO_CHECKPOINT, CheckpointId, OperatorUid, SlotIndex
 from stillframe.json_values import JsonObject
 from stillframe.protocol.checkpointing import CheckpointingStatistics
 from stillframe.protocol.checkpoints import Then
@@ -41,6 +41,8 @@ from stillframe.protocol.statistics import SlotPlace
 from stillframe.storage.paths import job_id
 
 _STOP_SECONDS_MAX = 120.0
+_DISCOVERED_SECONDS = 0.1
+"""How often it is looked whether sources have answered: no event tells of it."""
 _COMMIT_SECONDS_MAX = 600.0
 _FAILED_KEPT_MAX = 100
 
@@ -336,6 +338,18 @@ class Query:
         if wanted and wanted[-1] in self._failed:
             raise StillframeError(f"checkpoint {wanted[-1]} failed: {self._failed[wanted[-1]]}")
         return None
+
+    def _await_discovered(self, uids: Sequence[OperatorUid]) -> None:
+        """Until each of these sources has been asked what there is, later than this was called."""
+        # The first answer may be to a question that was asked before.
+        wanted = {uid: self._job.history.discoveries(uid) + 2 for uid in uids}
+
+        def are_answered() -> bool:
+            return all(self._job.history.discoveries(uid) >= n for uid, n in wanted.items())
+
+        with self._changed:
+            while not (self._ended or are_answered()):
+                self._changed.wait(_DISCOVERED_SECONDS)
 
     def savepoint(self, directory: str, timeout: float = 600.0) -> str:
         """Write everything the job knows into a directory that is not there yet; the job runs on.

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from stillframe.connectors.files import FileSource
 from stillframe.coordinator.history import (
     CheckpointCommitted,
     CheckpointCompleted,
@@ -32,6 +33,8 @@ from stillframe.coordinator.history import (
 from stillframe.coordinator.progress import iso
 from stillframe.coordinator.query import Query
 from stillframe.errors import BuildError, JobFailed
+from stillframe.graph.logical import Read
+from stillframe.ids import OperatorUid
 from stillframe.spark.plans.observed import Observing, observed_in
 
 log = logging.getLogger("stillframe")
@@ -72,6 +75,30 @@ class SparkQuery(Query):
             ours.add_note(each)
         ours.__cause__ = failure.__cause__
         return ours
+
+    def processAllAvailable(self) -> None:
+        """Wait until what is there is read, processed and committed; of files, also those that
+        have come since they were listed last. Returns at once if the query has ended."""
+        files = [] if self.config.available_now else self._followed()
+        if files:
+            self._await_discovered(files)
+        super().processAllAvailable()
+        while self.isActive and files and not self._has_read(files):
+            super().processAllAvailable()
+
+    def _followed(self) -> list[OperatorUid]:
+        return [
+            each.uid
+            for _, each in self.plan.operators()
+            if isinstance(each.operator, Read)
+            and isinstance(each.operator.source, FileSource)
+            and each.operator.source.following is not None
+        ]
+
+    def _has_read(self, uids: Sequence[OperatorUid]) -> bool:
+        """Whether the newest checkpoint has no file of these sources that is not read."""
+        figures = {each.uid: each for each in self.checkpoints[-1].operators}
+        return not any(uid in figures and figures[uid].positions != () for uid in uids)
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:
         try:

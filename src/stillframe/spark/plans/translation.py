@@ -43,6 +43,7 @@ from stillframe.spark.expressions.windows import window_grouped_by, without_note
 from stillframe.spark.internals import as_known
 from stillframe.spark.plans.combined import united
 from stillframe.spark.plans.duplicates import deduplicated
+from stillframe.spark.plans.file_names import with_file_names
 from stillframe.spark.plans.generators import generated
 from stillframe.spark.plans.grouped import aggregated
 from stillframe.spark.plans.joins import joined_streams, told_apart
@@ -95,14 +96,15 @@ def writer_of(still: Still, frame: DataFrame, *, is_unchanged: bool = False) -> 
         return still.stream(frame).writeStream
     plan = analyzed(frame)
     translation = _Translation(still)
-    below = _below_whole_steps(plan)
+    query = translation.defining(plan)
+    below = _below_whole_steps(query, plan)
     stream = translation.of(below)
     observers = tuple(translation.observers.values())
-    if below is plan:
+    if below is query:
         return StreamWriter(stream, observers=observers, is_unchanged=is_unchanged)
     return StreamWriter(
         stream,
-        lambda rows: translation.finished(plan, below, rows),
+        lambda rows: translation.finished(query, below, rows),
         observers=observers,
         is_unchanged=is_unchanged,
     )
@@ -113,11 +115,12 @@ _BESIDE = ("Project", "SubqueryAlias")
 """What may stand between them and above."""
 
 
-def _below_whole_steps(plan: JavaObject) -> JavaObject:
-    """The plan below the last sorting or limit that stands at its top; itself if there is none."""
-    below = node = plan
+def _below_whole_steps(query: JavaObject, plan: JavaObject) -> JavaObject:
+    """The query below the last sorting or limit that stands at its top; itself if there is none.
+    `plan` has also what its WITH defines."""
+    below = node = query
     if not any(class_name(each) in ("Sort", "Aggregate") for each in _nodes(plan)):
-        return plan  # rows that stay what they are can be counted as they come
+        return query  # rows that stay what they are can be counted as they come
     while class_name(node) in (*_WHOLE, *_BESIDE):
         if class_name(node) in _WHOLE:
             below = node.child()
@@ -183,13 +186,19 @@ class _Translation:
         return stream_of_leaf(self._still, plan)
 
     def with_definitions(self, plan: JavaObject) -> Stream:
+        return self.of(self.defining(plan))
+
+    def defining(self, plan: JavaObject) -> JavaObject:
+        """The query of a plan; what its WITH defines, if it has one, is known from now on."""
+        if class_name(plan) != "WithCTE":
+            return plan
         *definitions, query = children(plan)
         for each in definitions:
             if each.isStreaming():
                 self._named[int(each.id())] = self.of(each.child())
             else:
                 self._static.append(each)
-        return self.of(query)
+        return query
 
     def defined(self, plan: JavaObject) -> Stream:
         """A name of the WITH; each time it is used its columns have other ids."""
@@ -217,6 +226,7 @@ class _Translation:
         return child
 
     def project(self, plan: JavaObject) -> Stream:
+        plan = with_file_names(self._jvm, plan)
         child = self.of(plan.child())
         return projected(child, self._over(plan, child))
 
