@@ -109,14 +109,17 @@ def test_a_slot_that_is_frozen_is_given_up_and_nothing_is_lost_or_doubled(page_v
     page_views.check_exactly_once(source)
 
 
-def test_a_slot_that_is_frozen_for_a_moment_goes_on_as_if_nothing_had_been(page_views, halves):
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(12.0, marks=pytest.mark.soak)])
+def test_a_slot_that_is_frozen_for_a_moment_goes_on_as_if_nothing_had_been(
+    page_views, halves, seconds
+):
     source, half = halves
     running = page_views.start(page_views.plan(source))
     running.next_checkpoint()
     frozen = running.wait(SlotsRunning, attempt=1).pids[1]
     os.kill(frozen, signal.SIGSTOP)
     half.open()
-    threading.Timer(2.0, os.kill, (frozen, signal.SIGCONT)).start()
+    threading.Timer(seconds, os.kill, (frozen, signal.SIGCONT)).start()
     running.finish()
 
     assert len(running.attempts()) == 1

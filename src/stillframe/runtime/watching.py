@@ -10,7 +10,9 @@ after row of a large batch gets on.
 
 Where C code holds the interpreter's lock no thread of it can look at anything, nor report. Then
 `faulthandler` writes all stacks, from a thread that needs no lock, straight into a connection to
-the coordinator, unless the control thread puts it off in time.
+the coordinator, unless the control thread puts it off in time. That takes longer than for a call
+that can be looked at: a process that was paused for as long (SIGSTOP, a frozen container) writes
+its stacks the moment it goes on, while its threads run, and that now and then ends the process.
 
 Sinks prepare and commit on other threads, which are looked at in the same way while they do. So do
 blocking readers, but one that gives nothing may only have nothing to give: it is told, and no
@@ -51,6 +53,8 @@ _LOOK_SECONDS = 1.0
 _NOTICE_SECONDS_MAX = 10.0
 _ENDING_NOTICE_SECONDS = 2.0
 """Of a slot that was told to end, and does not."""
+_STANDSTILL_SECONDS_MAX = 25.0
+"""Of a slot whose interpreter does not run at all."""
 _CONNECT_SECONDS = 20.0
 
 
@@ -209,7 +213,7 @@ class StackLine:
     ) -> None:
         """To be made by the thread that is looked at; `timeout_seconds`: the heartbeat's."""
         places = Places.here()
-        self._seconds = notice_seconds(timeout_seconds)
+        self._seconds = min(_STANDSTILL_SECONDS_MAX, timeout_seconds / 2)
         said: JsonObject = {
             **hello,
             "kind": "stacks",
