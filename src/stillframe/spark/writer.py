@@ -51,11 +51,11 @@ from stillframe.spark.formats.catalog_tables import refuse_other_columns, table_
 from stillframe.spark.formats.data_source_sinks import PythonSink
 from stillframe.spark.formats.exact import exactly_once
 from stillframe.spark.formats.foreach import ForeachFormat
-from stillframe.spark.formats.written_times import with_times_as_texts
 from stillframe.spark.frames.epochs import Console, Finish, FrameOfEpoch, MemoryTable, as_it_is
 from stillframe.spark.plans.joins import refuse_mode_of_joins
 from stillframe.spark.plans.observed import Observing
 from stillframe.spark.plans.output_modes import refuse_updates_in_chains
+from stillframe.spark.plans.written_times import with_times_as_texts
 from stillframe.storage.paths import STAGED_DIRECTORY, job_directory, quoted_name
 from stillframe.storage.places import address_of, place_of
 
