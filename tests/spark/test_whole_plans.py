@@ -177,6 +177,10 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
         "SELECT /*+ BROADCAST(n) */ n.name, id FROM clicks JOIN names n"
         " ON n.app = clicks.app WHERE id % 2 = 0"
     ),
+    "joins on columns of one name": sql(
+        "SELECT id, n.name, m.name AS again, part FROM clicks JOIN names n ON n.app = clicks.app"
+        " LEFT JOIN names m ON m.app = clicks.app LATERAL VIEW explode(split(m.name, 'e')) AS part"
+    ),
     "words": sql("SELECT id, explode(split(app, '[a1]')) AS word FROM clicks"),
     "words in place of the text": lambda rows: rows.selectExpr(
         "id", "split(concat(app, ' b  c'), ' +') AS w"
@@ -225,6 +229,15 @@ WHOLE: dict[str, Callable[[DataFrame], DataFrame]] = {
     "SQL with HAVING": sql(
         "SELECT app, count(*) AS n, max(id) FROM clicks WHERE id > 5 GROUP BY app"
         " HAVING max(id) > 597"
+    ),
+    "groups behind joins on columns of one name": sql(
+        "SELECT n.name, m.app, window(at, '3 minutes').start AS w, sum(id) AS s FROM clicks"
+        " JOIN names n ON n.app = clicks.app LEFT JOIN names m ON m.app = n.app"
+        " GROUP BY n.name, m.app, window(at, '3 minutes')"
+    ),
+    "grouping sets behind a join on columns of one name": sql(
+        "SELECT coalesce(n.name, '-') AS name, coalesce(id % 3, -1) AS k, count(*) AS c FROM clicks"
+        " JOIN names n ON n.app = clicks.app GROUP BY ROLLUP(n.name, id % 3)"
     ),
     "the first ones of a sorted count": lambda rows: (
         rows.groupBy((rows.id % 7).alias("k")).agg({"id": "max"}).orderBy("k").limit(3)

@@ -104,6 +104,11 @@ class Stream:
         return self._node
 
     @property
+    def node_by_ids(self) -> Node:
+        """The same, for what finds columns by Spark's ids: names may repeat, as behind a join."""
+        return self._node
+
+    @property
     def frame(self) -> DataFrame:
         """An empty DataFrame with its columns, for Spark's analyzer."""
         return self._frame

@@ -56,9 +56,9 @@ def _exploded(
     if generator.child().dataType().typeName() not in _OF_COLLECTIONS[kind]:
         return None
     read = InTwo(crossings, Translator(columns)).translate(generator.child())
-    front, [[expression]] = computed_in_front(crossings, child.node, [[read]])
+    front, [[expression]] = computed_in_front(crossings, child.node_by_ids, [[read]])
     is_inline = kind == "Inline"
-    own = tuple(child.node.schema.names)
+    own = tuple(child.node_by_ids.schema.names)
     with_position, is_outer = kind == "PosExplode", bool(plan.outer())
     function = Exploding(expression, own, with_position, is_outer, schema, is_inline)
     return Node(MapInArrow(function, "inline" if is_inline else "explode"), schema, (front,))
@@ -72,15 +72,13 @@ def _tupled(
     in_two = InTwo(crossings, Translator(columns))
     outputs = sequence(plan.generatorOutput())
     projection = generator_by_spark(spark, generator, outputs, crossings, in_two)
-    own = list(schema)[: len(child.node.schema)]
-    made = list(schema)[len(child.node.schema) :]
+    unchanged, made = _own_and_made(child, schema)
     results = [
         SparkResult(projection, place, field.type, str(generator.sql()))
         for place, field in enumerate(made)
     ]
-    unchanged = [Named(each.name, Column(each.name, each.type)) for each in own]
     named = [Named(f.name, each) for f, each in zip(made, results, strict=True)]
-    return Node(Project((*unchanged, *named)), schema, (child.node,))
+    return Node(Project((*unchanged, *named)), schema, (child.node_by_ids,))
 
 
 def _stacked(
@@ -89,15 +87,24 @@ def _stacked(
     """Each row once for each of so many rows of values; what is missing in the last is null."""
     count, *given = children(plan.generator())
     values = [InTwo(crossings, Translator(columns)).translate(each) for each in given]
-    own, made = list(schema)[: len(child.node.schema)], list(schema)[len(child.node.schema) :]
+    unchanged, made = _own_and_made(child, schema)
     width, rows = len(made), int(count.eval(None))
     places = range(len(values), rows * width)
     values += [Literal(pa.scalar(None, made[place % width].type)) for place in places]
     parts = [values[start : start + width] for start in range(0, rows * width, width)]
-    front, parts = computed_in_front(crossings, child.node, parts)
-    unchanged = [Named(each.name, Column(each.name, each.type)) for each in own]
+    front, parts = computed_in_front(crossings, child.node_by_ids, parts)
     stacked = tuple(
         (*unchanged, *(Named(field.name, value) for field, value in zip(made, part, strict=True)))
         for part in parts
     )
     return Node(MapInArrow(Expanding(stacked, schema), "stack"), schema, (front,))
+
+
+def _own_and_made(child: Stream, schema: pa.Schema) -> tuple[list[Named], list[pa.Field]]:
+    """The columns of the child as they come out again, which are the first; and the others."""
+    own = list(child.node_by_ids.schema)
+    names = schema.names[: len(own)]
+    unchanged = [
+        Named(name, Column(each.name, each.type)) for name, each in zip(names, own, strict=True)
+    ]
+    return unchanged, list(schema)[len(own) :]

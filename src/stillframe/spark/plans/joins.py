@@ -100,10 +100,10 @@ def joined_streams(first: Stream, second: Stream, frame: DataFrame) -> Stream:
     _refuse_updates(first, second)
     found = found_join(frame)
     _refuse_unequal(found)
-    times, bounds = _times_of(found, first.node, second.node)
+    times, bounds = _times_of(found, first.node_by_ids, second.node_by_ids)
     _refuse_unbounded(found, bounds)
     inputs = tuple(
-        projection_node(stream.node, side.columns, schema_of(side.columns))
+        projection_node(stream.node_by_ids, side.columns, schema_of(side.columns))
         for stream, side in ((first, found.left), (second, found.right))
     )
     operator = Join(

@@ -108,7 +108,8 @@ def joined_with_table(stream: Stream, frame: DataFrame, joined: DataFrame) -> St
     join of the stream's own frame with an empty one that has the columns of the other."""
     found = found_join(joined)
     kind = _refuse_outer(found)
-    left = projection_node(stream.node, found.left.columns, schema_of(found.left.columns))
+    before = stream.node_by_ids
+    left = projection_node(before, found.left.columns, schema_of(found.left.columns))
     table = TableOfFrame(frame, found.right.columns)
     operator = Lookup(table, kind, found.left.keys, found.right.keys, found.condition)
     if kind in ("semi", "anti"):

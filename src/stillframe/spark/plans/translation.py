@@ -270,7 +270,7 @@ class _Translation:
         below = plan.child() if found is None else found.below
         child = self.of(below)
         frame = self._frame(self._replaced(plan, below, analyzed(child.frame)))
-        return aggregated(child, child.node, frame)
+        return aggregated(child, child.node_by_ids, frame)
 
     def deduplicate(self, plan: JavaObject) -> Stream:
         child = self.of(plan.child())
@@ -314,7 +314,7 @@ class _Translation:
             [in_two.translate(each) for each in sequence(row)]
             for row in sequence(plan.projections())
         ]
-        front, rows = computed_in_front(crossings, child.node, rows)
+        front, rows = computed_in_front(crossings, child.node_by_ids, rows)
         outputs = [
             without_note(self._spark, each) if any(map(_is_null, of)) else each
             for each, of in zip(sequence(plan.output()), zip(*rows, strict=True), strict=True)
