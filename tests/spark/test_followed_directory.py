@@ -341,3 +341,33 @@ def test_a_temporary_location_is_gone_when_the_query_has_ended(
     assert query.config.checkpoint_location is not None
     assert query.config.checkpoint_location.startswith(str(tmp_path / "stillframe-temporary-"))
     assert not list(tmp_path.glob("stillframe-temporary-*"))
+
+
+def test_a_function_is_not_called_for_epochs_in_which_nothing_came(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    incoming = Incoming(tmp_path / "in")
+    incoming.put(1)
+    reader = stillframe.on(spark).readStream.format("json").schema("n long")
+    numbers = reader.option("followInterval", "50 ms").load(str(incoming.home))
+    handed: list[tuple[int, int]] = []
+    query = (
+        numbers.writeStream.queryName("handed")
+        .foreachBatch(lambda df, epoch: handed.append((epoch, df.count())))
+        .option("checkpointLocation", str(tmp_path / "chk"))
+        .option("checkpointInterval", "200 ms")
+        .option("parallelism", "1")
+        .start()
+    )
+    try:
+        for _ in range(4):
+            query.checkpoint()
+        incoming.put(1)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+    assert sum(rows for _, rows in handed) == 2 * ROWS
+    assert 0 not in [rows for _, rows in handed]
+    epochs = [epoch for epoch, _ in handed]
+    assert epochs == sorted(set(epochs))

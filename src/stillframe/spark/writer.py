@@ -516,6 +516,7 @@ class StreamWriter:
         reached = self._reached(config)
         handler = FrameOfEpoch(spark, self._stream.schema, called, self._last_steps, reached)
         if isinstance(called, Observing):  # it keeps what it computes by epoch
+            handler = replace(handler, takes_empty=True)
             sink = self._staged(handler, f"observe {called.name}", job, config)
             sink = replace(sink, tied_to=sink.description)
         else:

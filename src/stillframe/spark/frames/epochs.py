@@ -30,7 +30,11 @@ def as_it_is(frame: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class FrameOfEpoch:
-    """Calls the user's function with each epoch as a DataFrame over its staged files."""
+    """Calls the user's function with each epoch as a DataFrame over its staged files.
+
+    Not with one that has no rows: an epoch ends with every checkpoint, and where nothing has come
+    Spark runs no batch either.
+    """
 
     spark: SparkSession
     schema: StructType
@@ -38,8 +42,12 @@ class FrameOfEpoch:
     finish: Finish = as_it_is
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     """How the place of the files is reached."""
+    takes_empty: bool = False
+    """Whether the function is called without rows too."""
 
     def __call__(self, epoch: Epoch, mark: Mark, files: list[str]) -> None:
+        if not files and not self.takes_empty:
+            return
         try:
             also = {"mark": mark} if self._takes_mark() else {}
             self.function(self.finish(self._frame(files)), epoch, **also)
