@@ -185,7 +185,6 @@ def test_of_two_columns_of_one_name_either_can_be_dropped_selected_or_renamed(
         lambda both: both.union(both),
         lambda both: both.mapInArrow(lambda batches: batches, "ad long"),
         lambda both: both.withColumn("x", both.page),
-        lambda both: both.join(both, "page"),
     ],
 )
 def test_a_stream_with_two_columns_of_one_name_goes_nowhere_else(
@@ -194,6 +193,20 @@ def test_a_stream_with_two_columns_of_one_name_goes_nowhere_else(
     both = shown.join(clicked, shown.ad == clicked.ad)
     with pytest.raises(BuildError, match=r"two columns.* ad\b"):
         use(both)
+
+
+def test_a_stream_with_two_columns_of_one_name_is_joined_again_and_grouped(
+    shown: Stream, clicked: Stream
+) -> None:
+    both = shown.join(clicked, shown.ad == clicked.ad)
+
+    again = both.join(both, "page")
+    grouped = both.groupBy(clicked.ad).count()
+
+    assert again.columns == ["page", *(["ad", "shown", "ad", "clicked", "who"] * 2)]
+    read = grouped.node.inputs[0].inputs[0].operator
+    assert isinstance(read, Project)
+    assert read.columns == (Named("ad", Column("ad_2", pa.int32())),)
 
 
 def test_an_ambiguous_name_is_refused_in_sparks_words(shown: Stream, clicked: Stream) -> None:

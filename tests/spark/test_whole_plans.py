@@ -181,6 +181,10 @@ APPENDED: dict[str, Callable[[DataFrame], DataFrame]] = {
         "SELECT id, n.name, m.name AS again, part FROM clicks JOIN names n ON n.app = clicks.app"
         " LEFT JOIN names m ON m.app = clicks.app LATERAL VIEW explode(split(m.name, 'e')) AS part"
     ),
+    "joins of streams on columns of one name": sql(
+        "SELECT a.id, b.app, c.id AS again, n.name FROM clicks a JOIN clicks b ON a.id = b.id"
+        " JOIN clicks c ON b.id = c.id LEFT JOIN names n ON n.app = b.app WHERE a.id < 50"
+    ),
     "words": sql("SELECT id, explode(split(app, '[a1]')) AS word FROM clicks"),
     "words in place of the text": lambda rows: rows.selectExpr(
         "id", "split(concat(app, ' b  c'), ' +') AS w"
