@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random
 
 conftest, home, records = sys.argv[1:]
-sys.path.insert(0, conftest)
+sys.path[:0] = [conftest, str(Path(conftest).parent / "shared")]
 from conftest import PageViews
 from test_tables import sinks
 from stillframe.connectors.delta_table import OpenDelta

@@ -468,7 +468,9 @@ def test_a_job_is_exact_when_its_evaluator_is_killed_and_when_its_slot_is(
     assert len(killed) == 2
     assert not await_ended(killed, 10)
     assert any("Spark's evaluator has died (killed by signal 9):" in str(each) for each in events)
-    kept = [each for each in Path(job_options["checkpointLocation"]).rglob("*") if each.is_file()]
+    below = Path(job_options["checkpointLocation"]).rglob("*")
+    # driver.json goes some time after the job.
+    kept = [each for each in below if each.is_file() and each.name != "driver.json"]
     assert kept
     assert not [each for each in kept if BEGIN_OF_JAVAS in each.read_bytes()]
     made = pq.read_table(tmp_path / "out").sort_by("id").to_pylist()
